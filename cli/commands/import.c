@@ -57,7 +57,10 @@ typedef struct arguments {
 
 static void check_complete(const arguments *a, struct argp_state *state) {
     if (a->saving.common.store && !a->layout) {
-        argp_error(state, "--layout names the FILE that says what the ranks' tensors are");
+        argp_error(
+            state,
+            "--layout names the FILE that says what the ranks' tensors are; checkpoints of PyTorch and transformers need "
+            "none: `python -m ckptdelta import` of the Python package reads them");
     }
     if (a->saving.common.store && a->file_count == 0) {
         argp_error(state, "name the safetensors FILEs of all ranks");

@@ -331,6 +331,8 @@ static ckd_status copy_pipe(int to, const safetensors_file *file, const char *fo
 }
 
 /* Copies a pipe into a file, since values are read in another order than they arrive. */
+#define IMPORT_IT "`python -m ckptdelta import` of the Python package reads it"
+
 static ckd_status spool(safetensors_file *file, ckd_error *err) {
     const char *folder = getenv("TMPDIR");
     folder = folder && *folder ? folder : "/tmp";
@@ -364,6 +366,11 @@ static ckd_status open_input(safetensors_file *file, ckd_error *err) {
             return cli_error_sys(err, errno, file->path, "cannot look at");
         }
     }
+    if (S_ISDIR(st.st_mode)) {
+        return cli_error_at(err, CKD_E_IO, file->path, CKD_NO_OFFSET,
+                            "a folder, not a safetensors file; if it is a checkpoint of transformers or of "
+                            "torch.distributed.checkpoint, " IMPORT_IT);
+    }
     if (!S_ISREG(st.st_mode)) {
         return cli_error_at(err, CKD_E_IO, file->path, CKD_NO_OFFSET, "neither a regular file nor a pipe");
     }
@@ -372,6 +379,11 @@ static ckd_status open_input(safetensors_file *file, ckd_error *err) {
     file->device = st.st_dev;
     file->inode = st.st_ino;
     return CKD_OK;
+}
+
+/* Is it a zip archive, or a pickle of protocol 2 or later? torch.save() writes these. */
+static bool is_torch_file(const uint8_t start[8]) {
+    return memcmp(start, "PK\3\4", 4) == 0 || (start[0] == 0x80 && start[1] >= 2 && start[1] <= 5);
 }
 
 static ckd_status read_header(safetensors_file *file, ckd_error *err) {
@@ -387,6 +399,10 @@ static ckd_status read_header(safetensors_file *file, ckd_error *err) {
     uint64_t length = 0;
     for (size_t i = 0; i < sizeof(prefix); i++) {
         length |= (uint64_t)prefix[i] << (8 * i);
+    }
+    if (is_torch_file(prefix) && (length > SAFETENSORS_HEADER_MAX || length > file->size)) {
+        return cli_error_at(err, CKD_E_CORRUPT, file->path, 0,
+                            "a file of torch.save(), not of safetensors; " IMPORT_IT);
     }
     if (length > SAFETENSORS_HEADER_MAX) {
         return cli_error_at(err, CKD_E_CORRUPT, file->path, 0,

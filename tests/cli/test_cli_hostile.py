@@ -132,12 +132,19 @@ def test_deep_nesting(store):
     save(store, path, expect=CORRUPT)
 
 
+@pytest.mark.parametrize("start", [b"PK\3\4", b"\x80\2}", b"\x80\4"], ids=["zip", "pickle 2", "pickle 4"])
+def test_a_file_of_torch_save(store, start):
+    path = store.folder / "model.pt"
+    path.write_bytes(start + bytes(range(100, 164)))
+    assert "ckptdelta import" in save(store, path, expect=CORRUPT).err
+
+
 def test_not_a_regular_file(store):
     fifo = store.folder / "fifo"
     os.mkfifo(fifo)
     assert "too short" in save(store, fifo, expect=CORRUPT).err  # no process writes to it
-    for path in (store.folder, "/dev/null"):
-        assert "neither a regular file nor a pipe" in save(store, path, expect=FAILED).err
+    assert "neither a regular file nor a pipe" in save(store, "/dev/null", expect=FAILED).err
+    assert "a folder, not a safetensors file" in save(store, store.folder, expect=FAILED).err
 
 
 def test_unusual_but_good(store):

@@ -8,7 +8,10 @@ COMMAND = Path(__file__).resolve().parent / "bin" / "ckptdelta"
 
 
 def main() -> None:
-    """Becomes the command, with the same arguments."""
+    """Imports what only Python reads; in all other cases becomes the command, with the same arguments."""
+    from ._import_command import is_wanted, run
+    if is_wanted(sys.argv[1:]):
+        sys.exit(run(sys.argv[2:]))
     try:
         os.execv(COMMAND, ["ckptdelta", *sys.argv[1:]])
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,12 +42,18 @@ def has_state_dict(value: object) -> bool:
 
 
 class Flattener:
-    """Takes a state apart. Optimizers come last, when the names of all parameters are known."""
+    """Takes a state apart. Optimizers come last, when the names of all parameters are known.
 
-    def __init__(self, updates: Updates | None = None) -> None:
+    Args:
+        updates: what follows the optimizers of the state.
+        names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
+    """
+
+    def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None) -> None:
         self.tensors: list[Tensor] = []
         self.updates: dict[str, Update] = {}  # by the weight's name
         self._followed = updates
+        self._given = names or {}
         self.weights: dict[Hashable, str] = {}
         self._names: set[str] = set()
         self._keys: dict[Hashable, str] = {}
@@ -150,7 +156,7 @@ class Flattener:
 
     def _optimizer(self, source: tuple[Any, dict[str, Any]], path: str) -> Node:
         optimizer, state = source
-        found = read_optimizer(state, parameters_of(optimizer) if optimizer is not None else None, self.weights)
+        found = read_optimizer(state, parameters_of(optimizer) if optimizer is not None else None, self.weights, self._given.get(id(state)))
         steps = self._followed.groups_of(optimizer) if self._followed is not None else None
         states, number = [], 0
         for group, ids in enumerate(found.ids):

@@ -56,8 +56,15 @@ def _is_stateful(value: object) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, weights: Mapping[Hashable, str]) -> Optimizer:
-    """parameters: the optimizer's own, group by group; None if only its state is known. weights: names by memory."""
+def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, weights: Mapping[Hashable, str],
+                   otherwise: list[list[str | None]] | None = None) -> Optimizer:
+    """Takes a state apart.
+
+    Args:
+        parameters: the optimizer's own, group by group; None if only its state is known.
+        weights: names by memory.
+        otherwise: names of parameters that have none, group by group.
+    """
     groups, ids, names = [], [], []
     for number, group in enumerate(state["param_groups"]):
         own = list(group["params"])
@@ -70,6 +77,8 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
                 found[i] = given[i]
             if found[i] is None and type(one) is str:
                 found[i] = one
+            if found[i] is None and otherwise is not None:
+                found[i] = otherwise[number][i]
         groups.append({k: v for k, v in group.items() if k != "params"})
         ids.append(own)
         names.append(found)

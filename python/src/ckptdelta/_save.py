@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,20 +27,20 @@ class Options:
 
     run: str
     step: int
-    fidelity: str
-    role_fidelity: Mapping[Any, str]
-    base: bool
-    parent: tuple[str, int] | None
-    resumed_from: tuple[str, int] | None
-    on_duplicate: str
-    metric: tuple[str, float] | None
-    codec: str
-    level: int
-    effort: int
-    target_ratio: float
-    max_error: float
-    max_load_cost: float
-    staging_bytes: int
+    fidelity: str = "exact"
+    role_fidelity: Mapping[Any, str] = field(default_factory=dict)
+    base: bool = False
+    parent: tuple[str, int] | None = None
+    resumed_from: tuple[str, int] | None = None
+    on_duplicate: str = "error"
+    metric: tuple[str, float] | None = None
+    codec: str = "auto"
+    level: int = 0
+    effort: int = 0
+    target_ratio: float = 0.0
+    max_error: float = 0.0
+    max_load_cost: float = 0.0
+    staging_bytes: int = 0
 
 
 @dataclass(frozen=True)

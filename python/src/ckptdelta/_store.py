@@ -14,7 +14,9 @@ from ._arrays import NAMES
 from ._call import Call, Progress, check_process, logger, path_bytes, text
 from ._errors import ExistsError, InvalidError, NotFoundError, StateError
 from ._flatten import Flattener
+from ._foreign import find_all, step_of
 from ._native import ffi, lib
+from ._pairing import names_by_shape
 from ._record import BLOB, dump, parse
 from ._restore import Restorer, Stored, flat_root, only_within
 from ._save import Content, Options, options_of, save_all
@@ -153,12 +155,14 @@ class Store:
         ReadOnlyError, NoSpaceError, BusyError, CancelledError, InputOutputError, CorruptError (the parent). After an error
         nothing is committed. After a KeyboardInterrupt, checkpoints() says whether the commit had been made.
         """
-        flat = Flattener(updates)
-        record = dump(flat.run(state))
-        options = options_of(Options(
+        return self._save(state, Flattener(updates), Options(
             run=run, step=step, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=_run_step(parent),
             resumed_from=_run_step(resumed_from), on_duplicate=on_duplicate, metric=metric, codec=codec, level=level, effort=effort,
-            target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes))
+            target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes), updates, progress)
+
+    def _save(self, state: Any, flat: Flattener, chosen: Options, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
+        record = dump(flat.run(state))
+        options = options_of(chosen)
         call = Call(progress)
         with self._using() as store:
             info = save_all(self._owner, store, options, Content(flat.tensors, flat.updates, {BLOB: record}), call)
@@ -166,6 +170,47 @@ class Store:
             updates.saved()
         done = _checkpoint(info)
         logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
+        return done
+
+    # ----------------------------------------------------------------------------------------------------- import
+
+    def import_checkpoints(self, path: str | os.PathLike[str], *, run: str, step: int | None = None, fidelity: Fidelity = "exact",
+                           pickle: bool = False, progress: Progress | None = None) -> Sequence[Checkpoint]:
+        """Saves checkpoints that other libraries wrote. state_dict() gives back what they hold.
+
+        The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
+        with or without what its Trainer needs to resume, a folder of torch.distributed.checkpoint, or a folder of several of
+        these. Content tells what it is, not the name. Of several, the oldest comes first, and steps that the run has already
+        are left out: an import that was interrupted goes on when it is called again. States of optimizers get the names of
+        their parameters where the order of the model is known and the shapes leave no doubt.
+
+        Args:
+            path: what to save.
+            run: the run that they become steps of.
+            step: of one checkpoint; None: the step that it tells of (``global_step``, ``step``, ``iteration`` and the
+                like), else the last number in its name.
+            fidelity: as for save().
+            pickle: restore objects that only pickle can restore. That runs code from the files.
+            progress: as for save(), of each checkpoint.
+
+        Returns: the new checkpoints.
+
+        Errors: NotFoundError; UnsupportedError (it is no such checkpoint, or needs pickle, or a package that is not installed);
+        CorruptError; InvalidError (no step is known; a value cannot be stored); and those of save(). What was saved before an
+        error stays.
+        """
+        done = []
+        found, several = find_all(path)
+        if several and step is not None:
+            raise InvalidError(f"{path} has {len(found)} checkpoints: step is for a single one", path="step")
+        for one in found:
+            state = one.read(pickle)
+            at = step_of(state, one.path) if step is None else step
+            if several and any(c.step == at for c in self.checkpoints(run)):
+                logger.info("%s: %s@%d is there already; %s is left out", self.path, run, at, one.path)
+                continue
+            names = names_by_shape(state) if one.ordered(state) else {}
+            done.append(self._save(state, Flattener(names=names), Options(run=run, step=at, fidelity=fidelity), progress=progress))
         return done
 
     # ------------------------------------------------------------------------------------------------------- load

@@ -1,0 +1,306 @@
+"""Checkpoints of others: files of torch.save() and safetensors, folders of transformers and of torch.distributed.checkpoint.
+
+A form is recognised by content, not by the names of files. Nothing that needs code to be restored is read unless asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _torch
+from ._call import logger
+from ._errors import CorruptError, InvalidError, NotFoundError, UnsupportedError
+
+STEP_KEYS = ("global_step", "step", "iteration", "iter_num", "iter", "num_updates")
+FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
+METADATA_FILE = ".metadata"  # of torch.distributed.checkpoint
+TRAINER_STATE = "trainer_state.json"
+TRAINER_PARTS = {"optimizer.pt": "optimizer", "optimizer.bin": "optimizer", "scheduler.pt": "scheduler", "scaler.pt": "scaler"}
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+METADATA_CLASSES = {("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "Path"),
+                    ("collections", "OrderedDict"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A checkpoint that another library wrote.
+
+    Attributes:
+        path: its file or folder.
+        form: what it is, for people.
+        read: returns its state. With True it may also restore what needs code.
+        ordered: are the tensors of a state in the order in which the model has its parameters?
+    """
+
+    path: Path
+    form: str
+    read: Callable[[bool], Any]
+    ordered: Callable[[Any], bool]
+
+
+def recognise(path: str | os.PathLike[str]) -> Foreign:
+    """Says what a file or folder is. Errors: NotFoundError; UnsupportedError says what it is and what reads it."""
+    found = Path(path)
+    if found.is_dir():
+        return _folder(found)
+    if not found.exists():
+        raise NotFoundError(f"{found}: there is no such file or folder", file=str(found))
+    if not found.is_file():
+        raise UnsupportedError(f"{found} is neither a regular file nor a folder", file=str(found))
+    return _file(found)
+
+
+def find_all(path: str | os.PathLike[str]) -> tuple[list[Foreign], bool]:
+    """(the checkpoint at a path, False), or (the checkpoints of a folder, by the last number in their names, True).
+
+    Errors: as for recognise().
+    """
+    folder = Path(path)
+    try:
+        return [recognise(folder)], False
+    except UnsupportedError as error:
+        found = _members(folder) if folder.is_dir() else []
+        if not found:
+            raise error
+        return found, True
+
+
+def _members(folder: Path) -> list[Foreign]:
+    found = []
+    for child in sorted(folder.iterdir(), key=lambda p: (number_in(p.name) is None, number_in(p.name) or 0, p.name)):
+        with contextlib.suppress(UnsupportedError):
+            found.append(recognise(child))
+    return found
+
+
+def number_in(name: str) -> int | None:
+    """The last number in a file's name: ``checkpoint-500``, ``epoch=3-step=1200.ckpt``."""
+    numbers = re.findall(r"\d+", re.sub(r"\.(pt|pth|bin|ckpt|safetensors)$", "", name))
+    return int(numbers[-1]) if numbers else None
+
+
+def step_of(state: Any, path: Path) -> int:
+    """The step that a state tells of, else the number in its name. Errors: InvalidError."""
+    places = [state.get("trainer_state"), state] if isinstance(state, dict) else []
+    for key, place in ((key, place) for place in places if isinstance(place, dict) for key in STEP_KEYS):
+        value: Any = place.get(key)
+        value = value.item() if _torch.is_tensor(value) and value.dim() == 0 else value
+        if type(value) is int and value >= 0:
+            return value
+    number = number_in(path.name)
+    if number is None:
+        raise InvalidError(f"{path} does not say which step it is: pass step=N (--step)", path="step")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------------------- what it is
+
+
+def _file(path: Path) -> Foreign:
+    with open(path, "rb") as f:
+        head = f.read(9)
+    if path.suffix == ".distcp":
+        raise UnsupportedError(f"{path} is one rank's file of torch.distributed.checkpoint: import its folder", file=str(path))
+    if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
+        return Foreign(path, "torch.save", lambda unsafe: read_torch(path, unsafe), lambda state: True)
+    if len(head) == 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        return Foreign(path, "safetensors", lambda unsafe: read_safetensors(path), lambda state: False)
+    raise UnsupportedError(f"{path} is neither a file of torch.save() nor of safetensors", file=str(path))
+
+
+def _folder(path: Path) -> Foreign:
+    names = set(os.listdir(path))
+    if METADATA_FILE in names:
+        return Foreign(path, "torch.distributed.checkpoint", lambda unsafe: read_dcp(path, unsafe), lambda state: False)
+    if any(re.match(r"(bf16_|fp16_)?zero_pp_rank_|mp_rank_\d+_model_states", name) for name in names) or \
+            (TRAINER_STATE in names and any(name.startswith("global_step") for name in names)):
+        raise UnsupportedError(f"{path} is a checkpoint of DeepSpeed, which each rank has a part of: convert it with its ds_to_universal or "
+                               "zero_to_fp32, or see docs/layouts.md", file=str(path))
+    if names & {*WEIGHTS, *INDEXES}:
+        return Foreign(path, "transformers", lambda unsafe: read_trainer(path, unsafe), lambda state: order_as_model(path, state))
+    raise UnsupportedError(f"{path} is no checkpoint of transformers or of torch.distributed.checkpoint: neither has it "
+                           f"{METADATA_FILE} nor one of {', '.join((*WEIGHTS, *INDEXES))}", file=str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+
+
+def read_torch(path: Path, unsafe: bool = False) -> Any:
+    """A file of torch.save(). Tensors stay in the file, mapped into memory, where its format allows that."""
+    torch = _torch.load_torch(str(path))
+    options = {"map_location": "cpu", "weights_only": not unsafe}
+    try:
+        with _numpy_allowed(torch):
+            try:
+                state = torch.load(path, mmap=True, **options)
+            except RuntimeError:  # an older format, or not in a file system that maps files
+                state = torch.load(path, **options)
+    except pickle.UnpicklingError as error:
+        if unsafe:
+            raise CorruptError(f"{path} cannot be read by torch.load(): {error}", file=str(path)) from error
+        what = re.findall(r"GLOBAL ([\w.]+)", str(error))
+        raise UnsupportedError(f"{path} holds {f'a {what[0]}' if what else 'objects'}, which only pickle can restore, and that runs code from "
+                               "the file: allow it with pickle=True (--pickle) if you trust whoever wrote it", file=str(path)) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, ImportError, OSError) as error:
+        raise CorruptError(f"{path} cannot be read by torch.load(): {str(error).strip()[:300]}", file=str(path)) from error
+    return plain(state)
+
+
+def _numpy_allowed(torch: Any) -> Any:
+    """torch.load() takes arrays of numpy, such as the state of its random numbers, only if their parts are named."""
+    try:
+        import numpy
+        kinds = {type(numpy.dtype(code)) for code in "?bBhHiIlLqQefd"}
+        core = getattr(numpy, "_core", None) or numpy.core
+        allowed = [core.multiarray._reconstruct, core.multiarray.scalar, numpy.ndarray, numpy.dtype, *kinds]
+        return torch.serialization.safe_globals(allowed)
+    except (ImportError, AttributeError):
+        return contextlib.nullcontext()
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise UnsupportedError(f"{path} needs the package safetensors: pip install safetensors", file=str(path)) from None
+    try:
+        return dict(load_file(path))
+    except Exception as error:  # its errors have no class of their own in all versions
+        raise CorruptError(f"{path} cannot be read: {error}", file=str(path)) from error
+
+
+def _weights(path: Path) -> Callable[[Path, bool], dict[str, Any]]:
+    return (lambda p, unsafe: read_safetensors(p)) if path.suffix == ".safetensors" else read_torch
+
+
+def read_trainer(path: Path, unsafe: bool = False) -> dict[str, Any]:
+    """A folder of transformers: the model, and what its Trainer needs to go on. Other files are arrays of their bytes."""
+    torch = _torch.load_torch(str(path))
+    state: dict[str, Any] = {"model": {}}
+    taken = set()
+    for index in INDEXES:
+        if (path / index).is_file():
+            shards = sorted(set(json.loads((path / index).read_text())["weight_map"].values()))
+            for shard in shards:
+                if Path(shard).name != shard:
+                    raise CorruptError(f"{path / index} names a file outside the folder: {shard}", file=str(path / index))
+                state["model"].update(_weights(path / shard)(path / shard, unsafe))
+            taken |= {index, *shards}
+    for name in WEIGHTS:
+        if (path / name).is_file() and not state["model"]:
+            state["model"] = _weights(path / name)(path / name, unsafe)
+            taken.add(name)
+    for name, part in TRAINER_PARTS.items():
+        if (path / name).is_file():
+            state[part] = read_torch(path / name, unsafe)
+            taken.add(name)
+    for file in sorted(path.glob("rng_state*.pth")):
+        state[file.stem] = read_torch(file, unsafe)
+        taken.add(file.name)
+    if (path / TRAINER_STATE).is_file():
+        state["trainer_state"] = json.loads((path / TRAINER_STATE).read_text())
+        taken.add(TRAINER_STATE)
+    state["files"] = {f.name: torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8) if f.stat().st_size else b""
+                      for f in sorted(path.iterdir()) if f.is_file() and f.name not in taken}
+    return state
+
+
+def order_as_model(path: Path, state: dict[str, Any]) -> bool:
+    """Puts the weights of a folder of transformers, which safetensors sorts by name, in the order of the model. Returns whether it knows it."""
+    if "optimizer" not in state:
+        return False
+    torch = _torch.load_torch(str(path))
+    try:
+        import transformers
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            known = list(getattr(transformers, config.architectures[0])(config).state_dict())
+    except Exception as error:  # no transformers, or a model that it does not know, which it reports in many ways
+        logger.info("%s: the order of its parameters is not known, so the optimizer's states keep their numbers: %s", path, error)
+        return False
+    weights = state["model"]
+    state["model"] = {name: weights[name] for name in known if name in weights}
+    missing = [name for name in weights if name not in state["model"]]
+    state["model"].update({name: weights[name] for name in missing})
+    return not missing
+
+
+# ------------------------------------------------------------------------------------------ torch.distributed.checkpoint
+
+
+class _Metadata(pickle.Unpickler):
+    """Restores what the metadata of torch.distributed.checkpoint consists of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        torch = _torch.load_torch("")
+        allowed = (module, name) in METADATA_CLASSES or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)) or \
+            (module == "torch.distributed.checkpoint.metadata" and re.fullmatch(r"_?[A-Z]\w*", name) is not None)
+        if not allowed:
+            raise pickle.UnpicklingError(f"its metadata has a {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_dcp(path: Path, unsafe: bool = False) -> Any:
+    """A folder of torch.distributed.checkpoint, with whole tensors."""
+    torch = _torch.load_torch(str(path))
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    class Reader(dcp.FileSystemReader):  # type: ignore[misc]
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            return metadata
+
+    class Planner(_EmptyStateDictLoadPlanner):  # type: ignore[misc]
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            with _numpy_allowed(torch):
+                loaded = torch.load(value, weights_only=not unsafe, map_location="cpu")
+            name = read_item.dest_index.fqn
+            self.state_dict[name] = loaded
+            if self.flatten_state_dict:
+                dcp._nested_dict.set_element(self.original_state_dict, self.mappings[name], loaded)
+
+    state: dict[str, Any] = {}
+    try:
+        with open(path / METADATA_FILE, "rb") as f:
+            metadata = (pickle.Unpickler if unsafe else _Metadata)(f).load()
+        if not isinstance(metadata, dcp.metadata.Metadata):
+            raise pickle.UnpicklingError(f"its metadata is a {type(metadata).__name__}")
+        _load_state_dict(state, storage_reader=Reader(path), planner=Planner(), no_dist=True)
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, dcp.api.CheckpointException) as error:
+        inner = "; ".join(str(failure[0]) for failure in getattr(error, "failures", {}).values()) or str(error)
+        if not unsafe and ("weights_only" in inner.lower() or isinstance(error, pickle.UnpicklingError)):
+            raise UnsupportedError(f"{path} holds objects that only pickle can restore, and that runs code from its files ({inner[:200]}): "
+                                   "allow it with pickle=True (--pickle) if you trust whoever wrote it", file=str(path)) from error
+        raise CorruptError(f"{path} cannot be read by torch.distributed.checkpoint: {inner[:300]}", file=str(path)) from error
+    return plain(state)
+
+
+# --------------------------------------------------------------------------------------------------------- plain values
+
+
+def plain(value: Any) -> Any:
+    """Dicts, lists and tuples of other classes as plain ones, such as Lightning's AttributeDict and named tuples."""
+    if isinstance(value, Mapping) and type(value) is not Counter:
+        items = {key: plain(inner) for key, inner in value.items()}
+        if type(value) is defaultdict and value.default_factory in FACTORIES:
+            return defaultdict(value.default_factory, items)
+        return OrderedDict(items) if type(value) is OrderedDict else items
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    if isinstance(value, tuple) and not isinstance(value, _torch.load_torch("").Size):
+        return tuple(plain(inner) for inner in value)
+    if isinstance(value, Path):
+        return str(value)
+    return value
