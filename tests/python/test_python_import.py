@@ -274,6 +274,63 @@ def test_checkpoints_of_lightning(tmp_path):
         assert "optimizer_states.0.state.state_dict.layers.0.weight.exp_avg" in names(store)
 
 
+# --------------------------------------------------------------------------------------------------------------- export
+
+
+def test_export_to_torch_and_dcp(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    model = two_layers()
+    optimizer = trained(model)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    with ckptdelta.open(tmp_path / "store") as store:
+        store.save({"model": model, "optimizer": optimizer, "epoch": 3}, run="a", step=1)
+        assert store.export_checkpoint(tmp_path / "x.pt", run="a").step == 1
+        assert_same(torch.load(tmp_path / "x.pt"), state)
+        store.export_checkpoint(tmp_path / "folder", run="a", step=1)
+        target = {"model": two_layers().state_dict(), "epoch": 0}
+        dcp.load(target, checkpoint_id=tmp_path / "folder", no_dist=True)
+        assert_same(target, {"model": state["model"], "epoch": 3})
+        store.import_checkpoints(tmp_path / "folder", run="b", step=1)
+        assert_same(store.state_dict(run="b")["model"], state["model"])
+        for path in ("x.pt", "folder"):
+            with pytest.raises(ckptdelta.ExistsError):
+                store.export_checkpoint(tmp_path / path, run="a")
+        with pytest.raises(ckptdelta.InvalidError, match="form is one of"):
+            store.export_checkpoint(tmp_path / "y", run="a", form="zip")
+        store.save({"files": {"../evil": b"x"}, "model": {"w": torch.ones(1)}}, run="c", step=1)
+        with pytest.raises(ckptdelta.InvalidError, match="outside the folder"):
+            store.export_checkpoint(tmp_path / "y", run="c", step=1, form="transformers")
+        store.save({"w": torch.ones(1)}, run="c", step=2)
+        with pytest.raises(ckptdelta.InvalidError, match="member model"):
+            store.export_checkpoint(tmp_path / "y", run="c", step=2, form="transformers")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "store", "x.pt"]
+
+
+def test_a_trainer_resumes_from_an_exported_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=50, n_positions=16)
+    tokens = torch.arange(16) % 50
+    data = [{"input_ids": tokens.roll(i), "labels": tokens.roll(i)} for i in range(64)]
+
+    def train(folder, resume=None):
+        args = transformers.TrainingArguments(output_dir=folder, max_steps=6, save_steps=3, per_device_train_batch_size=2, report_to=[], use_cpu=True, seed=3)
+        transformers.set_seed(3)
+        trainer = transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=args, train_dataset=data)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    train(tmp_path / "whole")
+    with ckptdelta.open(tmp_path / "store") as store:
+        store.import_checkpoints(tmp_path / "whole" / "checkpoint-3", run="a")
+        store.export_checkpoint(tmp_path / "checkpoint-3", run="a")
+        assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3")
+    train(tmp_path / "resumed", str(tmp_path / "checkpoint-3"))
+    last = [safetensors.load_file(tmp_path / name / "checkpoint-6" / "model.safetensors") for name in ("whole", "resumed")]
+    assert_same(last[1], last[0])
+    assert sorted(p.name for p in (tmp_path / "checkpoint-3").iterdir()) == sorted(p.name for p in (tmp_path / "whole" / "checkpoint-3").iterdir())
+
+
 # -------------------------------------------------------------------------------------------------------------- command
 
 

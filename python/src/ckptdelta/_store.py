@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from ._arrays import NAMES
 from ._call import Call, Progress, check_process, logger, path_bytes, text
 from ._errors import ExistsError, InvalidError, NotFoundError, StateError
+from ._export import form_of, write as write_export
 from ._flatten import Flattener
 from ._foreign import find_all, step_of
 from ._native import ffi, lib
@@ -212,6 +214,28 @@ class Store:
             names = names_by_shape(state) if one.ordered(state) else {}
             done.append(self._save(state, Flattener(names=names), Options(run=run, step=at, fidelity=fidelity), progress=progress))
         return done
+
+    def export_checkpoint(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None,
+                          form: Literal["torch", "transformers", "dcp"] | None = None, progress: Progress | None = None) -> Checkpoint:
+        """Writes a checkpoint as other libraries do, from host memory that holds all of it. The path must not exist.
+
+        Args:
+            path: the file or folder to make.
+            run, step: as for load().
+            form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
+                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint. None: by the
+                path's suffix a file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
+            progress: as for load().
+
+        Returns: the checkpoint. The file or folder is durable.
+
+        Errors: those of state_dict(); ExistsError; InvalidError (the state does not fit the form); UnsupportedError; OSError.
+        """
+        found = self.find(run=run, step=step)
+        state = self.state_dict(run=found.run, step=found.step, tensors="torch", progress=progress)
+        target = Path(path)
+        write_export(target, form or form_of(target, state), state)
+        return found
 
     # ------------------------------------------------------------------------------------------------------- load
 

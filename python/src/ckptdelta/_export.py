@@ -1,0 +1,116 @@
+"""States as files of torch.save(), folders of transformers, and folders of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import _torch
+from ._errors import ExistsError, InvalidError, UnsupportedError
+from ._foreign import TRAINER_PARTS, TRAINER_STATE
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+PARTS = {part: name for name, part in reversed(TRAINER_PARTS.items())}
+
+
+def form_of(path: Path, state: Any) -> str:
+    """The form that a path and a state suggest."""
+    if path.suffix in SUFFIXES:
+        return "torch"
+    has_config = isinstance(state, dict) and isinstance(state.get("files"), dict) and "config.json" in state["files"]
+    return "transformers" if has_config else "dcp"
+
+
+def write(path: Path, form: str, state: Any) -> None:
+    """Writes a state. The file or folder is complete and durable, or not there.
+
+    Errors: InvalidError (no such form; the state does not fit), ExistsError, UnsupportedError (a package is not installed), OSError.
+    """
+    writers: dict[str, Callable[[Path, Any], None]] = {"torch": _write_torch, "transformers": _write_transformers, "dcp": _write_dcp}
+    if form not in writers:
+        raise InvalidError(f"form is one of {', '.join(writers)}, not {form!r}", path="form")
+    if os.path.lexists(path):
+        raise ExistsError(f"{path} exists already", file=str(path))
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        writers[form](part, state)
+        _sync(part)
+        if os.path.lexists(path):
+            raise ExistsError(f"{path} exists already", file=str(path))
+        os.rename(part, path)
+        _sync_one(path.parent)
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync_one(Path(folder) / name)
+        _sync_one(Path(folder))
+    if not path.is_dir():
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_torch(path: Path, state: Any) -> None:
+    _torch.load_torch("").save(state, path)
+
+
+def _write_dcp(path: Path, state: Any) -> None:
+    if not isinstance(state, dict):
+        raise InvalidError(f"torch.distributed.checkpoint stores dicts, and the state is a {type(state).__name__}")
+    import torch.distributed.checkpoint as dcp
+    with warnings.catch_warnings():  # that there are no other ranks is no news
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+
+
+def _write_transformers(path: Path, state: Any) -> None:
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not model or not all(_torch.is_tensor(t) for t in model.values()):
+        raise InvalidError("a folder of transformers needs the tensors of the model in the state's member model", path="model")
+    path.mkdir()
+    for name, content in state.get("files", {}).items():
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise InvalidError(f"files has the name {name!r}, which would lie outside the folder", path="files")
+        (path / name).write_bytes(bytes(content.numpy() if _torch.is_tensor(content) else content))
+    _write_weights(path / "model.safetensors", model)
+    for part, value in state.items():
+        if part in PARTS:
+            _write_torch(path / PARTS[part], value)
+        elif isinstance(part, str) and part.startswith("rng_state") and Path(part).name == part:
+            _write_torch(path / f"{part}.pth", value)
+        elif part == "trainer_state":
+            (path / TRAINER_STATE).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def _write_weights(path: Path, model: dict[str, Any]) -> None:
+    """Of tied weights the first name is written, as transformers does; it ties them again."""
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise UnsupportedError("a folder of transformers needs the package safetensors: pip install safetensors") from None
+    seen: set[Any] = set()
+    weights = {}
+    for name, tensor in model.items():
+        key = _torch.key_of(tensor)
+        if key is None or key not in seen:
+            seen.add(key)
+            weights[name] = tensor.contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
