@@ -341,24 +341,33 @@ static void test_rank_of_a_damaged_checkpoint(void **state) {
 /* ---- two files with the same record ---- */
 
 /* `a` changes little, so that each step builds on the one before. `b` is new each time. */
-static void save_two(ckd_store *store, uint64_t step, float *a) {
+static void save_two_with(ckd_store *store, const ckd_save_options *o, float *a) {
     const uint64_t shape[1] = {1 << 15};
-    void *b = random_bits(shape[0] * sizeof(float), 100 + (unsigned)step);
-    change_values(CKD_F32, a, shape[0], 1 + (unsigned)step);
-    ckd_save *save = begin_save(store, "run", step);
+    void *b = random_bits(shape[0] * sizeof(float), 100 + (unsigned)o->step);
+    ckd_save *save;
+    ckd_error err = {0};
+    change_values(CKD_F32, a, shape[0], 1 + (unsigned)o->step);
+    assert_int_equal(ckd_save_begin(&save, store, o, &err), CKD_OK);
     add_tensor(save, "a", CKD_F32, 1, shape, NULL, a);
     add_tensor(save, "b", CKD_I32, 1, shape, NULL, b);
     commit_save(save);
     free(b);
 }
 
-/* Flips a bit of the checkpoint's record of this tensor in its own file. */
-static void damage_own(ckd_store *store, uint64_t step, const char *tensor) {
+static void save_two(ckd_store *store, uint64_t step, float *a) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "run";
+    o.step = step;
+    save_two_with(store, &o, a);
+}
+
+/* Flips a bit of the checkpoint's record of this tensor in the own file of a generation. */
+static void damage_generation(ckd_store *store, uint64_t step, uint32_t generation, const char *tensor) {
     manifest m;
     chunk *c;
     const chunk_records *part;
     uint64_t at = 0;
-    assert_int_equal(store_read_manifest(&m, store, "run", step, 0, NULL), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, "run", step, generation, NULL), CKD_OK);
     pathname p = path_chunk(store->path, &m.files[0].id, "");
     assert_int_equal(chunk_open_bundled(&c, p.text, NULL), CKD_OK);
     assert_int_equal(chunk_records_of(&part, c, &m.checkpoint.id, NULL), CKD_OK);
@@ -371,6 +380,10 @@ static void damage_own(ckd_store *store, uint64_t step, const char *tensor) {
     manifest_free(&m);
     assert_true(at > 0);
     flip(p.text, at);
+}
+
+static void damage_own(ckd_store *store, uint64_t step, const char *tensor) {
+    damage_generation(store, step, checkpoint_at(store, "run", step).generation, tensor);
 }
 
 static void pack_damaged(ckd_store *store) {
@@ -412,12 +425,69 @@ static void test_the_only_intact_record_stays(void **state) {
     ckd_store_close(store);
 }
 
+typedef struct rot {
+    ckd_store *store;
+    bool done;
+} rot;
+
+/* Damages step 7 as soon as it has been rewritten. */
+static int damage_rewritten(void *context, uint64_t done, uint64_t total) {
+    rot *r = context;
+    manifest m;
+    (void)done;
+    (void)total;
+    if (!r->done && store_read_manifest(&m, r->store, "run", 7, 1, NULL) == CKD_OK) {
+        manifest_free(&m);
+        damage_generation(r->store, 7, 1, "a");
+        r->done = true;
+    }
+    return 0;
+}
+
+/*
+ * Step 9 builds on step 7, which a compaction recodes. Then step 7's record rots in its new file. Step 9, which is not
+ * recoded, keeps naming the file that it was saved on, and that file stays.
+ */
+static void test_rotten_records_are_not_named(void **state) {
+    ckd_store *store = store_create(*state);
+    float *a = random_values(CKD_F32, 1 << 15, 1);
+    fingerprint before, after;
+    for (uint64_t step = 0; step < 9; step++) {
+        save_two(store, step, a);
+    }
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "other";
+    o.step = 9;
+    o.parent_run = "run";
+    o.parent_step = 7;
+    o.max_load_cost = 1000; /* no shortcut past step 7 */
+    save_two_with(store, &o, a);
+    ckd_checkpoint nine = checkpoint_at(store, "other", 9);
+    assert_int_equal(nine.depth, checkpoint_at(store, "run", 7).depth + 1);
+    assert_int_equal(fingerprint_of(&before, store, &nine, NULL), CKD_OK);
+    ckd_compact_options only = options_for(100);
+    rot r = {.store = store};
+    only.pack_below = CKD_NO_PACKS;
+    only.run = "run";
+    only.cold_but_newest = 1;
+    only.on_progress = damage_rewritten;
+    only.progress_context = &r;
+    ckd_compaction_free(compact_with(store, &only));
+    assert_true(r.done);
+    nine = checkpoint_at(store, "other", 9);
+    assert_int_equal(fingerprint_of(&after, store, &nine, NULL), CKD_OK);
+    assert_true(after.hash == before.hash);
+    free(a);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_small_files_become_one),
         tempdir_test(test_packs_shrink),
         tempdir_test(test_ranks_are_packed),
         tempdir_test(test_the_only_intact_record_stays),
+        tempdir_test(test_rotten_records_are_not_named),
         tempdir_test(test_damage_in_a_pack_stays_with_its_checkpoint),
         tempdir_test(test_damaged_packs_stay),
         tempdir_test(test_rank_of_a_damaged_checkpoint),
