@@ -40,7 +40,8 @@ KERNELS_FN int scalar_update_exceeds(float first, float second, double per, doub
 KERNELS_FN double scalar_update(float first, float second, double eps) {
     double update = (double)scalar_magnitude(first) / (sqrt((double)second) + eps);
     int finite = (scalar_bits(first) & UINT32_C(0x7fffffff)) < UINT32_C(0x7f800000);
-    return (second >= 0.0f) & finite & (update < (double)INFINITY) ? update : 0;
+    int counts = (second >= 0.0f) & finite & (update < (double)INFINITY);
+    return counts ? update : 0;
 }
 
 #endif

@@ -109,7 +109,7 @@ manifest_entry *manifest_set_find(const manifest_set *n, const ckd_id *id) {
 }
 
 static const manifest_entry *end_of(const manifest_set *n) {
-    return n->items + n->count;
+    return n->count ? n->items + n->count : n->items; /* items may be NULL */
 }
 
 ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err) {

@@ -485,7 +485,7 @@ enum { ABREAST = 16 };
  * Computes the sums of some columns in one row of a product. `left` has `rank` numbers, `stride` apart. The
  * sanitizers do not check each number: product() has checked the operands.
  */
-__attribute__((no_sanitize("address,undefined"))) static void some_sums(
+__attribute__((no_sanitize("address"), no_sanitize("undefined"))) static void some_sums(
     float *restrict sums, const float *restrict left, uint64_t stride, const float *restrict right,
     const device_product *p, uint64_t columns) {
     float sum[ABREAST] = {0};
