@@ -152,6 +152,26 @@ def test_steps(tmp_path):
             store.import_checkpoints(tmp_path, run="b", step=3)
 
 
+def test_two_of_the_same_step(tmp_path):
+    for name in ("model_5.pt", "optimizer_5.pt"):
+        torch.save({"w": torch.ones(3)}, tmp_path / name)
+    with ckptdelta.open(tmp_path / "store") as store:
+        with pytest.raises(ckptdelta.InvalidError, match="model_5.pt and .*optimizer_5.pt are both step 5"):
+            store.import_checkpoints(tmp_path, run="a")
+
+
+def test_the_last_model_beside_checkpoints(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    for name, step in (("checkpoint-5", 5), ("checkpoint-10", 10), (".", 10)):
+        (tmp_path / "out" / name).mkdir(parents=True, exist_ok=True)
+        safetensors.save_file({"w": torch.full((3,), float(step))}, tmp_path / "out" / name / "model.safetensors")
+        (tmp_path / "out" / name / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [5, 10]
+        (tmp_path / "out" / "trainer_state.json").write_text(json.dumps({"global_step": 12}))
+        assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [12]
+
+
 def test_what_is_no_checkpoint(tmp_path):
     (tmp_path / "random.pt").write_bytes(bytes(range(200)))
     (tmp_path / "__0_0.distcp").write_bytes(b"PK\3\4")
@@ -181,10 +201,10 @@ def test_folders_of_dcp(tmp_path):
     for step in (1, 2):
         optimizer = trained(model)
         state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "epoch": step, "lists": [1, {"a": torch.arange(3)}], "empty": torch.empty(0, 4)}
-        dcp.save(state, checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
-        dcp_to_torch_save(tmp_path / f"step-{step}", tmp_path / f"{step}.whole")
+        dcp.save(state, checkpoint_id=tmp_path / "out" / f"step-{step}", no_dist=True)
+        dcp_to_torch_save(tmp_path / "out" / f"step-{step}", tmp_path / f"{step}.whole")
     with ckptdelta.open(tmp_path / "store") as store:
-        assert [c.step for c in store.import_checkpoints(tmp_path, run="a")][:2] == [1, 2]
+        assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [1, 2]
         for step in (1, 2):
             assert_same(store.state_dict(run="a", step=step), torch.load(tmp_path / f"{step}.whole", weights_only=False))
 

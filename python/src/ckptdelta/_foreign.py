@@ -13,7 +13,7 @@ import pickle
 import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ class Foreign:
         form: what it is, for people.
         read: returns its state. With True it may also restore what needs code.
         ordered: are the tensors of a state in the order in which the model has its parameters?
+        is_extra: it lies beside others, and may be the same as one of them.
     """
 
     path: Path
     form: str
     read: Callable[[bool], Any]
     ordered: Callable[[Any], bool]
+    is_extra: bool = False
 
 
 def recognise(path: str | os.PathLike[str]) -> Foreign:
@@ -68,12 +70,15 @@ def find_all(path: str | os.PathLike[str]) -> tuple[list[Foreign], bool]:
     """
     folder = Path(path)
     try:
-        return [recognise(folder)], False
+        itself = recognise(folder)
     except UnsupportedError as error:
         found = _members(folder) if folder.is_dir() else []
         if not found:
             raise error
         return found, True
+    # A Trainer may leave the last model beside the folders of its checkpoints.
+    found = [one for one in _members(folder) if one.path.is_dir()] if folder.is_dir() else []
+    return ([*found, replace(itself, is_extra=True)], True) if found else ([itself], False)
 
 
 def _members(folder: Path) -> list[Foreign]:

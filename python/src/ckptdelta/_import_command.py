@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ._call import Progress
-from ._errors import Error
+from ._errors import Error, InvalidError
 from ._foreign import find_all, step_of
 from ._store import open as open_store
 
@@ -67,7 +67,10 @@ def run(arguments: Sequence[str]) -> int:
 def _plan(args: argparse.Namespace) -> list[dict[str, Any]]:
     done = []
     for path in args.paths:
-        for one in find_all(path)[0]:
+        found, several = find_all(path)
+        if several and args.step is not None:
+            raise InvalidError(f"{path} has {len(found)} checkpoints: --step is for a single one")
+        for one in found:
             step = step_of(one.read(args.pickle), one.path) if args.step is None else args.step
             done.append({"path": str(one.path), "form": one.form, "run": args.run, "step": step})
             if not args.json and not args.quiet:

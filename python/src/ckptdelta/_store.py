@@ -183,7 +183,7 @@ class Store:
         The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
         with or without what its Trainer needs to resume, a folder of torch.distributed.checkpoint, or a folder of several of
         these. Content tells what it is, not the name. Of several, the oldest comes first, and steps that the run has already
-        are left out: an import that was interrupted goes on when it is called again. States of optimizers get the names of
+        are left out: an import that was interrupted goes on when it is called again. Two of the same step are an error. States of optimizers get the names of
         their parameters where the order of the model is known and the shapes leave no doubt.
 
         Args:
@@ -205,9 +205,13 @@ class Store:
         found, several = find_all(path)
         if several and step is not None:
             raise InvalidError(f"{path} has {len(found)} checkpoints: step is for a single one", path="step")
+        seen: dict[int, Path] = {}
         for one in found:
             state = one.read(pickle)
             at = step_of(state, one.path) if step is None else step
+            if at in seen and not one.is_extra:
+                raise InvalidError(f"{seen[at]} and {one.path} are both step {at}: import each by itself, as another step or run", path="step")
+            seen[at] = one.path
             if several and any(c.step == at for c in self.checkpoints(run)):
                 logger.info("%s: %s@%d is there already; %s is left out", self.path, run, at, one.path)
                 continue
