@@ -178,11 +178,12 @@ def test_what_is_no_checkpoint(tmp_path):
     (tmp_path / "cut.pt").write_bytes(b"PK\3\4" + bytes(100))
     (tmp_path / "zero").mkdir()
     (tmp_path / "zero" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+    (tmp_path / "deepspeed" / "global_step5").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
     with ckptdelta.open(tmp_path / "store") as store:
         for name, kind, text in (("random.pt", ckptdelta.UnsupportedError, "neither a file of torch.save"), ("__0_0.distcp", ckptdelta.UnsupportedError, "import its folder"),
-                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.UnsupportedError, "DeepSpeed"),
+                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.UnsupportedError, "DeepSpeed"), ("deepspeed", ckptdelta.UnsupportedError, "DeepSpeed"),
                                  ("empty", ckptdelta.UnsupportedError, "no checkpoint"), ("none", ckptdelta.NotFoundError, "no such"),
                                  ("pipe", ckptdelta.UnsupportedError, "regular")):
             with pytest.raises(kind, match=text) as caught:

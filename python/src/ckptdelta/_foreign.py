@@ -128,8 +128,8 @@ def _folder(path: Path) -> Foreign:
     names = set(os.listdir(path))
     if METADATA_FILE in names:
         return Foreign(path, "torch.distributed.checkpoint", lambda unsafe: read_dcp(path, unsafe), lambda state: False)
-    if any(re.match(r"(bf16_|fp16_)?zero_pp_rank_|mp_rank_\d+_model_states", name) for name in names) or \
-            (TRAINER_STATE in names and any(name.startswith("global_step") for name in names)):
+    ranks = r"(bf16_|fp16_)?zero_pp_rank_|mp_rank_\d+_model_states"
+    if any(re.match(ranks, name) or (name.startswith("global_step") and (path / name).is_dir()) for name in names):
         raise UnsupportedError(f"{path} is a checkpoint of DeepSpeed, which each rank has a part of: convert it with its ds_to_universal or "
                                "zero_to_fp32, or see docs/layouts.md", file=str(path))
     if names & {*WEIGHTS, *INDEXES}:
