@@ -33,6 +33,11 @@ static ckd_status read_text(char **out, const json_t *value, const char *field, 
         return wrong(err, path, "the price table's \"%s\" must be a string of 1 to %zu bytes", field, max);
     }
     *out = cli_clean_copy(json_string_value(value));
+    if (*out && strlen(*out) > max) {
+        return wrong(err, path,
+                     "the price table's \"%s\" has more than %zu bytes where control characters are escaped",
+                     field, max);
+    }
     return *out ? CKD_OK : cli_error_nomem(err);
 }
 
