@@ -328,7 +328,7 @@ static void test_flips(void **state) {
     flip_folder(&c, "data/n", stride);
     snprintf(identity, sizeof(identity), "%s", store_path_of(*state, "data/store"));
     flip_range(&c, identity, 0, file_bytes(identity), stride);
-    report("manifests and notes", &c);
+    report("manifests and metadata files", &c);
     each_chunk(&c, flip_chunk_metadata, stride, false);
     report("headers, indexes and footers of chunk files", &c);
     flip_folder(&c, "data/p", full ? 401 * stride : 4001 * slow);
