@@ -205,6 +205,7 @@ class Store:
         found, several = find_all(path)
         if several and step is not None:
             raise InvalidError(f"{path} has {len(found)} checkpoints: step is for a single one", path="step")
+        there = {checkpoint.step for checkpoint in self.checkpoints(run)} if several else set()
         seen: dict[int, Path] = {}
         for one in found:
             state = one.read(pickle)
@@ -212,11 +213,13 @@ class Store:
             if at in seen and not one.is_extra:
                 raise InvalidError(f"{seen[at]} and {one.path} are both step {at}: import each by itself, as another step or run", path="step")
             seen[at] = one.path
-            if several and any(c.step == at for c in self.checkpoints(run)):
+            if at in there:
                 logger.info("%s: %s@%d is there already; %s is left out", self.path, run, at, one.path)
                 continue
             names = names_by_shape(state) if one.ordered(state) else {}
             done.append(self._save(state, Flattener(names=names), Options(run=run, step=at, fidelity=fidelity), progress=progress))
+            if several:
+                there.add(at)
         return done
 
     def export_checkpoint(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None,
