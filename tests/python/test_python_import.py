@@ -170,6 +170,9 @@ def test_the_last_model_beside_checkpoints(tmp_path):
         assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [5, 10]
         (tmp_path / "out" / "trainer_state.json").write_text(json.dumps({"global_step": 12}))
         assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [12]
+        (tmp_path / "out" / "trainer_state.json").unlink()
+        (tmp_path / "out").rename(tmp_path / "llama-7")
+        assert [c.step for c in store.import_checkpoints(tmp_path / "llama-7", run="b")] == [5, 10]
 
 
 def test_what_is_no_checkpoint(tmp_path):

@@ -95,17 +95,20 @@ def number_in(name: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def step_of(state: Any, path: Path) -> int:
-    """The step that a state tells of, else the number in its name. Errors: InvalidError."""
+def step_of(state: Any, one: Foreign) -> int | None:
+    """The step that a state tells of, else the number in its name; None for an extra one that tells none. Errors: InvalidError."""
     places = [state.get("trainer_state"), state] if isinstance(state, dict) else []
     for key, place in ((key, place) for place in places if isinstance(place, dict) for key in STEP_KEYS):
         value: Any = place.get(key)
         value = value.item() if _torch.is_tensor(value) and value.dim() == 0 else value
         if type(value) is int and value >= 0:
             return value
-    number = number_in(path.name)
+    if one.is_extra:  # the number in the name of an output folder is no step
+        logger.warning("%s: the model beside the checkpoints is left out: it does not say which step it is", one.path)
+        return None
+    number = number_in(one.path.name)
     if number is None:
-        raise InvalidError(f"{path} does not say which step it is: pass step=N (--step)", path="step")
+        raise InvalidError(f"{one.path} does not say which step it is: pass step=N (--step)", path="step")
     return number
 
 

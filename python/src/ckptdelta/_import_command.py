@@ -71,7 +71,9 @@ def _plan(args: argparse.Namespace) -> list[dict[str, Any]]:
         if several and args.step is not None:
             raise InvalidError(f"{path} has {len(found)} checkpoints: --step is for a single one")
         for one in found:
-            step = step_of(one.read(args.pickle), one.path) if args.step is None else args.step
+            step = step_of(one.read(args.pickle), one) if args.step is None else args.step
+            if step is None:
+                continue
             done.append({"path": str(one.path), "form": one.form, "run": args.run, "step": step})
             if not args.json and not args.quiet:
                 print(f"{one.path} ({one.form}) -> {args.run}@{step}")

@@ -183,8 +183,8 @@ class Store:
         The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
         with or without what its Trainer needs to resume, a folder of torch.distributed.checkpoint, or a folder of several of
         these. Content tells what it is, not the name. Of several, the oldest comes first, and steps that the run has already
-        are left out: an import that was interrupted goes on when it is called again. Two of the same step are an error. States of optimizers get the names of
-        their parameters where the order of the model is known and the shapes leave no doubt.
+        are left out: an import that was interrupted goes on when it is called again. Two of the same step are an error. States
+        of optimizers get the names of their parameters where the order of the model is known and the shapes leave no doubt.
 
         Args:
             path: what to save.
@@ -209,7 +209,9 @@ class Store:
         seen: dict[int, Path] = {}
         for one in found:
             state = one.read(pickle)
-            at = step_of(state, one.path) if step is None else step
+            at = step_of(state, one) if step is None else step
+            if at is None:
+                continue
             if at in seen and not one.is_extra:
                 raise InvalidError(f"{seen[at]} and {one.path} are both step {at}: import each by itself, as another step or run", path="step")
             seen[at] = one.path
