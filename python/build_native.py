@@ -41,6 +41,8 @@ ckd_status pyckd_session_close(pyckd_session *owner, ckd_error *err);
 void pyckd_checkpoints_free(ckd_checkpoint_list **list);
 void pyckd_tensors_free(ckd_tensor_list **list);
 void pyckd_verified_free(ckd_verify_result **result);
+void pyckd_prune_free(ckd_prune **prune);
+void pyckd_trash_free(ckd_trash **trash);
 typedef struct pyckd_blob { void *data; size_t size; } pyckd_blob;
 ckd_status pyckd_blob_load(pyckd_blob *owner, ckd_load *load, const char *name, ckd_error *err);
 void pyckd_blob_free(pyckd_blob *owner);
@@ -49,7 +51,7 @@ CALLBACKS = """
 extern "Python" int pyckd_on_progress(void *context, uint64_t done, uint64_t total);
 extern "Python" void pyckd_on_message(void *context, const char *message);
 """
-CONSTANTS = ["CKD_NAME_MAX", "CKD_RUN_MAX", "CKD_MAX_DIMS", "CKD_BLOB_MAX", "CKD_NO_OFFSET", "CKD_LATEST"]
+CONSTANTS = ["CKD_NAME_MAX", "CKD_RUN_MAX", "CKD_MAX_DIMS", "CKD_BLOB_MAX", "CKD_NO_OFFSET", "CKD_LATEST", "CKD_NO_COMPACTION"]
 
 
 def declarations() -> str:

@@ -172,6 +172,16 @@ static void pyckd_verified_free(ckd_verify_result **result) {
     *result = NULL;
 }
 
+static void pyckd_prune_free(ckd_prune **prune) {
+    ckd_prune_free(*prune);
+    *prune = NULL;
+}
+
+static void pyckd_trash_free(ckd_trash **trash) {
+    ckd_trash_free(*trash);
+    *trash = NULL;
+}
+
 typedef struct pyckd_blob {
     void *data;
     size_t size;

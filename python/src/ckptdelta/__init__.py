@@ -16,6 +16,7 @@ from ._call import Progress, text as _text
 from ._errors import (BusyError, CancelledError, CorruptError, DeviceError, Error, ExistsError, InputOutputError, InvalidError,
                       MismatchError, NoMemoryError, NoSpaceError, NotFoundError, ReadOnlyError, StateError, UnsupportedError)
 from ._native import lib as _lib
+from ._retention import Policy, Pruned
 from ._session import Session
 from ._store import Store, Where, open
 from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
@@ -24,6 +25,7 @@ from ._updates import Updates
 __version__: str = _text(_lib.ckd_version())
 __all__ = [
     "BusyError", "CancelledError", "Checkpoint", "CorruptError", "Damage", "DeviceError", "Error", "ExistsError", "Fidelity",
-    "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Progress",
-    "ReadOnlyError", "Role", "Session", "StateError", "Store", "TensorInfo", "UnsupportedError", "Updates", "Verification", "Where", "open",
+    "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Policy", "Progress",
+    "Pruned", "ReadOnlyError", "Role", "Session", "StateError", "Store", "TensorInfo", "UnsupportedError", "Updates", "Verification",
+    "Where", "open",
 ]

@@ -6,7 +6,7 @@ No library of arrays is imported here before the state holds one of its arrays, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,10 +31,11 @@ class Leaf:
 
     Attributes:
         code: dtype of the library.
-        shape: as stored; with a last dimension of 2 for complex numbers.
+        shape: as stored; with a last dimension of 2 for complex numbers. Of a distributed tensor, the whole of it.
         library: ``"numpy"``, ``"torch"`` or ``"dlpack"``.
         special: name of the array's dtype if the code does not say it, such as ``"complex64"``; else ``None``.
         key: equal for arrays that are the same memory seen the same way; ``None``: equal to nothing.
+        box: offsets and lengths of the part of a distributed tensor that this process has; ``None``: all of it.
     """
 
     code: int
@@ -42,10 +43,12 @@ class Leaf:
     library: str
     special: str | None
     key: Hashable | None
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * int(lib.ckd_dtype_size(self.code))
+        """Of what this process has."""
+        return math.prod(self.box[1] if self.box else self.shape) * int(lib.ckd_dtype_size(self.code))
 
     @property
     def native(self) -> str | None:
@@ -113,6 +116,17 @@ def plain_name(code: int, special: str | None) -> str:
     if special is not None and special[0] not in "<>":
         return special
     return {"c8": "complex64", "c16": "complex128"}.get((special or "")[1:], NAMES.get(code, "?"))
+
+
+def set_region(region: Any, offsets: Sequence[int], lengths: Sequence[int], shape: tuple[int, ...]) -> None:
+    """Sets a ckd_region to a box of a tensor of this shape. Complex numbers have one more dimension, which is never cut."""
+    pairs = len(shape) - len(lengths)
+    offsets, lengths = [*offsets, *[0] * pairs], [*lengths, *[2] * pairs]
+    if tuple(lengths) == shape:
+        return  # the whole tensor
+    region.kind = lib.CKD_REGION_BOX
+    for d, (offset, length) in enumerate(zip(offsets, lengths)):
+        region.offsets[d], region.lengths[d] = offset, length
 
 
 def check_shape(shape: tuple[int, ...], path: str) -> None:

@@ -10,14 +10,12 @@ import copy
 import io
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from . import _numpy, _torch
 from ._arrays import CODES, COMPLEX, NAMES, Leaf, check_shape, stored_shape
 from ._errors import CorruptError, InvalidError, UnsupportedError
-from ._native import lib
 from ._record import MAX_DEPTH, Node, base, check_node, container_node, join, scalar_node, tag_of, unbase, value_of
 from ._store import Store, _step, open
 
@@ -250,14 +248,3 @@ class Addressed:
 def opened(store: str | os.PathLike[str] | Store, *, readonly: bool) -> Store:
     """A store of one's own: a save of another thread does not wait for it."""
     return copy.copy(store) if isinstance(store, Store) else open(store, readonly=readonly)
-
-
-def set_region(region: Any, offsets: Sequence[int], lengths: Sequence[int], leaf: Leaf) -> None:
-    """The box of a tensor of this global leaf. Complex numbers have one more dimension, which is never cut."""
-    pairs = len(leaf.shape) - len(lengths)
-    offsets, lengths = [*offsets, *[0] * pairs], [*lengths, *[2] * pairs]
-    if tuple(lengths) == leaf.shape:
-        return  # the whole tensor
-    region.kind = lib.CKD_REGION_BOX
-    for d, (offset, length) in enumerate(zip(offsets, lengths)):
-        region.offsets[d], region.lengths[d] = offset, length

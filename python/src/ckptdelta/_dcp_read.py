@@ -15,10 +15,9 @@ from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkSt
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
-from ._arrays import Leaf, Memory
+from ._arrays import Leaf, Memory, set_region
 from ._call import Call
-from ._dcp import (BLOB, PICKLE, Addressed, Items, Record, check_harmless, decode, described_as, leaf_of, opened, parse, saved, scalar_of,
-                   set_region)
+from ._dcp import (BLOB, PICKLE, Addressed, Items, Record, check_harmless, decode, described_as, leaf_of, opened, parse, saved, scalar_of)
 from ._errors import MismatchError, NotFoundError, UnsupportedError
 from ._native import ffi, lib
 from ._restore import BATCH_BYTES
@@ -230,7 +229,7 @@ def _read(load: Any, batch: list[_Piece]) -> None:
     for item, name, shape, piece in zip(array, names, shapes, batch):
         item.struct_size = ffi.sizeof("ckd_load_request")
         item.name, item.dtype, item.ndim, item.shape = name, piece.leaf.code, len(piece.leaf.shape), shape
-        set_region(item.region, piece.offsets, piece.lengths, piece.leaf)
+        set_region(item.region, piece.offsets, piece.lengths, piece.leaf.shape)
         item.data, item.size = piece.memory.pointer, piece.nbytes
     call.check(lib.ckd_load_all(load, array, len(batch), lib.CKD_DIFFERS_UNEXPECTED, call.err))
     for piece in batch:

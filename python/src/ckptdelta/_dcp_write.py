@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from ._arrays import set_region
 from ._call import Call, logger
-from ._dcp import BLOB, PICKLE, Addressed, Described, Items, Record, Stream, check_harmless, dump, encode, leaf_of, opened, set_region
+from ._dcp import BLOB, PICKLE, Addressed, Described, Items, Record, Stream, check_harmless, dump, encode, leaf_of, opened
 from ._errors import InvalidError, MismatchError, StateError
 from ._flatten import Tensor
 from ._native import ffi, lib
@@ -265,7 +266,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a piece of "
                                 f"{list(lengths)}", path=t.name)
         tensor, alive = native_tensor(t, role, LIBRARY.source(array))
-        set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf)
+        set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf.shape)
         call.check(lib.ckd_save_tensor(self._open.owner.save, tensor, call.err))
         del alive
 

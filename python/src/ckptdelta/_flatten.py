@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from . import _torch
 from ._arrays import Leaf, Library, library_of
 from ._errors import InvalidError
-from ._names import Optimizer, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
+from ._names import Optimizer, identity, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
 from ._native import lib
 from ._record import MAX_DEPTH, Node, container_node, join, scalar_node, where
 from ._updates import Update, Updates, at_step
@@ -47,16 +47,20 @@ class Flattener:
     Args:
         updates: what follows the optimizers of the state.
         names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
+        own, prefix: members of the state whose tensors get names with this prefix, as other processes have their own.
     """
 
-    def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None) -> None:
+    def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None,
+                 own: Collection[str] = (), prefix: str = "") -> None:
         self.tensors: list[Tensor] = []
         self.updates: dict[str, Update] = {}  # by the weight's name
         self._followed = updates
         self._given = names or {}
+        self._own, self._prefix = own, prefix
         self.weights: dict[Hashable, str] = {}
         self._names: set[str] = set()
         self._keys: dict[Hashable, str] = {}
+        self._parameters: dict[Hashable, str] = {}
         self._buffers: set[str] = set()
         self._open: list[int] = []
         self._in_optimizer = False
@@ -65,7 +69,7 @@ class Flattener:
     def run(self, state: Any) -> Node:
         """The root node. Errors: InvalidError, with the path of what cannot be stored."""
         root = self.encode(state, "")
-        self.weights = dict(self._keys)
+        self.weights = {**self._parameters, **self._keys}
         with self._optimizers():
             for node, optimizer, path in self._waiting:
                 node["optimizer"] = self._optimizer(optimizer, path)
@@ -114,6 +118,8 @@ class Flattener:
         module = _torch.unwrapped(module)
         self._buffers |= {join(path, name) for name in _torch.buffer_names(module)}
         state = module.state_dict()
+        for name, parameter in _torch.parameters_by_name(module):
+            self._parameters.setdefault(identity(parameter), join(path, name))
         return {"map": {str(key): self.encode(value, join(path, key)) for key, value in state.items()}}
 
     def _wait(self, optimizer: Any, state: dict[str, Any], path: str) -> Node:
@@ -137,7 +143,7 @@ class Flattener:
         return {"tensor": node}
 
     def _new_name(self, path: str) -> str:
-        name = wanted = path or "tensor"
+        name = wanted = (self._prefix if path.partition(".")[0] in self._own else "") + (path or "tensor")
         number = 1
         while name in self._names:  # a key with a dot may look like two keys
             number += 1

@@ -62,7 +62,7 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
 
     Args:
         parameters: the optimizer's own, group by group; None if only its state is known.
-        weights: names by memory.
+        weights: names by memory, and of parameters by identity().
         otherwise: names of parameters that have none, group by group.
     """
     groups, ids, names = [], [], []
@@ -72,7 +72,8 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
         found: list[str | None] = [None] * len(own)
         for i, one in enumerate(own):
             if parameters is not None:
-                found[i] = weights.get(_torch.key_of(parameters[number][i]))
+                one_key = _torch.key_of(parameters[number][i])
+                found[i] = weights.get(identity(parameters[number][i])) if one_key is None else weights.get(one_key)
             if found[i] is None and isinstance(given, list) and len(given) == len(own) and isinstance(given[i], str):
                 found[i] = given[i]
             if found[i] is None and type(one) is str:
@@ -83,6 +84,11 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
         ids.append(own)
         names.append(found)
     return Optimizer(state["state"], groups, ids, _unique(names), {k: v for k, v in state.items() if k not in ("state", "param_groups")})
+
+
+def identity(parameter: object) -> Hashable:
+    """What tells parameters apart that have no memory, such as the empty parts of distributed tensors."""
+    return "parameter", id(parameter)
 
 
 def _unique(names: list[list[str | None]]) -> list[list[str | None]]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _numpy, _torch
-from ._arrays import NAMES, Leaf, Library, Memory, library_named, library_of
+from ._arrays import NAMES, Leaf, Library, Memory, library_named, library_of, set_region
 from ._call import Call
+from ._dtensor import Box, local_of
 from ._errors import CancelledError, CorruptError, InvalidError, MismatchError, NotFoundError
 from ._flatten import has_state_dict, state_dict_nodes
-from ._names import is_optimizer, is_optimizer_state, parameters_of, read_optimizer
+from ._names import identity, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
 from ._native import ffi, lib
 from ._record import Node, join, members, tag_of, value_of, where
 
@@ -35,6 +36,30 @@ class _Request:
     name: str
     stored: Stored
     memory: Memory
+    box: Box | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.box).nbytes
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A tensor that is read by itself when all others have been, into memory that it needs for a moment."""
+
+    name: str
+    stored: Stored
+    target: Any
+    library: Library
+    path: str
+    box: Box | None
+
+    def request(self) -> _Request:
+        return _Request(self.name, self.stored, self.library.target(self.target, self.path), self.box)
+
+    @property
+    def nbytes(self) -> int:
+        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.box).nbytes
 
 
 def flat_root(names: Sequence[str]) -> Node:
@@ -82,7 +107,7 @@ class Restorer:
     def __init__(self, stored: dict[str, Stored], *, flat: bool, tensors: str | None, strict: bool) -> None:
         self.stored, self.flat, self.tensors, self.strict = stored, flat, tensors, strict
         self.requests: list[_Request] = []
-        self.late: list[tuple[str, Stored, Any, Library, str]] = []
+        self.late: list[_Late] = []
         self.after: list[Callable[[], None]] = []
         self.problems: list[tuple[str, str]] = []
         self.weights: dict[Hashable, str] = {}
@@ -145,6 +170,8 @@ class Restorer:
         elif _torch.is_module(value):
             module = _torch.unwrapped(value)
             self._states[id(value)] = state = module.state_dict()
+            for name, parameter in _torch.parameters_by_name(module):
+                self.weights.setdefault(identity(parameter), join(path, name))
             for key, tensor in state.items():
                 self._scan(tensor, join(path, key), depth + 1)
         elif isinstance(value, (dict, list, tuple)) and depth < 100 and not is_optimizer_state(value):
@@ -228,14 +255,14 @@ class Restorer:
             self._problem(path, f"the checkpoint has {_described(kept)}, not {_described(leaf)}")
         elif leaf.key is not None and leaf.key in self._taken:
             if self._taken[leaf.key] != name:  # tied here, but not in the checkpoint: the last one counts
-                self.late.append((name, stored, target, library, path))
-        else:
+                self.late.append(_Late(name, stored, target, library, path, leaf.box))
+        elif leaf.box is None or leaf.nbytes:  # else this process has nothing of it
             self._taken[leaf.key] = name
             if library.direct(target):
-                self.requests.append(_Request(name, stored, library.target(target, path)))
+                self.requests.append(_Request(name, stored, library.target(target, path), leaf.box))
             else:
                 library.target(target, path)  # refuses what cannot be written
-                self.late.append((name, stored, target, library, path))
+                self.late.append(_Late(name, stored, target, library, path, leaf.box))
 
     # ---------------------------------------------------------------------------------------------------- objects
 
@@ -319,9 +346,20 @@ class Restorer:
         found = {}
         for slot, child in slots["map"].items():
             here, old = join(path, slot), there.get(slot)
-            fits = _torch.is_tensor(old) and tag_of(child) == "tensor" and self._fits(old, child["tensor"], here)
+            is_array = tag_of(child) == "tensor"
+            fits = is_array and _torch.is_tensor(old) and self._fits(old, child["tensor"], here)
+            if is_array and not fits:
+                old = self._part(parameter, child["tensor"], here)
+                fits = old is not None
             found[slot] = self._place(old, child, here) if fits else self.build(child, here)
         return found
+
+    def _part(self, parameter: Any, content: Node, path: str) -> Any | None:
+        """A new tensor for a state of a distributed parameter, cut as that is; None: it is not distributed, or has another shape."""
+        stored = self._stored(content["name"], path)
+        if stored.shape != tuple(parameter.shape) or content.get("dtype") is not None:
+            return None
+        return _torch.empty_like(parameter, NAMES.get(stored.code, ""))
 
     def _fits(self, old: Any, content: Node, path: str) -> bool:
         leaf, stored = _torch.LIBRARY.leaf(old, path), self._stored(content["name"], path)
@@ -331,18 +369,14 @@ class Restorer:
 
     def run(self, load: Any, call: Call) -> None:
         """Reads everything, then sets plain values and calls load_state_dict() where that is needed."""
-        total = sum(_nbytes(r.stored) for r in self.requests) + sum(_nbytes(stored) for _, stored, *_ in self.late)
+        total = sum(r.nbytes for r in self.requests) + sum(late.nbytes for late in self.late)
         done = 0
         for batch in _batches(self.requests):
             done = _read(load, batch, call, done, total)
-        for name, stored, target, library, path in self.late:
-            done = _read(load, [_Request(name, stored, library.target(target, path))], call, done, total)
+        for late in self.late:
+            done = _read(load, [late.request()], call, done, total)
         for step in self.after:
             step()
-
-
-def _nbytes(stored: Stored) -> int:
-    return Leaf(stored.code, stored.shape, "", None, None).nbytes
 
 
 def _batches(requests: list[_Request]) -> Iterator[list[_Request]]:
@@ -350,10 +384,10 @@ def _batches(requests: list[_Request]) -> Iterator[list[_Request]]:
     batch: list[_Request] = []
     size = 0
     for request in requests:
-        size += _nbytes(request.stored)
+        size += request.nbytes
         if batch and size > BATCH_BYTES:
             yield batch
-            batch, size = [], _nbytes(request.stored)
+            batch, size = [], request.nbytes
         batch.append(request)
     if batch:
         yield batch
@@ -366,12 +400,14 @@ def _read(load: Any, batch: list[_Request], call: Call, done: int, total: int) -
     for item, name, request in zip(array, names, batch):
         item.struct_size = ffi.sizeof("ckd_load_request")
         item.name, item.dtype = name, request.stored.code
-        item.data, item.size = request.memory.pointer, _nbytes(request.stored)
+        item.data, item.size = request.memory.pointer, request.nbytes
+        if request.box is not None:
+            set_region(item.region, *request.box, request.stored.shape)
     call.check(lib.ckd_load_all(load, array, len(batch), lib.CKD_DIFFERS_UNEXPECTED, call.err))
     for request in batch:
         if request.memory.finish:
             request.memory.finish()
-    done += sum(_nbytes(r.stored) for r in batch)
+    done += sum(request.nbytes for request in batch)
     if call.progress is not None and call.progress(done, total) is False:
         raise CancelledError("the progress callback cancelled the load: what was read so far has been written")
     return done
@@ -407,7 +443,7 @@ def _refilled(old: Any, new: Any) -> Any:
 
 def _assign(target: Any, value: Any) -> None:
     with _torch.load_torch("").no_grad():
-        target.copy_(value)
+        local_of(target).copy_(value)
 
 
 def _load_module(module: Any, state: dict[str, Any], strict: bool) -> None:

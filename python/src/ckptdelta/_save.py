@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ._arrays import Memory
+from ._arrays import Memory, set_region
 from ._call import Call, logger
 from ._errors import Error, InvalidError
 from ._flatten import Tensor
@@ -199,13 +199,15 @@ def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content,
 
 
 def described(t: Tensor, role: _Role) -> tuple[Any, tuple[Any, ...]]:
-    """The ckd_tensor of a whole tensor without its data, and what must stay alive until the library has read it."""
+    """The ckd_tensor of what this process has, without its data, and what must stay alive until the library has read it."""
     tensor = ffi.new("ckd_tensor *")
     tensor.struct_size = ffi.sizeof("ckd_tensor")
     name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])
     weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
     tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
     tensor.shape, tensor.weight = shape, weight
+    if t.leaf.box is not None:
+        set_region(tensor.region, *t.leaf.box, t.leaf.shape)
     return tensor, (name, shape, weight)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from ._native import ffi, lib
 from ._pairing import names_by_shape
 from ._record import BLOB, dump, parse
 from ._restore import Restorer, Stored, flat_root, only_within
+from ._retention import DAY, Policy, Pruned, delete_options, ids_of, native_policy, policy_from, prune, trashed
 from ._save import Content, Options, options_of, save_all
 from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
 from ._updates import Updates
@@ -164,6 +165,10 @@ class Store:
 
     def _save(self, state: Any, flat: Flattener, chosen: Options, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
         record = dump(flat.run(state))
+        part = next((t.path for t in flat.tensors if t.leaf.box is not None), None)
+        if part is not None:
+            raise InvalidError(f"{part} is a distributed tensor, of which this process has a part: save it with ckptdelta.Session or "
+                               "ckptdelta.dcp on all ranks, or pass its full_tensor()", path=part)
         options = options_of(chosen)
         call = Call(progress)
         with self._using() as store:
@@ -346,6 +351,123 @@ class Store:
             found = ffi.gc(ffi.new("ckd_tensor_list **"), lib.pyckd_tensors_free)
             call.check(lib.ckd_store_tensors(found, store, ffi.addressof(info, "id"), call.err))
             return [_tensor(found[0].items[i]) for i in range(found[0].count)]
+
+    # -------------------------------------------------------------------------------------------------- retention
+
+    def delete(self, *, run: str, step: int | Iterable[int], undo_s: float = DAY) -> Sequence[Checkpoint]:
+        """Deletes checkpoints: all of them, or none if one may not go. Deltas on them load as before.
+
+        Args:
+            run: whose.
+            step: one, or several.
+            undo_s: seconds for which undelete() brings them back. Their files go when that time is over, with the next open for
+                writing or collect(); 0: now. Files that others build on stay until these are compacted.
+
+        Returns: what was deleted.
+
+        Errors: NotFoundError, StateError (one is pinned or tagged), InvalidError, BusyError, CorruptError, ReadOnlyError,
+        NoSpaceError, InputOutputError.
+        """
+        options, call = delete_options(undo_s), Call()
+        steps = [_step(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [_step(step)]
+        with self._using() as store:
+            found = [_checkpoint(_find(store, run, one, call)) for one in steps]
+            call.check(lib.ckd_store_delete(store, ids_of([one.id for one in found]), len(found), options, call.err))
+            if options.undo_s == 0:
+                self._collect(store, call)
+        return found
+
+    def undelete(self, *, run: str, step: int | Iterable[int]) -> Sequence[Checkpoint]:
+        """Restores deleted checkpoints: all of them, or none.
+
+        Returns: what was restored. Errors: NotFoundError (not in the trash, or its files are gone), ExistsError (the step was
+        saved again), and those of delete().
+        """
+        call = Call()
+        steps = [_step(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [_step(step)]
+        with self._using() as store:
+            trash = trashed(store, call)
+            there = {}
+            for i in range(trash[0].count):
+                one = _checkpoint(trash[0].items[i].checkpoint)
+                there[one.run, one.step] = one
+            for one_step in steps:
+                if (run, one_step) not in there:
+                    raise NotFoundError(f"{run}@{one_step} is not among the deleted checkpoints that can be restored")
+            found = [there[run, one_step] for one_step in steps]
+            call.check(lib.ckd_store_undelete(store, ids_of([one.id for one in found]), len(found), call.err))
+        return found
+
+    def prune(self, policy: Policy, *, run: str | None = None, dry_run: bool = False) -> Pruned:
+        """Deletes what a policy does not keep. The newest two of each run stay, and are verified before anything goes.
+
+        Args:
+            policy: what to keep.
+            run: None: every run by itself.
+            dry_run: only say what would go.
+
+        Errors: InvalidError (it keeps nothing), NotFoundError (the run), CorruptError (one of the newest two is damaged, or it is
+        not known what depends on what; nothing was deleted), and those of delete().
+        """
+        call = Call()
+        name = _text(run, "run") if run is not None else ffi.NULL
+        with self._using() as store:
+            owner = prune(store, policy, name, dry_run, call)
+            done = owner[0]
+            items = [done.items[i] for i in range(done.count)]
+            kept = tuple(_checkpoint(item.checkpoint) for item in items if item.kept)
+            deleted = tuple(_checkpoint(item.checkpoint) for item in items if not item.kept)
+            if deleted and not dry_run and policy.undo_s == 0:
+                self._collect(store, call)
+            return Pruned(kept, deleted, int(done.bytes))
+
+    def set_policy(self, policy: Policy | None, *, run: str | None = None) -> None:
+        """Stores a policy in the store, for all who save to it; None removes it. By itself that deletes nothing.
+
+        With `automatic`, each save of the run applies it in its commit, and compacts what builds on deleted checkpoints. A failure
+        of that is a warning of the log and never one of the save.
+
+        Args:
+            run: which need not exist yet; None: all runs without one of their own.
+
+        Errors: InvalidError (it keeps nothing), NotFoundError (there is none to remove), ReadOnlyError, BusyError, NoSpaceError,
+        InputOutputError.
+        """
+        call = Call()
+        name = _text(run, "run") if run is not None else ffi.NULL
+        with self._using() as store:
+            if policy is None:
+                call.check(lib.ckd_store_clear_policy(store, name, call.err))
+            else:
+                call.check(lib.ckd_store_set_policy(store, native_policy(policy, name), call.err))
+
+    def policy(self, run: str | None = None) -> Policy | None:
+        """The stored policy that applies to a run: its own, else the one of all runs. None: there is none."""
+        call = Call()
+        found = ffi.new("ckd_stored_policy *")
+        with self._using() as store:
+            try:
+                call.check(lib.ckd_store_policy(found, store, _text(run, "run") if run is not None else ffi.NULL, call.err))
+            except NotFoundError:
+                return None
+        return policy_from(found.policy)
+
+    def collect(self) -> int:
+        """Removes deleted checkpoints whose time is over for good, when no load or save of any process is under way.
+
+        Returns: the bytes that became free. Errors: BusyError (loads and saves did not end within lock_timeout), and those of
+        delete().
+        """
+        with self._using() as store:
+            return self._collect(store, Call())
+
+    @staticmethod
+    def _collect(store: Any, call: Call) -> int:
+        done = ffi.new("ckd_collected *")
+        call.check(lib.ckd_store_collect(done, store, ffi.NULL, call.err))
+        return int(done.bytes)
+
+    # ----------------------------------------------------------------------------------------------------- verify
 
     def verify(self, *, run: str | None = None, step: int | None = None, quick: bool = False, sample: float = 0.0, seed: int = 0,
                progress: Progress | None = None) -> Verification:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Any
 
 from ._arrays import CODES, COMPLEX, Leaf, Memory, check_shape, plain_name, stored_shape
+from ._dtensor import box_of, is_dtensor, local_of
 from ._errors import InvalidError, UnsupportedError
 from ._native import ffi
 
@@ -46,8 +47,8 @@ def dtype_name(dtype: Any) -> str:
 def _why_not(tensor: Any) -> str | None:
     """Why such a tensor has no elements that could be stored as they are."""
     torch = loaded()
-    if hasattr(tensor, "device_mesh") or hasattr(tensor, "_local_tensor") or hasattr(tensor, "local_tensor"):
-        return "a distributed tensor (DTensor), of which each rank has a part: pass its full_tensor()"
+    if hasattr(tensor, "local_shards") or hasattr(tensor, "local_tensor"):
+        return f"a {type(tensor).__name__}, of which each rank has a part: use ckptdelta.dcp, or FSDP2 (fully_shard) and DTensor"
     if torch.nn.parameter.is_lazy(tensor):
         return "a parameter without a shape yet: run the module once first"
     if tensor.layout is not torch.strided:
@@ -63,8 +64,9 @@ def _why_not(tensor: Any) -> str | None:
 
 
 def key_of(tensor: Any) -> Hashable | None:
-    """Equal for tensors that are the same memory seen the same way."""
+    """Equal for tensors that are the same memory seen the same way; of a distributed tensor, the memory of this process."""
     try:
+        tensor = local_of(tensor)
         if tensor.numel() == 0:
             return None
         # A lazy conjugate has the same memory as the original.
@@ -75,7 +77,7 @@ def key_of(tensor: Any) -> Hashable | None:
 
 class _Torch:
     def leaf(self, array: Any, path: str) -> Leaf:
-        why = _why_not(array)
+        why = _why_not(local_of(array))
         if why:
             raise InvalidError(f"{path or 'the state'} is {why}", path=path)
         name = dtype_name(array.dtype)
@@ -89,16 +91,20 @@ class _Torch:
             raise InvalidError(f"{path or 'the state'} is a tensor of dtype {name}, which cannot be stored", path=path)
         shape = stored_shape(tuple(array.shape), name)
         check_shape(shape, path)
-        return Leaf(code, shape, "torch", special, key_of(array))
+        box = box_of(array, path)
+        if box is not None and len(box[1]) < len(shape):
+            box = ((*box[0], 0), (*box[1], 2))  # pairs of numbers are never cut
+        return Leaf(code, shape, "torch", special, key_of(array), box)
 
     def source(self, array: Any) -> Memory:
         torch = loaded()
         with torch.no_grad():
             # Lazily conjugated or negated numbers are not yet what they are in memory.
-            found = array.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            found = local_of(array.detach()).resolve_conj().resolve_neg().cpu().contiguous()
         return _memory(found)
 
     def target(self, array: Any, path: str) -> Memory:
+        array = local_of(array)
         if self.direct(array):
             return Memory(_memory(array).pointer, array, lambda: _changed(array))
         torch = loaded()
@@ -111,6 +117,7 @@ class _Torch:
         return Memory(_memory(other).pointer, other, finish)
 
     def direct(self, array: Any) -> bool:
+        array = local_of(array)
         return bool(array.device.type == "cpu" and array.is_contiguous() and not array.is_conj() and not array.is_neg())
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
@@ -126,6 +133,16 @@ class _Torch:
         if tensor.numel() * tensor.element_size() != Leaf(code, shape, "torch", special, None).nbytes:
             raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but with other bytes", path=path)
         return tensor, _memory(tensor)
+
+
+def empty_like(tensor: Any, dtype: str) -> Any | None:
+    """A distributed tensor that is cut as another one, its elements undefined; None if that one is not distributed."""
+    torch = loaded()
+    found = getattr(torch, dtype, None)
+    if not is_dtensor(tensor) or not isinstance(found, torch.dtype):
+        return None
+    with torch.no_grad():
+        return torch.empty_like(tensor.detach(), dtype=found)
 
 
 def _changed(tensor: Any) -> None:
@@ -204,6 +221,11 @@ def unwrapped(module: Any) -> Any:
 def buffer_names(module: Any) -> set[str]:
     """Names of the buffers, which no optimizer updates."""
     return {name for name, _ in module.named_buffers(remove_duplicate=False)}
+
+
+def parameters_by_name(module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters by the names that they have in state_dict(). One that has several names comes with each."""
+    yield from module.named_parameters(remove_duplicate=False)
 
 
 def is_in_place(module: Any, state: dict[str, Any]) -> bool:

@@ -1,0 +1,43 @@
+"""Distributed tensors: which part of the whole tensor this process has.
+
+A DTensor is cut by its placements; DCP asks it for its part in the same way, by __create_chunk_list__().
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ._errors import InvalidError
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offsets, lengths) in each dimension of the whole tensor."""
+
+
+def is_dtensor(value: object) -> bool:
+    """Is it a DTensor? There is none before its module is imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def local_of(tensor: Any) -> Any:
+    """The elements that this process has; the tensor itself if it is not distributed."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def box_of(tensor: Any, path: str) -> Box | None:
+    """The part that this process has; None: all of it. A part without elements is at the origin. Errors: InvalidError."""
+    if not is_dtensor(tensor):
+        return None
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise InvalidError(f"{path or 'the state'} is a distributed tensor of sums that are not complete (Partial): redistribute it first",
+                           path=path)
+    chunks = tensor.__create_chunk_list__()
+    if len(chunks) != 1:
+        raise InvalidError(f"{path or 'the state'} is a distributed tensor of which this process has {len(chunks)} parts: pass its full_tensor()",
+                           path=path)
+    offsets, lengths = tuple(chunks[0].offsets), tuple(chunks[0].sizes)
+    if lengths == tuple(tensor.shape):
+        return None
+    return (offsets, lengths) if 0 not in lengths else ((0,) * len(lengths), lengths)
