@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 SEED = 7
 
 
-def launch(what, world, folder):
-    """Runs one of the functions below in each of `world` processes. They share files in the folder."""
+def launch(what, world, folder, script=__file__):
+    """Runs a function of a script, such as this one, in each of `world` processes. They share files in the folder."""
     from support_python import environment
     group = Path(folder) / f"group-{uuid.uuid4().hex}"
-    children = [subprocess.Popen([sys.executable, "-W", "ignore", __file__, what, str(rank), str(world), str(folder)],
+    children = [subprocess.Popen([sys.executable, "-W", "ignore", script, what, str(rank), str(world), str(folder)],
                                  env=environment(CKD_TEST_GROUP=str(group), OMP_NUM_THREADS="1"), text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(world)]
     try:
@@ -254,9 +254,14 @@ def late_death(rank, world, folder):
     death(rank, world, folder, early=False)
 
 
-if __name__ == "__main__":
+def main(functions):
+    """What launch() has run: the function, and an end without the threads of torch, which can abort the process."""
     name, number, size, place = sys.argv[1:]
-    globals()[name](int(number), int(size), Path(place))
+    functions[name](int(number), int(size), Path(place))
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of torch that still run at the end of the interpreter can abort the process
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(globals())

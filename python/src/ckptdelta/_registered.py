@@ -13,9 +13,12 @@ from typing import Any
 
 from . import _torch
 from ._call import Call
+from ._arrays import Leaf
+from ._dtensor import is_dtensor
 from ._flatten import Flattener, Tensor
 from ._names import is_optimizer
 from ._native import ffi, lib
+from ._ranks import OWN, Ranks, own_part, prefix_of, record_of
 from ._record import BLOB, dump
 from ._save import Prepared, _Role, _tell_doubts, described, find_roles, in_order, predicted
 from ._updates import Update, Updates
@@ -60,6 +63,9 @@ class Snapshot:
     lasting: set[Hashable | None]
     moved: set[str] = field(default_factory=set)
     """Names of tensors that do move, although they belong to a module or an optimizer."""
+    rank: int = 0
+    shared: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
+    """With several ranks: (name, dtype, shape) of what all of them have."""
 
     def address(self, t: Tensor) -> int | None:
         """Where the library reads a tensor; None: from a buffer."""
@@ -72,10 +78,21 @@ class Snapshot:
         return [(t.name, t.alias, t.leaf.code, t.leaf.shape, self.address(t), t.leaf.key in self.fenced) for t in self.tensors]
 
 
-def take_apart(state: Any, updates: Updates | None, fenced: list[Any]) -> Snapshot:
-    """fenced: the optimizers that wait before they write. Errors: InvalidError, with the path of what cannot be stored."""
-    flat = Flattener(updates)
-    record = dump(flat.run(state))
+def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ranks | None) -> Snapshot:
+    """This rank's snapshot.
+
+    Every rank has its parts of distributed tensors, and the parameters and the states of optimizers that all have alike: the library
+    decides who writes which. Buffers and everything else are rank 0's, except what is a rank's own.
+
+    Args:
+        fenced: the optimizers that wait before they write.
+
+    Errors: InvalidError, with the path of what cannot be stored.
+    """
+    rank = ranks.rank if ranks is not None else 0
+    flat = Flattener(updates, own=OWN if ranks is not None else (), prefix=prefix_of(rank))
+    root = flat.run(state)
+    record = dump(root if rank == 0 else own_part(root))
     waiting = {id(optimizer) for optimizer in fenced}
     keys: set[Hashable | None] = {_torch.key_of(t.detach()) for optimizer in fenced for t in _updated(optimizer)}
     lasting, others = set(keys), set()
@@ -85,7 +102,13 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any]) -> Snapsh
             lasting |= {_torch.key_of(t) for tensors in (module.parameters(), module.buffers()) for t in tensors}
         elif id(found) not in waiting:  # it writes without waiting, perhaps to what a fenced optimizer writes to as well
             others |= {_torch.key_of(t.detach()) for t in _updated(found)}
-    return Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None})
+    snapshot = Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None}, rank=rank)
+    if ranks is not None:
+        shared = [t for t in flat.tensors if is_dtensor(t.array) or (t.leaf.key in snapshot.lasting and not t.buffer)]
+        snapshot.shared = [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
+        if rank:
+            snapshot.tensors = shared + [t for t in flat.tensors if t.path.partition(".")[0] in OWN]
+    return snapshot
 
 
 class Registered:
@@ -112,7 +135,18 @@ class Registered:
         self._predicted = {} if lossy else predicted(state.tensors, roles, state.updates)
         for i in in_order(state.tensors, roles, prepared.lossy, self._predicted):
             self._add(session, state, i, roles[i], call)
-        call.check(lib.ckd_session_add_bytes(session, BLOB.encode(), self._record, len(self._record), call.err))
+        self._add_record(session, state.rank, call)
+
+    def _add_record(self, session: Any, rank: int, call: Call) -> None:
+        size = len(self._record)
+        if rank == 0:
+            call.check(lib.ckd_session_add_bytes(session, BLOB.encode(), self._record, size, call.err))
+            return
+        name = record_of(rank)
+        leaf = Leaf(lib.CKD_U8, (size,), "numpy", None, None)
+        tensor, alive = described(Tensor(name, name, None, leaf, _torch.LIBRARY), _Role(lib.CKD_ROLE_OTHER, None, False, False))
+        call.check(lib.ckd_session_add(session, tensor, self._record, GROUP_AT_ONCE, call.err))
+        del alive
 
     def _add(self, session: Any, state: Snapshot, i: int, role: _Role, call: Call) -> None:
         t, address = state.tensors[i], self._layout[i][4]

@@ -17,7 +17,10 @@ from ._flatten import has_state_dict
 from ._interval import Costs, Interval
 from ._names import is_optimizer
 from ._native import ffi, lib
+from ._ranks import Ranks, ranks_of
+from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, objects_in, take_apart
+from ._restore import Restorer
 from ._rng import RandomState
 from ._save import Options, options_of
 from ._store import Store, _checkpoint, _step, store_options
@@ -25,6 +28,7 @@ from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
 
 _NEVER = 1 << 62  # the session is asked to save; it does not decide itself
+_LEAVE_S = 10.0  # what a failing rank 0 gives the others to complete a save
 _MAX_STEP = (1 << 63) - 1
 
 
@@ -51,6 +55,12 @@ class Session:
     call the hooks of torch are copied before step() returns. What else writes to parameters between step() and the next step of
     their optimizer must call fence() first.
 
+    With torch.distributed, all ranks of a group make the session together, and call step(), save(), restore() and close() alike.
+    Each rank saves its parts of distributed tensors (FSDP2, DTensor); what all have alike (DDP) is saved once. `loader` and `rng` are
+    each rank's own. All else is rank 0's. Another number of ranks may restore: each then reads its new parts. A rank beyond those that
+    saved takes rank 0's `loader` and leaves its random states as they are. Only `every` decides when to save. If a rank dies, saves
+    fail on all others; what is durable stays.
+
     Args:
         store: an open store, not a read-only one. The session opens it once more for itself.
         run: as for Store.save().
@@ -69,7 +79,10 @@ class Session:
         metric: name of the value that step() and save() take.
         snapshot_bytes: host memory for copies; 0: as much as the state. With room for two (exact saves), the next save need not read
             its parent.
-        restore_older: restore() takes the newest checkpoint that is not damaged.
+        restore_older: restore() takes the newest checkpoint that is not damaged. Not with several ranks, which might not agree.
+        group: the process group whose ranks save together; None: the default group, if torch.distributed is initialised.
+        alone: this process saves by itself, whatever torch.distributed is.
+        timeout: seconds to wait for a rank that is late.
 
     Errors: InvalidError, ReadOnlyError, and those of open().
     """
@@ -79,11 +92,16 @@ class Session:
                  every_s: float | None = None, overhead: float | None = None, max_lag: int | None = None, fidelity: Fidelity = "exact",
                  role_fidelity: Mapping[Role, Fidelity] | None = None, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0,
                  max_load_cost: float = 0.0, on_duplicate: Literal["error", "same", "branch"] = "error", metric: str | None = None,
-                 snapshot_bytes: int = 0, restore_older: bool = False) -> None:
+                 snapshot_bytes: int = 0, restore_older: bool = False, group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
         _check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
         readonly, threads, lock_timeout = store._options
         if readonly:
             raise ReadOnlyError(f"the store {store.path} was opened for reading: a session needs to write")
+        if not 0 < timeout < 4e6:
+            raise InvalidError(f"timeout is {timeout!r}, it must be a number of seconds up to 4,000,000")
+        self._ranks, self._timeout = ranks_of(group, alone), timeout
+        if self._ranks is not None:
+            _check_together(every, every_s, overhead, restore_older)
         self._store, self._restore_older, self._snapshot_bytes, self._max_lag = store, restore_older, snapshot_bytes, max_lag
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "loader": loader}
         self._state = _state_of({k: v for k, v in given.items() if v is not None}, more or {}, rng)
@@ -126,11 +144,15 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
+        if kind is None:
             self.close()
+            return
+        try:
+            if self._ranks is not None and self._ranks.rank == 0 and self._process == os.getpid():
+                self._leave_behind()
+            else:
+                self.close()
         except Error as failure:
-            if kind is None:
-                raise
             logger.error("%s: %s", self._store.path, failure)  # the exception that ends the block goes first
 
     def __repr__(self) -> str:
@@ -162,17 +184,14 @@ class Session:
         self._check_process()
         with self._lock:
             self._check_open()
-            if self._registered is not None:
+            if self._registered is not None or (self._ranks is not None and not self._ranks.all(self._is_fresh())):
                 self._end()  # the library would load into the memory that is registered
             self._ensure_open()
-            try:
-                found = self._place(lib.CKD_LATEST if step is None else _step(step))
-            except NotFoundError as error:
-                if step is not None or error.file:  # a file is missing: the run is not new
-                    raise
+            at = self._find_place(lib.CKD_LATEST if step is None else _step(step))
+            if at is None:
                 return 0
             try:
-                found = self._load(found)
+                found = self._load_together(at)
             except BaseException:
                 self._end()  # it stands at a checkpoint that the trainer's state is not of
                 raise
@@ -247,15 +266,34 @@ class Session:
         if self._process != os.getpid():
             return
         with self._lock:
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks = []
-            if self._updates is not None:
-                self._updates.close()
+            self._detach()
             self._end()
             self._closed = True
             self._finalizer.detach()
             self._raise_failure()
+
+    def _detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._updates is not None:
+            self._updates.close()
+
+    def _leave_behind(self) -> None:
+        """Rank 0 waits for the other ranks when it leaves. They may be waiting for this one, which failed, and do not get on with
+        their saves: a thread waits for them, and this call not long."""
+        with self._lock:
+            if self._closed:
+                return
+            self._detach()
+            self._closed = True
+            lib.ckd_session_fence(self._owner.session)
+        thread = threading.Thread(target=self._end, name="ckptdelta-leave", daemon=True)
+        thread.start()
+        thread.join(_LEAVE_S)
+        if thread.is_alive():
+            logger.warning("%s: the save under way is left behind, as other ranks wait for this one", self._store.path)
+        self._raise_failure()
 
     # ------------------------------------------------------------------------------------------------------ the library
 
@@ -281,6 +319,10 @@ class Session:
         options.save, options.store, options.every_steps = prepared.options, self._store_options, _NEVER
         options.snapshot, options.snapshot_bytes = lib.CKD_SNAPSHOT_LAZY, _number("snapshot_bytes", self._snapshot_bytes)
         options.restore_older = self._restore_older
+        ranks = self._ranks.native(self._timeout) if self._ranks is not None else None
+        if ranks is not None:
+            options.ranks = ranks[0]
+            self._keep.append(ranks)
         self._prepared = prepared
         call = Call()
         call.check(lib.pyckd_session_open(self._owner, path_bytes(self._store.path), options, call.err))
@@ -316,16 +358,53 @@ class Session:
         call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
         return _checkpoint(info)
 
+    def _is_fresh(self) -> bool:
+        return bool(self._owner.session) and self._registered is None
+
+    def _find_place(self, step: int) -> Checkpoint | None:
+        """The checkpoint to restore, on which the library's session goes on; None: the newest of a run that has none."""
+        found: Checkpoint | None = None
+        failure: Error | None = None
+        try:
+            found = self._place(step)
+        except Error as error:
+            # If a file is missing, the run is not new.
+            failure = None if isinstance(error, NotFoundError) and step == lib.CKD_LATEST and not error.file else error
+        if self._ranks is not None:
+            return self._ranks.place(found, failure)
+        if failure is not None:
+            raise failure
+        return found
+
+    def _load_together(self, found: Checkpoint) -> Checkpoint:
+        if self._ranks is None:
+            return self._load(found)
+        failure: Error | None = None
+        try:
+            self._load(found)
+        except Error as error:
+            failure = error
+        self._ranks.check(failure)
+        return found
+
     def _load(self, found: Checkpoint) -> Checkpoint:
+        rank = self._ranks.rank if self._ranks is not None else 0
         while True:
             try:
-                return self._store.load(self._state, run=found.run, step=found.step)
+                return self._store._restore(found.run, found.step, self._place_all, rank=rank)
             except Error as error:
                 older = self._older(found) if self._restore_older and _is_damage(error) else None
                 if older is None:
                     raise
                 logger.warning("%s is damaged (%s): %s is restored instead", found, error, older)
                 found = self._place(older.step)
+
+    def _place_all(self, root: Any, restorer: Restorer) -> None:
+        state = self._state
+        if self._ranks is not None and "rng" in state and "rng" not in dict(members(root) or ()):
+            logger.warning("rank %d: its random states stay as they are: the checkpoint is of fewer ranks", self._ranks.rank)
+            state = {key: value for key, value in state.items() if key != "rng"}
+        restorer.place_root(state, root)
 
     def _older(self, than: Checkpoint) -> Checkpoint | None:
         call, info = Call(), ffi.new("ckd_checkpoint *")
@@ -341,10 +420,10 @@ class Session:
         begun = time.monotonic()
         # Without a step of an optimizer since, the last snapshot may still be copied. The next one has to wait for that anyway.
         lib.ckd_session_fence(self._owner.session)
-        state = take_apart(self._state, self._updates, self._fenced)
-        state.moved = {name for name, count in self._moves.items() if count > 1}
-        if self._registered is not None and (self._told == self._reported or not self._registered.fits(state)):
-            self._count_moves(self._registered, state)
+        state, again = self._take_apart()
+        if again:
+            if self._registered is not None:
+                self._count_moves(self._registered, state)
             self._end()
         registered = self._registered or self._register(state)
         registered.fill(state)
@@ -356,6 +435,23 @@ class Session:
             self._staged = self._reported
             if self._updates is not None:
                 self._updates.saved()
+
+    def _take_apart(self) -> tuple[Snapshot, bool]:
+        """(what is to be saved, whether memory that is registered does not serve it). Errors: of any rank, on all of them."""
+        failure: Error | None = None
+        state = Snapshot([], b"", {}, set(), set())
+        try:
+            state = take_apart(self._state, self._updates, self._fenced, self._ranks)
+        except Error as error:
+            failure = error
+        state.moved = {name for name, count in self._moves.items() if count > 1}
+        fits = self._registered is not None and self._told != self._reported and self._registered.fits(state)
+        if self._ranks is not None:
+            # A group that a rank has left, or that was late, makes no more saves.
+            return state, self._ranks.prepare(failure, self._is_fresh(), fits and self._poll().failed == 0, state.shared)
+        if failure is not None:
+            raise failure
+        return state, self._registered is not None and not fits
 
     def _count_moves(self, registered: Registered, state: Snapshot) -> None:
         """What moves again and again is read from a buffer, so that no further registration is needed."""
@@ -473,6 +569,16 @@ def _check_numbers(*, every: Any, every_s: Any, overhead: Any, max_lag: Any) -> 
     for name, value in (("every_s", every_s), ("overhead", overhead)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1e15):
             raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
+
+
+def _check_together(every: Any, every_s: Any, overhead: Any, restore_older: bool) -> None:
+    if every_s is not None or overhead is not None:
+        raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have each rank save at other steps: with several ranks, "
+                           "use every")
+    if every is None:
+        raise InvalidError("with several ranks, say how often to save: every=N (steps)", path="every")
+    if restore_older:
+        raise InvalidError("ranks might not agree on which checkpoint is damaged: with several ranks, leave out restore_older")
 
 
 def _state_of(given: dict[str, Any], more: Mapping[str, Any], rng: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ._flatten import Flattener
 from ._foreign import find_all, step_of
 from ._native import ffi, lib
 from ._pairing import names_by_shape
+from ._ranks import record_of, with_own
 from ._record import BLOB, dump, parse
 from ._restore import Restorer, Stored, flat_root, only_within
 from ._retention import DAY, Policy, Pruned, delete_options, ids_of, native_policy, policy_from, prune, trashed
@@ -306,7 +308,8 @@ class Store:
         return found[0]
 
     def _restore(self, run: str | None, step: int | None, plan: Callable[[Any, Restorer], None], *, strict: bool = True,
-                 tensors: str | None = None, progress: Progress | None = None) -> Checkpoint:
+                 tensors: str | None = None, progress: Progress | None = None, rank: int = 0) -> Checkpoint:
+        """rank: in a session of several; it gets what is its own."""
         call = Call(progress)
         with self._using() as store:
             info = _find(store, run, step, call)
@@ -315,6 +318,8 @@ class Store:
                 call.check(lib.pyckd_load_begin(load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))
                 stored = _stored(load.load)
                 root, flat = _root(load.load, stored, call)
+                if rank:
+                    root = with_own(root, rank, int(info.world), _own_record(load.load, stored, rank, call))
                 restorer = Restorer(stored, flat=flat, tensors=tensors, strict=strict)
                 plan(root, restorer)
                 restorer.run(load.load, call)
@@ -572,6 +577,20 @@ def _root(load: Any, stored: dict[str, Stored], call: Call) -> tuple[Any, bool]:
     except NotFoundError:
         return flat_root(list(stored)), True
     return parse(bytes(ffi.buffer(blob.data, blob.size))), False
+
+
+def _own_record(load: Any, stored: dict[str, Stored], rank: int, call: Call) -> bytes | None:
+    """The record of a rank other than 0; None: the checkpoint was saved by fewer."""
+    name = record_of(rank)
+    found = stored.get(name)
+    if found is None:
+        return None
+    data = ffi.new("char[]", math.prod(found.shape) or 1)
+    request, text_of_name = ffi.new("ckd_load_request *"), ffi.new("char[]", name.encode())
+    request.struct_size, request.name, request.dtype = ffi.sizeof("ckd_load_request"), text_of_name, lib.CKD_U8
+    request.data, request.size = data, math.prod(found.shape)
+    call.check(lib.ckd_load_tensor(load, request, call.err))
+    return bytes(ffi.buffer(data, request.size))
 
 
 def _id(value: Any) -> str:

@@ -1,0 +1,157 @@
+"""The processes of a torch.distributed group that save one checkpoint together."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _torch
+from ._errors import Error, InvalidError, StateError
+from ._native import ffi
+from ._record import BLOB, members, parse
+from ._types import Checkpoint
+
+OWN = ("loader", "rng")
+"""Members of a session's state that each rank has for itself. All others are the same on all ranks, and rank 0's are stored."""
+
+
+def prefix_of(rank: int) -> str:
+    """Names of what is a rank's own begin with this. Rank 0's have the plain names, as in a save of one process."""
+    return f"ranks/{rank}/" if rank else ""
+
+
+def record_of(rank: int) -> str:
+    """The name of a rank's record. That of rank 0 is a blob, the others are tensors of bytes: a save has no blobs of other ranks."""
+    return f"{prefix_of(rank)}{BLOB}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank tells the others before a save.
+
+    Attributes:
+        error: why it cannot take part; None: it can.
+        fresh: its session of the library is open and has nothing registered.
+        fits: what is registered fits, and no save of that session has failed.
+        shared: hash of names, dtypes and shapes of the tensors that all ranks have.
+    """
+
+    error: str | None
+    fresh: bool
+    fits: bool
+    shared: str
+
+
+class Ranks:
+    """A rank's view of the group. All calls but native() are collective.
+
+    Args:
+        group: a ProcessGroup.
+    """
+
+    def __init__(self, group: Any) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._group = dist, group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise InvalidError("this process is not in the group: only its ranks make the session")
+        self._name = self.gather(uuid.uuid4().hex)[0]
+        self._opened = 0
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank gives, by rank."""
+        found: list[Any] = [None] * self.world
+        self._dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def all(self, mine: bool) -> bool:
+        return all(self.gather(mine))
+
+    def check(self, failure: Error | None) -> None:
+        """Raises this rank's failure, else that of the first rank that has one."""
+        self._raise(failure, self.gather(None if failure is None else str(failure)))
+
+    def _raise(self, failure: Error | None, found: list[str | None]) -> None:
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(found):
+            if text is not None:
+                raise StateError(f"rank {rank}: {text}")
+
+    def place(self, found: Checkpoint | None, failure: Error | None) -> Checkpoint | None:
+        """The checkpoint that all ranks restore; None: none of them has found one. Errors: the failure of a rank; StateError."""
+        answers = self.gather((None if failure is None else str(failure), None if found is None else (found.run, found.step, found.id)))
+        self._raise(failure, [text for text, _ in answers])
+        for rank, (_, other) in enumerate(answers):
+            if other != answers[0][1]:
+                raise StateError(f"rank {rank} has found {_named(other)}, rank 0 {_named(answers[0][1])}: another process saves to the run; "
+                                 "restore again, or name the step")
+        return found
+
+    def prepare(self, failure: Error | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]]) -> bool:
+        """Before a save: must the sessions of the library be closed on all ranks, as one of them has to register its memory again?
+
+        Errors: the failure of a rank; InvalidError (the ranks' states have different tensors).
+        """
+        mine = Answer(None if failure is None else str(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
+        answers: list[Answer] = self.gather(mine)
+        self._raise(failure, [answer.error for answer in answers])
+        if any(answer.shared != answers[0].shared for answer in answers):
+            self._tell_difference(shared)
+        return not (all(answer.fresh for answer in answers) or all(answer.fits for answer in answers))
+
+    def _tell_difference(self, shared: Sequence[tuple[Any, ...]]) -> None:
+        lists = self.gather(list(shared))
+        for rank, other in enumerate(lists):
+            differing = sorted(set(other) ^ set(lists[0]))
+            if differing:
+                raise InvalidError(f"rank {rank} and rank 0 do not have the same model and optimizer: {differing[0][0]} differs, and "
+                                   f"{len(differing) - 1} more; states of pipeline stages go through ckptdelta.dcp", path=differing[0][0])
+        raise InvalidError("the ranks have the tensors of the model and the optimizer in different orders")
+
+    def native(self, timeout: float) -> tuple[Any, Any]:
+        """(ckd_ranks_options, what it points to). The ranks open their sessions equally often, so they find each other by the number."""
+        self._opened += 1
+        name = ffi.new("char[]", f"{self._name}-{self._opened}".encode())
+        options = ffi.new("ckd_ranks_options *")
+        options.struct_size = ffi.sizeof("ckd_ranks_options")
+        options.rank, options.world, options.group, options.timeout_ms = self.rank, self.world, name, max(1, round(timeout * 1000))
+        return options, name
+
+
+def _named(found: tuple[str, int, str] | None) -> str:
+    return f"{found[0]}@{found[1]}" if found else "none"
+
+
+def ranks_of(group: Any, alone: bool) -> Ranks | None:
+    """The ranks that save together; None: this process saves by itself."""
+    torch = _torch.loaded()
+    if alone or torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        if group is not None:
+            raise InvalidError("there is no process group, or alone=True: leave group out")
+        return None
+    if torch.distributed.get_world_size(group) == 1:
+        return None
+    return Ranks(group)
+
+
+def with_own(root: Any, rank: int, world: int, record: bytes | None) -> Any:
+    """The root of a checkpoint that `world` ranks saved, as a rank of another session sees it.
+
+    Args:
+        record: of the same rank; None: it had none. Then random states stay as they are, since two ranks must not draw the same numbers.
+    """
+    if rank == 0 or world <= 1 or members(root) is None or "map" not in root:
+        return root
+    own = {} if record is None else parse(record).get("map", {})
+    left = {key: node for key, node in root["map"].items() if key != "rng"}
+    return {"map": {**left, **own}}
+
+
+def own_part(root: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank other than 0 records of the root of its state."""
+    return {"map": {key: node for key, node in root["map"].items() if key in OWN}}

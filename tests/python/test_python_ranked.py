@@ -1,0 +1,58 @@
+"""Sessions of several ranks. Skipped where torch is not installed, or was built without distributed."""
+
+import pytest
+
+from support_python import ckptdelta, needs_package, needs_torch, torch
+
+HAS_GLOO = torch is not None and torch.distributed.is_available() and torch.distributed.is_gloo_available()
+pytestmark = [needs_package, needs_torch,
+              pytest.mark.skipif(torch is not None and not HAS_GLOO, reason="this torch was built without gloo")]
+if HAS_GLOO and ckptdelta is not None:
+    import support_ranked
+
+
+@pytest.mark.parametrize("what", ["ddp", "ddp_each_step", "fsdp", "fsdp_each_step"])
+def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(tmp_path, what):
+    support_ranked.launch(what, 2, tmp_path)
+
+
+def test_other_numbers_of_ranks_go_on(tmp_path):
+    """FSDP2 on 4, 2, 3 and 1 ranks; at last into a process without a group."""
+    for world in (4, 2, 3, 1):
+        support_ranked.launch("reshard", world, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [(c.step, c.world) for c in store.checkpoints("gpt")] == [(2, 4), (4, 4), (6, 2), (8, 2), (10, 3), (12, 3), (14, 1), (16, 1)]
+        assert store.verify()
+        content = torch.load(tmp_path / "content.pt", weights_only=False)
+        for state in (store.state_dict(run="gpt")["model"],):
+            for name, (dtype, shape, data) in content["model"].items():
+                assert (str(state[name].dtype), tuple(state[name].shape), state[name].reshape(-1).view(torch.uint8).numpy().tobytes()) \
+                    == (dtype, tuple(shape), data), name
+
+
+def test_a_checkpoint_of_ranks_is_one_like_any_other(tmp_path):
+    """Parts can be loaded without a session, and a single process loads the whole."""
+    support_ranked.launch("on_device", 2, tmp_path)
+    content = torch.load(tmp_path / "content.pt", weights_only=False)
+    training = support_ranked.Training("none", 0, None, seed=4)
+    with ckptdelta.open(tmp_path / "store") as store:
+        store.load({"model": training.model, "optimizer": training.optimizer, "scheduler": training.scheduler}, run="gpt")
+    assert training.content() == content
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
+    support_ranked.launch("trouble", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert store.verify()
+
+
+def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):
+    support_ranked.launch("death_of_one", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")][:3] == [1, 2, 3] and store.verify()
+
+
+def test_rank_0_does_not_wait_for_others_that_wait_for_it(tmp_path):
+    support_ranked.launch("exception_on_rank_0", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")] in ([1], [1, 2]) and store.verify()
