@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run bench bench-build bench-build-run bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run demo-torch demo-torch-run bench bench-build bench-build-run bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -25,6 +25,13 @@ demo:
 
 demo-run: programs
 	@sh examples/demo.sh '$(B)'
+
+demo-torch:
+	@CC='$(CC)' DEPS_PREFIX='$(DEPS_PREFIX)' scripts/setup-deps.sh build
+	@+$(SUBMAKE) demo-torch-run
+
+demo-torch-run: programs python-package
+	@PYTHON='$(PYTHON)' sh examples/demo_torch.sh '$(B)'
 
 bench:
 	@+$(SUBMAKE) bench-run

@@ -1,8 +1,12 @@
 """Sessions of several ranks. Skipped where torch is not installed, or was built without distributed."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from support_python import ckptdelta, needs_package, needs_torch, torch
+from support_python import BUILD, ROOT, ckptdelta, needs_package, needs_torch, torch
 
 HAS_GLOO = torch is not None and torch.distributed.is_available() and torch.distributed.is_gloo_available()
 pytestmark = [needs_package, needs_torch,
@@ -56,3 +60,10 @@ def test_rank_0_does_not_wait_for_others_that_wait_for_it(tmp_path):
     support_ranked.launch("exception_on_rank_0", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:
         assert [c.step for c in store.checkpoints("gpt")] in ([1], [1, 2]) and store.verify()
+
+
+def test_the_demo(tmp_path):
+    """examples/train_torch.py on two processes of torchrun, killed, resumed, and gone on with by one; the script compares losses."""
+    done = subprocess.run(["sh", ROOT / "examples/demo_torch.sh", BUILD], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+                          env={**os.environ, "PYTHON": sys.executable, "DEMO_STEPS": "20", "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0 and "not one bit differs" in done.stdout, done.stdout
