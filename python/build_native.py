@@ -50,6 +50,7 @@ void pyckd_blob_free(pyckd_blob *owner);
 CALLBACKS = """
 extern "Python" int pyckd_on_progress(void *context, uint64_t done, uint64_t total);
 extern "Python" void pyckd_on_message(void *context, const char *message);
+extern "Python" void pyckd_on_info(void *context, const char *message);
 """
 CONSTANTS = ["CKD_NAME_MAX", "CKD_RUN_MAX", "CKD_MAX_DIMS", "CKD_BLOB_MAX", "CKD_NO_OFFSET", "CKD_LATEST", "CKD_NO_COMPACTION"]
 

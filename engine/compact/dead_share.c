@@ -90,8 +90,8 @@ static void report_result(ckd_store *store, const ckd_compaction *c, const char 
         }
     }
     if (freed) {
-        store_message(store, "compacted %s, by its policy: its chunk files are %llu bytes smaller", run,
-                      (unsigned long long)freed);
+        store_info(store, "compacted %s, by its policy: its chunk files are %llu bytes smaller", run,
+                   (unsigned long long)freed);
     }
 }
 

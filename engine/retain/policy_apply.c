@@ -152,8 +152,8 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
     }
     status = apply(&a, err);
     if (status == CKD_OK && plan_deletes(&a)) {
-        store_message(store, "deleted %llu checkpoint%s of %s, by its policy",
-                      (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
+        store_info(store, "deleted %llu checkpoint%s of %s, by its policy",
+                   (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
         collect_if_free(store);
         *applied = r.policy;
         *deleted = true;

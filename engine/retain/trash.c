@@ -434,8 +434,8 @@ ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
         store_message(store, "the trash is not emptied: %s%s%s", why.message, why.file[0] ? ": " : "",
                       why.file);
     } else if (result.checkpoints) {
-        store_message(store, "removed %llu deleted checkpoints, whose time was over",
-                      (unsigned long long)result.checkpoints);
+        store_info(store, "removed %llu deleted checkpoints, whose time was over",
+                   (unsigned long long)result.checkpoints);
     }
     return CKD_OK;
 }

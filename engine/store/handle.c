@@ -55,16 +55,27 @@ void ckd_store_close(ckd_store *store) {
     free(store);
 }
 
-void store_message(const ckd_store *store, const char *format, ...) {
-    if (!store->options.on_message) {
-        return;
+static void tell(const ckd_store *store, ckd_message_fn function, const char *format, va_list args) {
+    if (function) {
+        char text[1024];
+        vsnprintf(text, sizeof(text), format, args);
+        function(store->options.message_context, text);
     }
-    char text[1024];
+}
+
+void store_message(const ckd_store *store, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    tell(store, store->options.on_message, format, args);
     va_end(args);
-    store->options.on_message(store->options.message_context, text);
+}
+
+void store_info(const ckd_store *store, const char *format, ...) {
+    const ckd_store_options *o = &store->options;
+    va_list args;
+    va_start(args, format);
+    tell(store, o->on_info ? o->on_info : o->on_message, format, args);
+    va_end(args);
 }
 
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {

@@ -88,6 +88,8 @@ ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, cons
                      const store_hooks *hooks, ckd_error *err);
 /* Formats a message for the on_message callback, if there is one. */
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same for on_info. */
+void store_info(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Errors: READ_ONLY (the store is not open for writing). */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
 

@@ -104,13 +104,14 @@ def test_a_policy_that_makes_no_sense_is_an_error(store, policy, says):
     assert steps(store) == [1, 2, 3, 4] and store.policy("gpt") is None
 
 
-def test_a_stored_policy_works_at_each_save(store):
+def test_a_stored_policy_works_at_each_save(store, caplog):
     policy = ckptdelta.Policy(keep_last=3, keep_daily=0, automatic=1, undo_s=0)
     store.set_policy(policy, run="gpt")
     assert store.policy("gpt") == policy and store.policy("other") is None
     fill(store, range(1, 8))
     fill(store, range(1, 8), run="other")
     assert steps(store) == [5, 6, 7] and steps(store, "other") == list(range(1, 8))
+    assert not caplog.records  # it does what it was told to, so nothing is a warning
     store.set_policy(None, run="gpt")
     assert store.policy("gpt") is None
     fill(store, (8, 9))

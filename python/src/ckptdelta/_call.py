@@ -81,8 +81,17 @@ def pyckd_on_progress(context: Any, done: int, total: int) -> int:
 
 @ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
 def pyckd_on_message(context: Any, message: Any) -> None:
+    _log(logging.WARNING, context, message)
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
+def pyckd_on_info(context: Any, message: Any) -> None:
+    _log(logging.INFO, context, message)
+
+
+def _log(level: int, context: Any, message: Any) -> None:
     try:
-        logger.warning("%s: %s", ffi.from_handle(context), text(message))
+        logger.log(level, "%s: %s", ffi.from_handle(context), text(message))
     except BaseException as error:  # the library goes on, and what interrupted it comes again when it has returned
         if isinstance(error, KeyboardInterrupt):
             _thread.interrupt_main()

@@ -513,7 +513,7 @@ def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
     options = ffi.new("ckd_store_options *")
     options.struct_size = ffi.sizeof("ckd_store_options")
     options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))
-    options.on_message, options.message_context = lib.pyckd_on_message, label
+    options.on_message, options.on_info, options.message_context = lib.pyckd_on_message, lib.pyckd_on_info, label
     return options
 
 

@@ -31,6 +31,14 @@ static void on_message(void *context, const char *message) {
     snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
 }
 
+static char infos[8192]; /* the same of on_info */
+
+static void on_info(void *context, const char *message) {
+    (void)context;
+    size_t used = strlen(infos);
+    snprintf(infos + used, sizeof(infos) - used, "%s\n", message);
+}
+
 static void must(ckd_status status, const ckd_error *err) {
     if (status != CKD_OK) {
         fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
@@ -979,12 +987,30 @@ static void test_policies_survive_a_lost_catalog(void **state) {
     store_check_clean(*state);
 }
 
+/* A program that shows warnings need not show what a policy does all the time. */
+static void test_what_policies_do_goes_to_on_info(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_error err = {0};
+    set_policy(store, "a", 2, 1);
+    ckd_store_close(store);
+    o.on_message = on_message;
+    o.on_info = on_info;
+    must(ckd_store_open(&store, store_path_of(*state, ""), CKD_OPEN_WRITE, &o, &err), &err);
+    messages[0] = infos[0] = '\0';
+    save_bases(store, "a", 0, 6);
+    ckd_store_close(store);
+    assert_string_equal(messages, "");
+    assert_non_null(strstr(infos, "deleted 1 checkpoint of a, by its policy\n"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_set_and_clear),
         tempdir_test(test_older_callers_get_defaults),
         tempdir_test(test_a_run_follows_its_own_policy),
         tempdir_test(test_after_each_commit),
+        tempdir_test(test_what_policies_do_goes_to_on_info),
         tempdir_test(test_automatic_waits_for_a_number_of_deletions),
         tempdir_test(test_chains_are_pruned),
         tempdir_test(test_a_policy_never_makes_a_save_fail),
