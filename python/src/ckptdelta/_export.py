@@ -34,11 +34,16 @@ def write(path: Path, form: str, state: Any) -> None:
     writers: dict[str, Callable[[Path, Any], None]] = {"torch": _write_torch, "transformers": _write_transformers, "dcp": _write_dcp}
     if form not in writers:
         raise InvalidError(f"form is one of {', '.join(writers)}, not {form!r}", path="form")
+    write_whole(path, lambda part: writers[form](part, state))
+
+
+def write_whole(path: Path, writer: Callable[[Path], None]) -> None:
+    """Lets a function write a file or folder, which is complete and durable then, or not there. Errors: ExistsError, OSError."""
     if os.path.lexists(path):
         raise ExistsError(f"{path} exists already", file=str(path))
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        writers[form](part, state)
+        writer(part)
         _sync(part)
         if os.path.lexists(path):
             raise ExistsError(f"{path} exists already", file=str(path))
@@ -86,10 +91,7 @@ def _write_transformers(path: Path, state: Any) -> None:
     if not isinstance(model, dict) or not model or not all(_torch.is_tensor(t) for t in model.values()):
         raise InvalidError("a folder of transformers needs the tensors of the model in the state's member model", path="model")
     path.mkdir()
-    for name, content in state.get("files", {}).items():
-        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
-            raise InvalidError(f"files has the name {name!r}, which would lie outside the folder", path="files")
-        (path / name).write_bytes(bytes(content.numpy() if _torch.is_tensor(content) else content))
+    write_files(path, state.get("files", {}))
     _write_weights(path / "model.safetensors", model)
     for part, value in state.items():
         if part in PARTS:
@@ -98,6 +100,14 @@ def _write_transformers(path: Path, state: Any) -> None:
             _write_torch(path / f"{part}.pth", value)
         elif part == "trainer_state":
             (path / TRAINER_STATE).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def write_files(folder: Path, files: dict[str, Any]) -> None:
+    """Writes the member files of an imported folder. Errors: InvalidError (a name that leads out of the folder)."""
+    for name, content in files.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise InvalidError(f"files has the name {name!r}, which would lie outside the folder", path="files")
+        (folder / name).write_bytes(bytes(content.numpy() if _torch.is_tensor(content) else content))
 
 
 def _write_weights(path: Path, model: dict[str, Any]) -> None:

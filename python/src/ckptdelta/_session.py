@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -181,6 +181,10 @@ class Session:
         Errors: NotFoundError (no such step), those of Store.load(). Later saves go on as if it had not been called. After an error
         of a damaged store some objects have the checkpoint's values and some have not: restore another one.
         """
+        return self._go_on(step, self._load_together)
+
+    def _go_on(self, step: int | None, load: Callable[[Checkpoint], Checkpoint]) -> int:
+        """restore(), by a function that loads the checkpoint or an older one, and returns which."""
         self._check_process()
         with self._lock:
             self._check_open()
@@ -191,7 +195,7 @@ class Session:
             if at is None:
                 return 0
             try:
-                found = self._load_together(at)
+                found = load(at)
             except BaseException:
                 self._end()  # it stands at a checkpoint that the trainer's state is not of
                 raise

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from ._arrays import NAMES
 from ._call import Call, Progress, check_process, logger, path_bytes, text
 from ._errors import ExistsError, InvalidError, NotFoundError, StateError
-from ._export import form_of, write as write_export
+from ._export import form_of, write as write_export, write_whole
+from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
 from ._foreign import find_all, step_of
 from ._native import ffi, lib
@@ -251,6 +252,33 @@ class Store:
         state = self.state_dict(run=found.run, step=found.step, tensors="torch", progress=progress)
         target = Path(path)
         write_export(target, form or form_of(target, state), state)
+        return found
+
+    def export_hf(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None, like: Any = None,
+                  member: str = "model", max_shard_size: int | str | None = None, progress: Progress | None = None) -> Checkpoint:
+        """Writes the model of a checkpoint as a folder that from_pretrained() of transformers reads: weights in safetensors, the
+        configuration, and the tokenizer if the checkpoint has one. Nothing else of the checkpoint is read. The path must not exist.
+
+        Args:
+            path: the folder to make.
+            run, step: as for load().
+            like: a model, which is not changed, its configuration, or a folder with a configuration. None: the configuration that
+                the checkpoint has, from ckptdelta.transformers or from an imported folder.
+            member: the model's path in the state; ``""``: the state is the model.
+            max_shard_size: bytes, or ``"5GB"``: of each file of weights. None: as save_pretrained() has it.
+            progress: as for load().
+
+        Returns: the checkpoint. The folder is durable.
+
+        Errors: those of state_dict(); ExistsError; InvalidError (no configuration); MismatchError (the model that it describes has
+        other weights); UnsupportedError (transformers is not installed, or has no such model); OSError.
+        """
+        found = self.find(run=run, step=step)
+        parts = None if not member else [member, FILES]
+        state = self.state_dict(run=found.run, step=found.step, only=parts, tensors="torch", progress=progress)
+        weights = weights_in(state, member, found)
+        files = state.get(FILES, {}) if member else {}
+        write_whole(Path(path), partial(write_pretrained, weights=weights, files=files, like=like, max_shard_size=max_shard_size))
         return found
 
     # ------------------------------------------------------------------------------------------------------- load
