@@ -18,9 +18,8 @@ def test_the_examples_run(section, tmp_path, monkeypatch):
     code = "\n".join(SECTIONS[section])
     if "import torch" in code and WHY_NO_TORCH:
         pytest.skip(WHY_NO_TORCH)
-    if "import transformers" in code:
-        for module in ("transformers", "accelerate"):
-            pytest.importorskip(module, reason=f"{module} cannot be imported here")
+    for library in re.findall(r"^(?:import|from) (lightning|accelerate|transformers)\b", code, re.MULTILINE):
+        pytest.importorskip(library, reason=f"{library} cannot be imported here")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"docs/python.md, {section}", "exec"), {"__name__": "example"})  # its assertions are the test's
     stores = [p for p in tmp_path.iterdir() if (p / "catalog.db").exists()]

@@ -63,7 +63,7 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
     Args:
         parameters: the optimizer's own, group by group; None if only its state is known.
         weights: names by memory, and of parameters by identity().
-        otherwise: names of parameters that have none, group by group.
+        otherwise: names of parameters whose memory has none, group by group.
     """
     groups, ids, names = [], [], []
     for number, group in enumerate(state["param_groups"]):
@@ -74,12 +74,12 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
             if parameters is not None:
                 one_key = _torch.key_of(parameters[number][i])
                 found[i] = weights.get(identity(parameters[number][i])) if one_key is None else weights.get(one_key)
+            if found[i] is None and otherwise is not None:
+                found[i] = otherwise[number][i]
             if found[i] is None and isinstance(given, list) and len(given) == len(own) and isinstance(given[i], str):
                 found[i] = given[i]
             if found[i] is None and type(one) is str:
                 found[i] = one
-            if found[i] is None and otherwise is not None:
-                found[i] = otherwise[number][i]
         groups.append({k: v for k, v in group.items() if k != "params"})
         ids.append(own)
         names.append(found)

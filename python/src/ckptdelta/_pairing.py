@@ -20,15 +20,16 @@ NO_PARAMETER = ("running_mean", "running_var", "num_batches_tracked")
 def names_by_shape(state: Any) -> dict[int, Names]:
     """Names of the parameters of the optimizers' states within a state, by id() of each optimizer's state, group by group.
 
-    A group has its parameters in the order of the model, so its shapes are a subsequence of the model's. If there is only one such
-    subsequence, the names are certain. Otherwise they are left out.
+    Groups may have names themselves (param_names), which lack the path of the model in the state. Else a group has its parameters in
+    the order of the model, so its shapes are a subsequence of the model's. If there is only one such subsequence, the names are
+    certain. Otherwise they are left out.
     """
     optimizers: list[dict[str, Any]] = []
     models: dict[str, Model] = {}
     _look(state, "", optimizers, models)
     found = {}
     for optimizer in optimizers:
-        fits = {path: names for path, model in models.items() if (names := _fit(optimizer, model)) is not None}
+        fits = {path: names for path, model in models.items() if (names := _named(optimizer, model, path) or _fit(optimizer, model)) is not None}
         usual = [path for path in USUAL if path in fits]
         if usual or len(fits) == 1:
             found[id(optimizer)] = fits[usual[0] if usual else next(iter(fits))]
@@ -58,6 +59,18 @@ def _parameters(tensors: dict[Any, Any], path: str) -> Iterator[tuple[str, Shape
             if memory is None or memory not in seen:  # a tied weight is one parameter
                 seen.add(memory)
                 yield join(path, key), tuple(tensor.shape)
+
+
+def _named(optimizer: dict[str, Any], model: Model, path: str) -> Names | None:
+    """The names that the groups have, if the model at the path has all of them."""
+    known = {name for name, _ in model}
+    names: Names = []
+    for group in optimizer["param_groups"]:
+        given = group.get("param_names")
+        if not isinstance(given, list) or len(given) != len(group["params"]):
+            return None
+        names.append([join(path, name) for name in given])
+    return names if names and all(name in known for group in names for name in group) else None
 
 
 def _fit(optimizer: dict[str, Any], model: Model) -> Names | None:

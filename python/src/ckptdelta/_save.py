@@ -169,6 +169,10 @@ class Content:
 def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content, call: Call) -> Any:
     """Saves and commits. Returns the ckd_checkpoint. After any exception nothing of the save is left, unless it was committed."""
     options, tensors = prepared.options, content.tensors
+    part = next((t.path for t in tensors if t.leaf.box is not None), None)
+    if part is not None:
+        raise InvalidError(f"{part} is a distributed tensor, of which this process has a part: save it with ckptdelta.Session or "
+                           "ckptdelta.dcp on all ranks, or pass its full_tensor()", path=part)
     options.total_bytes = sum(t.leaf.nbytes for t in tensors)
     options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
     roles = find_roles(tensors, call)

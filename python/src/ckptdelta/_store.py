@@ -168,16 +168,17 @@ class Store:
 
     def _save(self, state: Any, flat: Flattener, chosen: Options, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
         record = dump(flat.run(state))
-        part = next((t.path for t in flat.tensors if t.leaf.box is not None), None)
-        if part is not None:
-            raise InvalidError(f"{part} is a distributed tensor, of which this process has a part: save it with ckptdelta.Session or "
-                               "ckptdelta.dcp on all ranks, or pass its full_tensor()", path=part)
+        done = self._commit(Content(flat.tensors, flat.updates, {BLOB: record}), chosen, progress)
+        if updates is not None:
+            updates.saved()
+        return done
+
+    def _commit(self, content: Content, chosen: Options, progress: Progress | None = None) -> Checkpoint:
+        """Saves what a state has been taken apart into."""
         options = options_of(chosen)
         call = Call(progress)
         with self._using() as store:
-            info = save_all(self._owner, store, options, Content(flat.tensors, flat.updates, {BLOB: record}), call)
-        if updates is not None:
-            updates.saved()
+            info = save_all(self._owner, store, options, content, call)
         done = _checkpoint(info)
         logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
         return done
