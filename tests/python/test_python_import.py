@@ -186,7 +186,8 @@ def test_what_is_no_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with ckptdelta.open(tmp_path / "store") as store:
         for name, kind, text in (("random.pt", ckptdelta.UnsupportedError, "neither a file of torch.save"), ("__0_0.distcp", ckptdelta.UnsupportedError, "import its folder"),
-                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.UnsupportedError, "DeepSpeed"), ("deepspeed", ckptdelta.UnsupportedError, "DeepSpeed"),
+                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.CorruptError, "has no file mp_rank_00_model_states.pt"),
+                                 ("deepspeed", ckptdelta.UnsupportedError, "no checkpoint of transformers, DeepSpeed"),
                                  ("empty", ckptdelta.UnsupportedError, "no checkpoint"), ("none", ckptdelta.NotFoundError, "no such"),
                                  ("pipe", ckptdelta.UnsupportedError, "regular")):
             with pytest.raises(kind, match=text) as caught:

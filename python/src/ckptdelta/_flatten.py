@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +47,11 @@ class Flattener:
     Args:
         updates: what follows the optimizers of the state.
         names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
+        buffers: paths of buffers, besides those of modules.
     """
 
-    def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None) -> None:
+    def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None,
+                 buffers: Iterable[str] = ()) -> None:
         self.tensors: list[Tensor] = []
         self.updates: dict[str, Update] = {}  # by the weight's name
         self._followed = updates
@@ -57,7 +59,7 @@ class Flattener:
         self.weights: dict[Hashable, str] = {}
         self._names: set[str] = set()
         self._keys: dict[Hashable, str] = {}
-        self._buffers: set[str] = set()
+        self._buffers = set(buffers)
         self._open: list[int] = []
         self._in_optimizer = False
         self._waiting: list[tuple[dict[str, Node], Any, str]] = []

@@ -219,7 +219,8 @@ class Store:
                 logger.info("%s: %s@%d is there already; %s is left out", self.path, run, at, one.path)
                 continue
             names = names_by_shape(state) if one.ordered(state) else {}
-            done.append(self._save(state, Flattener(names=names), Options(run=run, step=at, fidelity=fidelity), progress=progress))
+            flat = Flattener(names=names, buffers=one.buffers(state))
+            done.append(self._save(state, flat, Options(run=run, step=at, fidelity=fidelity), progress=progress))
             if several:
                 there.add(at)
         return done
