@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,27 +12,12 @@ from pathlib import Path
 import pytest
 
 from support_python import ckptdelta, environment, needs_package, needs_torch, torch
+from support_torch_ranks import run_ranks
 
 pytestmark = [needs_package, needs_torch]
 
 RUNS = ("z1_bf16", "z2_fp32", "z2_aligned", "z3_bf16", "z3_fp32")  # of deepspeed_run.py
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-
-
-def run_ranks(script, *arguments, world=2):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    ranks = [subprocess.Popen([sys.executable, str(script), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              env=environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-                                              DS_ACCELERATOR="cpu", DS_BUILD_OPS="0", OMP_NUM_THREADS="1"))
-             for rank in range(world)]
-    try:
-        output = [rank.communicate(timeout=180)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert all(rank.returncode == 0 for rank in ranks), output[0][-3000:] + output[-1][-3000:]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import _deepspeed, _deepspeed_universal, _torch
+from . import _deepspeed, _deepspeed_universal, _shards, _torch
 from ._call import logger
 from ._errors import CorruptError, InvalidError, NotFoundError, UnsupportedError
 from ._torch_file import allowed_globals, plain, read_torch
@@ -142,10 +142,17 @@ def _folder(path: Path) -> Foreign:
         return _of_deepspeed(path, path)
     if inside is not None and _deepspeed.is_checkpoint(set(os.listdir(inside))) and (names & BESIDE or not inside.name.startswith("global_step")):
         return _of_deepspeed(path, inside)
+    shards = _shards.shard_names(path)
+    if shards:
+        return Foreign(path, "shards of torch.distributed.checkpoint", lambda unsafe: _of_shards(path, shards, unsafe), lambda state: False)
     if names & {*WEIGHTS, *INDEXES}:
         return Foreign(path, "transformers", lambda unsafe: read_trainer(path, unsafe), lambda state: order_as_model(path, state))
     raise UnsupportedError(f"{path} is no checkpoint of transformers, DeepSpeed or torch.distributed.checkpoint: it has none of {METADATA_FILE}, "
                            f"*_model_states.pt, {', '.join((*WEIGHTS, *INDEXES))}", file=str(path))
+
+
+def _of_shards(path: Path, shards: set[str], unsafe: bool) -> dict[str, Any]:
+    return {"model": _shards.read_shards(path, shards), **read_trainer(path, unsafe, without=shards)}
 
 
 def _of_deepspeed(path: Path, inside: Path) -> Foreign:
@@ -154,7 +161,7 @@ def _of_deepspeed(path: Path, inside: Path) -> Foreign:
     read = _deepspeed_universal.read if universal else _deepspeed.read_ranks
 
     def both(unsafe: bool) -> dict[str, Any]:
-        beside = {} if inside == path else read_trainer(path, unsafe, weights=False)
+        beside = {} if inside == path else read_trainer(path, unsafe, without=set())
         return {**beside, **read(inside, unsafe)}
 
     return Foreign(path, "DeepSpeed universal" if universal else "DeepSpeed", both, lambda state: False, _deepspeed.buffers, is_whole=True)
@@ -197,15 +204,17 @@ def _weight_files(path: Path) -> tuple[list[Path], set[str]]:
     return found, taken
 
 
-def read_trainer(path: Path, unsafe: bool = False, weights: bool = True) -> dict[str, Any]:
+def read_trainer(path: Path, unsafe: bool = False, without: set[str] | None = None) -> dict[str, Any]:
     """A folder of transformers: the model, and what its Trainer needs to go on. Other files are arrays of their bytes.
 
-    Without weights: files of these are left out.
+    Args:
+        without: names of files that are read elsewhere. The weights are as well, then.
     """
     torch = _torch.load_torch(str(path))
     files, taken = _weight_files(path)
-    state: dict[str, Any] = {"model": {}} if weights else {}
-    for file in files if weights else ():
+    taken |= without or set()
+    state: dict[str, Any] = {"model": {}} if without is None else {}
+    for file in files if without is None else ():
         state["model"].update(_weights(file)(file, unsafe))
     for name, part in TRAINER_PARTS.items():
         if (path / name).is_file():
