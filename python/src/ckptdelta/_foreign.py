@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import _deepspeed, _deepspeed_universal, _shards, _torch
+from . import _deepspeed, _deepspeed_universal, _megatron, _shards, _torch
 from ._call import logger
 from ._errors import CorruptError, InvalidError, NotFoundError, UnsupportedError
-from ._torch_file import allowed_globals, plain, read_torch
+from ._torch_file import Attributes, allowed_globals, plain, read_torch
 
 STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter_num", "iter", "num_updates")
 METADATA_FILE = ".metadata"  # of torch.distributed.checkpoint
@@ -28,6 +28,7 @@ TRAINER_PARTS = {"optimizer.pt": "optimizer", "optimizer.bin": "optimizer", "sch
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 BESIDE = {TRAINER_STATE, "config.json", "adapter_config.json"}
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+METADATA_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner")
 METADATA_CLASSES = {("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "Path"),
                     ("collections", "OrderedDict"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
 
@@ -101,6 +102,13 @@ def number_in(name: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
+
+
 def step_of(state: Any, one: Foreign) -> int | None:
     """The step that a state tells of, else the number in its name; None for an extra one that tells none. Errors: InvalidError."""
     places = [state.get("trainer_state"), state] if isinstance(state, dict) else []
@@ -136,6 +144,8 @@ def _file(path: Path) -> Foreign:
 def _folder(path: Path) -> Foreign:
     names = set(os.listdir(path))
     if METADATA_FILE in names:
+        if _megatron.COMMON in names:
+            return Foreign(path, "Megatron", lambda unsafe: _megatron.merged(read_dcp(path, unsafe), path, unsafe), lambda state: False)
         return Foreign(path, "torch.distributed.checkpoint", lambda unsafe: read_dcp(path, unsafe), lambda state: False)
     inside = _deepspeed.latest_in(path, names)
     if _deepspeed.is_checkpoint(names):
@@ -259,8 +269,10 @@ class _Metadata(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         torch = _torch.load_torch("")
+        if module.startswith("megatron."):
+            return Attributes  # only in the plans of the save, which no load needs
         allowed = (module, name) in METADATA_CLASSES or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)) or \
-            (module == "torch.distributed.checkpoint.metadata" and re.fullmatch(r"_?[A-Z]\w*", name) is not None)
+            (module in METADATA_MODULES and re.fullmatch(r"_?[A-Z]\w*", name) is not None)
         if not allowed:
             raise pickle.UnpicklingError(f"its metadata has a {module}.{name}")
         return super().find_class(module, name)

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ._arrays import NAMES
-from ._call import Call, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
 from ._errors import ExistsError, InvalidError, NotFoundError, StateError
 from ._export import form_of, write as write_export
 from ._flatten import Flattener
-from ._foreign import find_all, step_of
+from ._foreign import find_all, size_of, step_of
 from ._native import ffi, lib
 from ._pairing import names_by_shape
 from ._record import BLOB, dump, parse
@@ -193,7 +193,7 @@ class Store:
                 like), else the last number in its name.
             fidelity: as for save().
             pickle: restore objects that only pickle can restore. That runs code from the files.
-            progress: as for save(), of each checkpoint.
+            progress: as for save(), but it counts bytes of the files, over all of them; those that are left out are done at once.
 
         Returns: the new checkpoints.
 
@@ -207,7 +207,8 @@ class Store:
             raise InvalidError(f"{path} has {len(found)} checkpoints: step is for a single one", path="step")
         there = {checkpoint.step for checkpoint in self.checkpoints(run)} if several else set()
         seen: dict[int, Path] = {}
-        for one in found:
+        parts = Parts(progress, [size_of(one.path) for one in found])
+        for part, one in zip(parts, found):  # in this order, so that the parts come to their end
             state = one.read(pickle)
             at = step_of(state, one) if step is None else step
             if at is None:
@@ -220,7 +221,7 @@ class Store:
                 continue
             names = names_by_shape(state) if one.ordered(state) else {}
             flat = Flattener(names=names, buffers=one.buffers(state))
-            done.append(self._save(state, flat, Options(run=run, step=at, fidelity=fidelity), progress=progress))
+            done.append(self._save(state, flat, Options(run=run, step=at, fidelity=fidelity), progress=part))
             if several:
                 there.add(at)
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import re
 from collections import Counter, OrderedDict, defaultdict
@@ -25,6 +26,11 @@ class Attributes(dict[str, Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.update(state)
+
+
+def value_of(value: Any) -> Any:
+    """Stands for the class of an enumeration: its members are read as their values."""
+    return value
 
 
 def read_torch(path: Path, unsafe: bool = False, classes: Mapping[str, Any] | None = None) -> Any:
@@ -67,8 +73,9 @@ def _pickle_with(classes: Mapping[str, Any]) -> Any:
 
 
 def allowed_globals(torch: Any, classes: Mapping[str, Any] | None = None) -> Any:
-    """torch.load() takes arrays of numpy, such as the state of its random numbers, only if their parts are named."""
+    """torch.load() takes arrays of numpy, such as the state of its random numbers, and BytesIO only if their parts are named."""
     named: list[Any] = [(stand_in, name) for name, stand_in in (classes or {}).items()]
+    named.append(io.BytesIO)
     try:
         import numpy
         kinds = {type(numpy.dtype(code)) for code in "?bBhHiIlLqQefd"}
@@ -76,7 +83,7 @@ def allowed_globals(torch: Any, classes: Mapping[str, Any] | None = None) -> Any
         named += [core.multiarray._reconstruct, core.multiarray.scalar, numpy.ndarray, numpy.dtype, *kinds]
     except (ImportError, AttributeError):
         pass
-    return torch.serialization.safe_globals(named) if named and hasattr(torch.serialization, "safe_globals") else contextlib.nullcontext()
+    return torch.serialization.safe_globals(named) if hasattr(torch.serialization, "safe_globals") else contextlib.nullcontext()
 
 
 def plain(value: Any) -> Any:
