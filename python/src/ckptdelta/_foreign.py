@@ -1,4 +1,4 @@
-"""Checkpoints of others: files of torch.save() and safetensors, folders of transformers and of torch.distributed.checkpoint.
+"""Checkpoints of others: files of torch.save() and safetensors; folders of transformers, torch.distributed.checkpoint, DeepSpeed and Megatron.
 
 A form is recognised by content, not by the names of files. Nothing that needs code to be restored is read unless asked for.
 """

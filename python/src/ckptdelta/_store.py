@@ -181,10 +181,11 @@ class Store:
         """Saves checkpoints that other libraries wrote. state_dict() gives back what they hold.
 
         The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
-        with or without what its Trainer needs to resume, a folder of torch.distributed.checkpoint, or a folder of several of
-        these. Content tells what it is, not the name. Of several, the oldest comes first, and steps that the run has already
-        are left out: an import that was interrupted goes on when it is called again. Two of the same step are an error. States
-        of optimizers get the names of their parameters where the order of the model is known and the shapes leave no doubt.
+        with or without what its Trainer needs to resume, one of torch.distributed.checkpoint, of Megatron (torch_dist) or of
+        DeepSpeed (ZeRO 1 to 3, or universal), or a folder of several of these. Content tells what it is, not the name. What
+        ranks cut becomes whole tensors. Of several, the oldest comes first, and steps that the run has already are left out: an
+        import that was interrupted goes on when it is called again. Two of the same step are an error. States of optimizers get
+        the names of their parameters where the order of the model is known and the shapes leave no doubt.
 
         Args:
             path: what to save.
