@@ -1,6 +1,7 @@
 """Trains a small model with DeepSpeed on the ranks of one machine and writes checkpoints of all stages of ZeRO, for the tests of imports.
 
-Run on each rank with the variables that torch.distributed wants, and the folder to write to. Rank 0 also writes what DeepSpeed's own
+Run on each rank with the variables that torch.distributed wants, and the folder to write to; or with --load, a folder, and names of
+universal checkpoints in it, which are loaded and saved again. Rank 0 also writes what DeepSpeed's own
 tools make of the checkpoints: NAME.fp32.pt by zero_to_fp32, and NAME.universal by ds_to_universal.
 """
 
@@ -41,7 +42,7 @@ class Model(torch.nn.Module):
 
 
 def engine_of(name, **more):
-    stage, dtype, zero = RUNS[name]
+    stage, dtype, zero = RUNS.get(name, (2, "bf16", {}))
     torch.manual_seed(3)
     model = Model()
     groups = [{"params": [p for p in model.parameters() if p.requires_grad and p.dim() > 1]},
@@ -61,7 +62,6 @@ def step(engine):
 
 def main(folder):
     rank = int(os.environ["RANK"])
-    deepspeed.init_distributed("gloo")
     for name in RUNS:
         engine = engine_of(name)
         torch.manual_seed(10 + rank)
@@ -80,5 +80,20 @@ def main(folder):
                                                     inject_missing_state=True))
 
 
+def go_on(folder, *tags):
+    """Loads universal checkpoints with ZeRO 2, and saves what came of them."""
+    for tag in tags:
+        engine = engine_of("z2_bf16", checkpoint={"load_universal": True})
+        path, client = engine.load_checkpoint(folder, tag=tag)
+        assert path and client["epoch"] == 3
+        engine.save_checkpoint(folder / f"{tag}.loaded")
+        step(engine)
+        engine.destroy()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    deepspeed.init_distributed("gloo")
+    if sys.argv[1] == "--load":
+        go_on(Path(sys.argv[2]), *sys.argv[3:])
+    else:
+        main(Path(sys.argv[1]))

@@ -251,6 +251,21 @@ def test_a_folder_of_a_trainer(made, store, tmp_path):
     assert [c.step for c in store.import_checkpoints(tmp_path / "epoch=0-step=4.ckpt", run="lightning")] == [4]
 
 
+def test_what_a_trainer_really_writes(made, tmp_path):
+    """ZeRO 3 by transformers: the masters, rounded, are the weights that the Trainer gathered itself."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    safetensors = pytest.importorskip("safetensors.torch")
+    run_ranks(Path(__file__).with_name("deepspeed_trainer_run.py"), tmp_path / "out", world=1)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="a")] == [2, 4]
+        state = store.state_dict(run="a")
+        weights = safetensors.load_file(tmp_path / "out" / "checkpoint-4" / "model.safetensors")
+        assert set(state["module"]) - set(weights) == {"lm_head.weight"}  # tied
+        assert all(torch.equal(state["module"][name], value) for name, value in weights.items())
+        assert state["trainer_state"]["global_step"] == 4 and "config.json" in state["files"] and "rng_state" in state
+
+
 # ----------------------------------------------------------------------------------------------------------- universal
 
 
@@ -267,6 +282,33 @@ def test_universal_checkpoints(made, store, name):
         assert state["module"][parameter].dtype == value.dtype and torch.equal(state["module"][parameter], value), parameter
     roles = {tensor.name: tensor.role for tensor in store.tensors(run=f"{name}.universal")}
     assert roles == {tensor.name: tensor.role for tensor in store.tensors(run=name)}
+
+
+def test_deepspeed_goes_on_from_exported_checkpoints(made, store, tmp_path):
+    """With another stage of ZeRO, and another number of ranks."""
+    names = ("z1_bf16", "z3_bf16", "z2_aligned.universal")
+    for name in names:
+        imported(store, made, name)
+        assert store.export_checkpoint(tmp_path / name, run=name, form="deepspeed").step == 4
+    run_ranks(Path(__file__).with_name("deepspeed_run.py"), "--load", tmp_path, *names, world=1)
+    for name in names:
+        found, other = imported(store, tmp_path, f"{name}.loaded"), imported(store, made, name)
+        assert found["global_steps"] == 4 and found["lr_scheduler"] == other["lr_scheduler"]
+        assert [g["lr"] for g in found["optimizer"]["param_groups"]] == [g["lr"] for g in other["optimizer"]["param_groups"]]
+        for parameter, slots in other["optimizer"]["state"].items():
+            for slot, value in slots.items():
+                assert torch.equal(found["optimizer"]["state"][parameter][slot], value), (name, parameter, slot)
+        assert all(torch.equal(found["module"][parameter], value) for parameter, value in other["module"].items())
+
+
+def test_what_cannot_be_exported_to_deepspeed(store, tmp_path):
+    store.save({"module": {"w": torch.ones(1)}, "optimizer": {"state": {}, "param_groups": []}}, run="plain", step=1)
+    state = {"w": {"exp_avg": torch.ones(1)}}
+    store.save({"module": {"w": torch.ones(1)}, "optimizer": {"state": state, "param_groups": [{"params": ["w"]}]}, "ds_version": "1"}, run="plain", step=2)
+    for step, text in ((1, "ds_version"), (2, "w has none")):
+        with pytest.raises(ckptdelta.InvalidError, match=text):
+            store.export_checkpoint(tmp_path / "folder", run="plain", step=step, form="deepspeed")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_spoilt_universal_checkpoints(made, store, tmp_path):

@@ -228,15 +228,16 @@ class Store:
         return done
 
     def export_checkpoint(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None,
-                          form: Literal["torch", "transformers", "dcp"] | None = None, progress: Progress | None = None) -> Checkpoint:
+                          form: Literal["torch", "transformers", "dcp", "deepspeed"] | None = None, progress: Progress | None = None) -> Checkpoint:
         """Writes a checkpoint as other libraries do, from host memory that holds all of it. The path must not exist.
 
         Args:
             path: the file or folder to make.
             run, step: as for load().
             form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
-                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint. None: by the
-                path's suffix a file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
+                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint;
+                ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: by the path's suffix a
+                file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
             progress: as for load().
 
         Returns: the checkpoint. The file or folder is durable.
