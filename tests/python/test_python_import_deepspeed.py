@@ -145,6 +145,23 @@ def test_objects_need_pickle(made, tmp_path):
             store.import_checkpoints(folder, run="a", pickle=True)
 
 
+def test_a_dynamic_scale_of_the_loss(made, tmp_path):
+    scalers = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
+    folder = copied(made, tmp_path, "z1_bf16")
+    for file in folder.glob("*optim_states.pt"):
+        state = torch.load(file, weights_only=False)
+        state["optimizer_state_dict"]["loss_scaler"] = scalers.DynamicLossScaler(init_scale=1024, scale_window=7, min_scale=1, delayed_shift=1,
+                                                                                consecutive_hysteresis=False)
+        torch.save(state, file)
+    with ckptdelta.open(tmp_path / "store") as store:
+        store.import_checkpoints(folder, run="a")
+        found = store.state_dict(run="a")["optimizer"]["loss_scaler"]
+        assert found["cur_scale"] == 1024 and found["scale_window"] == 7 and found["dynamic"] is True
+        store.export_checkpoint(tmp_path / "out", run="a", form="deepspeed")
+    scaler = torch.load(tmp_path / "out" / "zero" / "optimizer_state.pt", weights_only=False)["loss_scaler"]
+    assert type(scaler) is scalers.DynamicLossScaler and vars(scaler) == vars(state["optimizer_state_dict"]["loss_scaler"])
+
+
 def test_without_zero(tmp_path):
     """Stage 0: one file has everything."""
     folder = tmp_path / "global_step7"
@@ -245,6 +262,11 @@ def test_a_folder_of_a_trainer(made, store, tmp_path):
     assert all(torch.equal(found["module"][name], value) for name, value in other["module"].items())
     (folder / "latest").write_text("global_step9")
     expect(store, folder, ckptdelta.CorruptError, "'global_step9', which is not there")
+    (tmp_path / "out" / "latest").write_text("global_step9")  # a folder of checkpoints may tell of one that was deleted
+    (folder / "latest").unlink()
+    torch.save({"w": torch.ones(1)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert [c.step for c in store.import_checkpoints(tmp_path / "out", run="weights")] == [2, 4]
     (folder / "trainer_state.json").unlink()
     shutil.move(folder / "global_step4", tmp_path / "epoch=0-step=4.ckpt" / "checkpoint")
     (tmp_path / "epoch=0-step=4.ckpt" / "latest").write_text("checkpoint\n")

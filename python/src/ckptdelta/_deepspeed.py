@@ -52,15 +52,18 @@ def is_checkpoint(names: set[str]) -> bool:
     return any(MODEL.fullmatch(name) or OPTIMIZER.fullmatch(name) for name in names)
 
 
-def latest_in(path: Path, names: set[str]) -> Path | None:
-    """The checkpoint's folder that the file `latest` of a folder tells of. Errors: CorruptError, if it is not there."""
+def latest_in(path: Path, names: set[str], needed: bool) -> Path | None:
+    """The checkpoint's folder that the file `latest` of a folder tells of, if it does. Errors: CorruptError, if it is needed and not there."""
     if LATEST not in names or not (path / LATEST).is_file():
         return None
     with open(path / LATEST, encoding="utf-8", errors="replace") as f:
         tag = f.read(300).strip()
-    if not tag or Path(tag).name != tag or not (path / tag).is_dir():
-        raise CorruptError(f"{path / LATEST} tells of the folder {tag!r}, which is not there", file=str(path / LATEST))
-    return path / tag
+    if tag and Path(tag).name == tag and (path / tag).is_dir():
+        return path / tag
+    if needed:
+        raise CorruptError(f"{path / LATEST} tells of the folder {tag!r}, which is not there: without that file, what is beside it is imported alone",
+                           file=str(path / LATEST))
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -189,16 +192,16 @@ def _cut(stage: int, shapes: Shapes, sizes: list[int], paddings: list[int] | Non
     return found
 
 
-def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int, ...], dtype: Any = None) -> Pieces:
-    """A parameter, whose parts lie in the shares. dtype: it is rounded to that."""
+def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int, ...]) -> Pieces:
+    """A parameter, whose parts lie in the shares."""
     torch = _torch.load_torch("")
 
     def make() -> Any:
         parts = [shares[rank][begin:end] for rank, begin, end in cuts] or [shares[0][:0]]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.reshape(shape).to(dtype or whole.dtype)
+        return whole.reshape(shape)
 
-    return Pieces(shape, dtype or shares[0].dtype, make)
+    return Pieces(shape, shares[0].dtype, make)
 
 
 def rounded(master: Pieces, dtype: Any) -> Pieces:

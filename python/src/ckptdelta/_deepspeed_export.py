@@ -33,7 +33,8 @@ def write(path: Path, state: Any) -> None:
     rest = {key: value for key, value in optimizer.items() if key not in ("state", "param_groups", "universal", "loss_scaler")}
     torch.save({**rest, **_scaler(optimizer), "param_groups": groups, "ds_version": state["ds_version"]}, path / PARAMETERS / OPTIMIZER_STATE)
     model = {"universal_checkpoint_info": {"universal_checkpoint_version": VERSION}, "frozen_param_shapes": None, "frozen_param_fragments": None,
-             **{key: value for key, value in state.items() if key != "ranks"}, "module": OrderedDict(module), "optimizer": None, "param_shapes": shapes}
+             **{key: value for key, value in state.items() if key != "ranks"}, "module": OrderedDict(module), "optimizer": None,
+             "param_shapes": shapes}
     torch.save(model, path / MODEL_FILE)
 
 
@@ -45,7 +46,8 @@ def _check(state: Any) -> None:
     names = [name for group in optimizer["param_groups"] for name in group["params"]]
     for name in names:
         if not _torch.is_tensor(optimizer["state"].get(name, {}).get(MASTER)):
-            raise InvalidError(f"a checkpoint of DeepSpeed needs the master weight of each parameter: {name} has none", path=f"optimizer.state.{name}")
+            raise InvalidError(f"a checkpoint of DeepSpeed needs the master weight of each parameter: {name} has none",
+                               path=f"optimizer.state.{name}")
         if Path(name).name != name or name in ("", ".", ".."):
             raise InvalidError(f"{name!r} cannot be the name of a folder", path=f"optimizer.state.{name}")
 

@@ -147,9 +147,10 @@ def _folder(path: Path) -> Foreign:
         if _megatron.COMMON in names:
             return Foreign(path, "Megatron", lambda unsafe: _megatron.merged(read_dcp(path, unsafe), path, unsafe), lambda state: False)
         return Foreign(path, "torch.distributed.checkpoint", lambda unsafe: read_dcp(path, unsafe), lambda state: False)
-    inside = _deepspeed.latest_in(path, names)
+    inside = _deepspeed.latest_in(path, names, needed=bool(names & BESIDE))
     if _deepspeed.is_checkpoint(names):
         return _of_deepspeed(path, path)
+    # A folder to which DeepSpeed saved has `latest` as well, and several checkpoints of their own.
     if inside is not None and _deepspeed.is_checkpoint(set(os.listdir(inside))) and (names & BESIDE or not inside.name.startswith("global_step")):
         return _of_deepspeed(path, inside)
     shards = _shards.shard_names(path)
