@@ -306,6 +306,25 @@ def test_universal_checkpoints(made, store, name):
     assert roles == {tensor.name: tensor.role for tensor in store.tensors(run=name)}
 
 
+def test_universal_checkpoints_of_model_parallel_ranks(made, store, tmp_path):
+    """Their files have parts of the weights, which then come from the masters; frozen ones are nowhere as a whole."""
+    folder = Path(shutil.copytree(made / "z1_bf16.universal", tmp_path / "4"))
+    model = torch.load(folder / "mp_rank_00_model_states.pt")
+    for file in ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"):
+        torch.save(model, folder / file)
+    expect(store, folder, ckptdelta.UnsupportedError, "frozen.weight")
+    for name in ("frozen.weight", "frozen.bias"):
+        del model["module"][name]
+        shutil.rmtree(folder / "zero" / name)
+    model["module"]["layers.0.weight"] = model["module"]["layers.0.weight"][:6]
+    for file in ("mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"):
+        torch.save(model, folder / file)
+    found, other = imported(store, tmp_path, "4", run="parallel")["module"], imported(store, made, "z1_bf16")["module"]
+    assert set(found) == set(other) - {"frozen.weight", "frozen.bias"}
+    assert all(found[name].dtype == other[name].dtype and torch.equal(found[name], other[name]) for name in found)
+    assert found["head.weight"] is found["embed.weight"]
+
+
 def test_deepspeed_goes_on_from_exported_checkpoints(made, store, tmp_path):
     """With another stage of ZeRO, and another number of ranks."""
     names = ("z1_bf16", "z3_bf16", "z2_aligned.universal")
