@@ -260,6 +260,8 @@ def test_a_folder_of_a_trainer(made, store, tmp_path):
     assert found["trainer_state"]["epoch"] == 0.5 and bytes(found["files"]["config.json"]) == b"{}" and "cpu" in found["rng_state_1"]
     assert "model.safetensors" not in found["files"] and "model" not in found
     assert all(torch.equal(found["module"][name], value) for name, value in other["module"].items())
+    store.import_checkpoints(tmp_path / "out" / "checkpoint-2", run="single")
+    assert "trainer_state" in store.state_dict(run="single")  # not the folder inside alone
     (folder / "latest").write_text("global_step9")
     expect(store, folder, ckptdelta.CorruptError, "'global_step9', which is not there")
     (tmp_path / "out" / "latest").write_text("global_step9")  # a folder of checkpoints may tell of one that was deleted
