@@ -18,7 +18,8 @@ def test_the_examples_run(section, tmp_path, monkeypatch):
     code = "\n".join(SECTIONS[section])
     if "import torch" in code and WHY_NO_TORCH:
         pytest.skip(WHY_NO_TORCH)
-    for library in re.findall(r"^(?:import|from) (lightning|accelerate|transformers)\b", code, re.MULTILINE):
+    libraries = re.findall(r"^(?:import|from) (lightning|accelerate|transformers)\b", code, re.MULTILINE)
+    for library in [*libraries, *(["accelerate"] if "transformers" in libraries else [])]:  # its Trainer needs it
         pytest.importorskip(library, reason=f"{library} cannot be imported here")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"docs/python.md, {section}", "exec"), {"__name__": "example"})  # its assertions are the test's

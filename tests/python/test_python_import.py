@@ -160,6 +160,28 @@ def test_two_of_the_same_step(tmp_path):
             store.import_checkpoints(tmp_path, run="a")
 
 
+def test_progress_is_one_figure_over_all_files(tmp_path):
+    sizes = []
+    for step, rows in ((1, 5000), (2, 1000), (3, 20000)):
+        torch.save({"w": torch.randn(rows, 64)}, tmp_path / f"ckpt_{step}.pt")
+        sizes.append((tmp_path / f"ckpt_{step}.pt").stat().st_size)
+    with ckptdelta.open(tmp_path / "store") as store:
+        calls = []
+        store.import_checkpoints(tmp_path, run="a", progress=lambda done, total: calls.append((done, total)))
+        assert {total for _, total in calls} == {sum(sizes)} and [done for done, _ in calls] == sorted(done for done, _ in calls)
+        ends = [sizes[0], sizes[0] + sizes[1], sum(sizes)]
+        assert set(ends) <= {done for done, _ in calls} and calls[-1][0] == sum(sizes)
+        with pytest.raises(ckptdelta.CancelledError):
+            store.import_checkpoints(tmp_path, run="b", progress=lambda done, total: done < ends[1])
+        assert [c.step for c in store.checkpoints("b")] == [1]
+        calls.clear()
+        store.import_checkpoints(tmp_path, run="b", progress=lambda done, total: calls.append((done, total)))  # the first is there
+        assert [c.step for c in store.checkpoints("b")] == [1, 2, 3] and calls[0][0] >= sizes[0] and calls[-1] == (sum(sizes), sum(sizes))
+        calls.clear()
+        store.import_checkpoints(tmp_path, run="b", progress=lambda done, total: calls.append((done, total)))
+        assert calls == [(sum(sizes), sum(sizes))]
+
+
 def test_the_last_model_beside_checkpoints(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     for name, step in (("checkpoint-5", 5), ("checkpoint-10", 10), (".", 10)):
@@ -186,7 +208,8 @@ def test_what_is_no_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with ckptdelta.open(tmp_path / "store") as store:
         for name, kind, text in (("random.pt", ckptdelta.UnsupportedError, "neither a file of torch.save"), ("__0_0.distcp", ckptdelta.UnsupportedError, "import its folder"),
-                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.UnsupportedError, "DeepSpeed"), ("deepspeed", ckptdelta.UnsupportedError, "DeepSpeed"),
+                                 ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.CorruptError, "has no file mp_rank_00_model_states.pt"),
+                                 ("deepspeed", ckptdelta.UnsupportedError, "no checkpoint of transformers, DeepSpeed"),
                                  ("empty", ckptdelta.UnsupportedError, "no checkpoint"), ("none", ckptdelta.NotFoundError, "no such"),
                                  ("pipe", ckptdelta.UnsupportedError, "regular")):
             with pytest.raises(kind, match=text) as caught:

@@ -92,10 +92,12 @@ class Library(Protocol):
 
 def library_of(value: object) -> Library | None:
     """The library whose array the value is; None if it is no array."""
-    from . import _dlpack, _numpy, _torch
+    from . import _dlpack, _numpy, _pieces, _torch
 
     if _torch.is_tensor(value):
         return _torch.LIBRARY
+    if isinstance(value, _pieces.Pieces):
+        return _pieces.LIBRARY
     if _numpy.is_array(value):
         return _numpy.LIBRARY
     return _dlpack.LIBRARY if _dlpack.is_array(value) else None

@@ -6,7 +6,7 @@ import _thread
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +29,35 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     if b"\0" in found:
         raise class_of("INVALID")(f"the path {path!r} has a NUL character")
     return found
+
+
+class Parts:
+    """One progress figure for several calls: an iterator of their progress functions. Each call's share is its size.
+
+    When the next function is taken, all before it are done. The last one is when the iteration ends.
+    """
+
+    def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
+        self.progress = progress
+        self.sizes = sizes
+        self.total = sum(sizes)
+
+    def __iter__(self) -> Iterator[Progress | None]:
+        before, told = 0, 0
+        for size in self.sizes:
+            if self.progress is None:
+                yield None
+                continue
+
+            def part(done: int, total: int, before: int = before, size: int = size) -> object:
+                nonlocal told
+                told = max(told, before + (size * done // total if total else 0))
+                return self.progress(told, self.total) if self.progress is not None else None
+
+            yield part
+            before += size
+        if self.progress is not None and self.sizes and told < self.total:
+            self.progress(self.total, self.total)
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""States as files of torch.save(), folders of transformers, and folders of torch.distributed.checkpoint."""
+"""States as files of torch.save(), and folders of transformers, torch.distributed.checkpoint and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import _torch
+from . import _deepspeed_export, _torch
 from ._errors import ExistsError, InvalidError, UnsupportedError
 from ._foreign import TRAINER_PARTS, TRAINER_STATE
 
@@ -31,7 +31,8 @@ def write(path: Path, form: str, state: Any) -> None:
 
     Errors: InvalidError (no such form; the state does not fit), ExistsError, UnsupportedError (a package is not installed), OSError.
     """
-    writers: dict[str, Callable[[Path, Any], None]] = {"torch": _write_torch, "transformers": _write_transformers, "dcp": _write_dcp}
+    writers: dict[str, Callable[[Path, Any], None]] = {"torch": _write_torch, "transformers": _write_transformers, "dcp": _write_dcp,
+                                                     "deepspeed": _deepspeed_export.write}
     if form not in writers:
         raise InvalidError(f"form is one of {', '.join(writers)}, not {form!r}", path="form")
     write_whole(path, lambda part: writers[form](part, state))

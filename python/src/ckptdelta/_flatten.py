@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +48,11 @@ class Flattener:
         updates: what follows the optimizers of the state.
         names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
         own, prefix: members of the state whose tensors get names with this prefix, as other processes have their own.
+        buffers: paths of buffers, besides those of modules.
     """
 
     def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None,
-                 own: Collection[str] = (), prefix: str = "") -> None:
+                 own: Collection[str] = (), prefix: str = "", buffers: Iterable[str] = ()) -> None:
         self.tensors: list[Tensor] = []
         self.updates: dict[str, Update] = {}  # by the weight's name
         self._followed = updates
@@ -61,7 +62,7 @@ class Flattener:
         self._names: set[str] = set()
         self._keys: dict[Hashable, str] = {}
         self._parameters: dict[Hashable, str] = {}
-        self._buffers: set[str] = set()
+        self._buffers = set(buffers)
         self._open: list[int] = []
         self._in_optimizer = False
         self._waiting: list[tuple[dict[str, Node], Any, str]] = []

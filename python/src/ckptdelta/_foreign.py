@@ -1,4 +1,4 @@
-"""Checkpoints of others: files of torch.save() and safetensors, folders of transformers and of torch.distributed.checkpoint.
+"""Checkpoints of others: files of torch.save() and safetensors; folders of transformers, torch.distributed.checkpoint, DeepSpeed and Megatron.
 
 A form is recognised by content, not by the names of files. Nothing that needs code to be restored is read unless asked for.
 """
@@ -11,23 +11,24 @@ import json
 import os
 import pickle
 import re
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import _torch
+from . import _deepspeed, _deepspeed_universal, _megatron, _shards, _torch
 from ._call import logger
 from ._errors import CorruptError, InvalidError, NotFoundError, UnsupportedError
+from ._torch_file import Attributes, allowed_globals, plain, read_torch
 
-STEP_KEYS = ("global_step", "step", "iteration", "iter_num", "iter", "num_updates")
-FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
+STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter_num", "iter", "num_updates")
 METADATA_FILE = ".metadata"  # of torch.distributed.checkpoint
 TRAINER_STATE = "trainer_state.json"
 TRAINER_PARTS = {"optimizer.pt": "optimizer", "optimizer.bin": "optimizer", "scheduler.pt": "scheduler", "scaler.pt": "scaler"}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+BESIDE = {TRAINER_STATE, "config.json", "adapter_config.json"}
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+METADATA_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner")
 METADATA_CLASSES = {("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "Path"),
                     ("collections", "OrderedDict"), ("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
 
@@ -41,14 +42,18 @@ class Foreign:
         form: what it is, for people.
         read: returns its state. With True it may also restore what needs code.
         ordered: are the tensors of a state in the order in which the model has its parameters?
+        buffers: which tensors of a state are buffers, by path.
         is_extra: it lies beside others, and may be the same as one of them.
+        is_whole: folders inside it are parts of it, not checkpoints of their own.
     """
 
     path: Path
     form: str
     read: Callable[[bool], Any]
     ordered: Callable[[Any], bool]
+    buffers: Callable[[Any], set[str]] = lambda state: set()
     is_extra: bool = False
+    is_whole: bool = False
 
 
 def recognise(path: str | os.PathLike[str]) -> Foreign:
@@ -76,6 +81,8 @@ def find_all(path: str | os.PathLike[str]) -> tuple[list[Foreign], bool]:
         if not found:
             raise error
         return found, True
+    if itself.is_whole:
+        return [itself], False
     # A Trainer may leave the last model beside the folders of its checkpoints.
     found = [one for one in _members(folder) if one.path.is_dir()] if folder.is_dir() else []
     return ([*found, replace(itself, is_extra=True)], True) if found else ([itself], False)
@@ -93,6 +100,13 @@ def number_in(name: str) -> int | None:
     """The last number in a file's name: ``checkpoint-500``, ``epoch=3-step=1200.ckpt``."""
     numbers = re.findall(r"\d+", re.sub(r"\.(pt|pth|bin|ckpt|safetensors)$", "", name))
     return int(numbers[-1]) if numbers else None
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
 
 
 def step_of(state: Any, one: Foreign) -> int | None:
@@ -130,51 +144,41 @@ def _file(path: Path) -> Foreign:
 def _folder(path: Path) -> Foreign:
     names = set(os.listdir(path))
     if METADATA_FILE in names:
+        if _megatron.COMMON in names:
+            return Foreign(path, "Megatron", lambda unsafe: _megatron.merged(read_dcp(path, unsafe), path, unsafe), lambda state: False)
         return Foreign(path, "torch.distributed.checkpoint", lambda unsafe: read_dcp(path, unsafe), lambda state: False)
-    ranks = r"(bf16_|fp16_)?zero_pp_rank_|mp_rank_\d+_model_states"
-    if any(re.match(ranks, name) or (name.startswith("global_step") and (path / name).is_dir()) for name in names):
-        raise UnsupportedError(f"{path} is a checkpoint of DeepSpeed, which each rank has a part of: convert it with its ds_to_universal or "
-                               "zero_to_fp32, or see docs/layouts.md", file=str(path))
+    inside = _deepspeed.latest_in(path, names, needed=bool(names & BESIDE))
+    if _deepspeed.is_checkpoint(names):
+        return _of_deepspeed(path, path)
+    # A folder to which DeepSpeed saved has `latest` as well, and several checkpoints of their own.
+    if inside is not None and _deepspeed.is_checkpoint(set(os.listdir(inside))) and (names & BESIDE or not inside.name.startswith("global_step")):
+        return _of_deepspeed(path, inside)
+    shards = _shards.shard_names(path)
+    if shards:
+        return Foreign(path, "shards of torch.distributed.checkpoint", lambda unsafe: _of_shards(path, shards, unsafe), lambda state: False)
     if names & {*WEIGHTS, *INDEXES}:
         return Foreign(path, "transformers", lambda unsafe: read_trainer(path, unsafe), lambda state: order_as_model(path, state))
-    raise UnsupportedError(f"{path} is no checkpoint of transformers or of torch.distributed.checkpoint: neither has it "
-                           f"{METADATA_FILE} nor one of {', '.join((*WEIGHTS, *INDEXES))}", file=str(path))
+    raise UnsupportedError(f"{path} is no checkpoint of transformers, DeepSpeed or torch.distributed.checkpoint: it has none of {METADATA_FILE}, "
+                           f"*_model_states.pt, {', '.join((*WEIGHTS, *INDEXES))}", file=str(path))
+
+
+def _of_shards(path: Path, shards: set[str], unsafe: bool) -> dict[str, Any]:
+    return {"model": _shards.read_shards(path, shards), **read_trainer(path, unsafe, without=shards)}
+
+
+def _of_deepspeed(path: Path, inside: Path) -> Foreign:
+    """A folder of ranks' files, or one of a Trainer with such a folder inside."""
+    universal = (inside / _deepspeed_universal.PARAMETERS).is_dir()
+    read = _deepspeed_universal.read if universal else _deepspeed.read_ranks
+
+    def both(unsafe: bool) -> dict[str, Any]:
+        beside = {} if inside == path else read_trainer(path, unsafe, without=set())
+        return {**beside, **read(inside, unsafe)}
+
+    return Foreign(path, "DeepSpeed universal" if universal else "DeepSpeed", both, lambda state: False, _deepspeed.buffers, is_whole=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- readers
-
-
-def read_torch(path: Path, unsafe: bool = False) -> Any:
-    """A file of torch.save(). Tensors stay in the file, mapped into memory, where its format allows that."""
-    torch = _torch.load_torch(str(path))
-    options = {"map_location": "cpu", "weights_only": not unsafe}
-    try:
-        with _numpy_allowed(torch):
-            try:
-                state = torch.load(path, mmap=True, **options)
-            except RuntimeError:  # an older format, or not in a file system that maps files
-                state = torch.load(path, **options)
-    except pickle.UnpicklingError as error:
-        if unsafe:
-            raise CorruptError(f"{path} cannot be read by torch.load(): {error}", file=str(path)) from error
-        what = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        raise UnsupportedError(f"{path} holds {f'a {what[0]}' if what else 'objects'}, which only pickle can restore, and that runs code from "
-                               "the file: allow it with pickle=True (--pickle) if you trust whoever wrote it", file=str(path)) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, ImportError, OSError) as error:
-        raise CorruptError(f"{path} cannot be read by torch.load(): {str(error).strip()[:300]}", file=str(path)) from error
-    return plain(state)
-
-
-def _numpy_allowed(torch: Any) -> Any:
-    """torch.load() takes arrays of numpy, such as the state of its random numbers, only if their parts are named."""
-    try:
-        import numpy
-        kinds = {type(numpy.dtype(code)) for code in "?bBhHiIlLqQefd"}
-        core = getattr(numpy, "_core", None) or numpy.core
-        allowed = [core.multiarray._reconstruct, core.multiarray.scalar, numpy.ndarray, numpy.dtype, *kinds]
-        return torch.serialization.safe_globals(allowed)
-    except (ImportError, AttributeError):
-        return contextlib.nullcontext()
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -192,23 +196,37 @@ def _weights(path: Path) -> Callable[[Path, bool], dict[str, Any]]:
     return (lambda p, unsafe: read_safetensors(p)) if path.suffix == ".safetensors" else read_torch
 
 
-def read_trainer(path: Path, unsafe: bool = False) -> dict[str, Any]:
-    """A folder of transformers: the model, and what its Trainer needs to go on. Other files are arrays of their bytes."""
-    torch = _torch.load_torch(str(path))
-    state: dict[str, Any] = {"model": {}}
-    taken = set()
+def _weight_files(path: Path) -> tuple[list[Path], set[str]]:
+    """(files of weights, names of these and of their indexes) of a folder of transformers."""
+    taken: set[str] = set()
+    found: list[Path] = []
     for index in INDEXES:
         if (path / index).is_file():
             shards = sorted(set(json.loads((path / index).read_text())["weight_map"].values()))
             for shard in shards:
                 if Path(shard).name != shard:
                     raise CorruptError(f"{path / index} names a file outside the folder: {shard}", file=str(path / index))
-                state["model"].update(_weights(path / shard)(path / shard, unsafe))
+                found.append(path / shard)
             taken |= {index, *shards}
     for name in WEIGHTS:
-        if (path / name).is_file() and not state["model"]:
-            state["model"] = _weights(path / name)(path / name, unsafe)
+        if not found and (path / name).is_file():
+            found.append(path / name)
             taken.add(name)
+    return found, taken
+
+
+def read_trainer(path: Path, unsafe: bool = False, without: set[str] | None = None) -> dict[str, Any]:
+    """A folder of transformers: the model, and what its Trainer needs to go on. Other files are arrays of their bytes.
+
+    Args:
+        without: names of files that are read elsewhere. The weights are as well, then.
+    """
+    torch = _torch.load_torch(str(path))
+    files, taken = _weight_files(path)
+    taken |= without or set()
+    state: dict[str, Any] = {"model": {}} if without is None else {}
+    for file in files if without is None else ():
+        state["model"].update(_weights(file)(file, unsafe))
     for name, part in TRAINER_PARTS.items():
         if (path / name).is_file():
             state[part] = read_torch(path / name, unsafe)
@@ -252,8 +270,10 @@ class _Metadata(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         torch = _torch.load_torch("")
+        if module.startswith("megatron."):
+            return Attributes  # only in the plans of the save, which no load needs
         allowed = (module, name) in METADATA_CLASSES or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)) or \
-            (module == "torch.distributed.checkpoint.metadata" and re.fullmatch(r"_?[A-Z]\w*", name) is not None)
+            (module in METADATA_MODULES and re.fullmatch(r"_?[A-Z]\w*", name) is not None)
         if not allowed:
             raise pickle.UnpicklingError(f"its metadata has a {module}.{name}")
         return super().find_class(module, name)
@@ -272,7 +292,7 @@ def read_dcp(path: Path, unsafe: bool = False) -> Any:
 
     class Planner(_EmptyStateDictLoadPlanner):  # type: ignore[misc]
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            with _numpy_allowed(torch):
+            with allowed_globals(torch):
                 loaded = torch.load(value, weights_only=not unsafe, map_location="cpu")
             name = read_item.dest_index.fqn
             self.state_dict[name] = loaded
@@ -293,22 +313,3 @@ def read_dcp(path: Path, unsafe: bool = False) -> Any:
                                    "allow it with pickle=True (--pickle) if you trust whoever wrote it", file=str(path)) from error
         raise CorruptError(f"{path} cannot be read by torch.distributed.checkpoint: {inner[:300]}", file=str(path)) from error
     return plain(state)
-
-
-# --------------------------------------------------------------------------------------------------------- plain values
-
-
-def plain(value: Any) -> Any:
-    """Dicts, lists and tuples of other classes as plain ones, such as Lightning's AttributeDict and named tuples."""
-    if isinstance(value, Mapping) and type(value) is not Counter:
-        items = {key: plain(inner) for key, inner in value.items()}
-        if type(value) is defaultdict and value.default_factory in FACTORIES:
-            return defaultdict(value.default_factory, items)
-        return OrderedDict(items) if type(value) is OrderedDict else items
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    if isinstance(value, tuple) and not isinstance(value, _torch.load_torch("").Size):
-        return tuple(plain(inner) for inner in value)
-    if isinstance(value, Path):
-        return str(value)
-    return value

@@ -18,8 +18,8 @@ from ._foreign import find_all, step_of
 from ._store import open as open_store
 
 TEXT = """Save checkpoints that other libraries wrote as steps of a run: files of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) and of
-safetensors, folders of transformers and its Trainer, folders of torch.distributed.checkpoint, and folders with several of these. Files of ranks
-need --layout; see `ckptdelta import --help`."""
+safetensors, folders of transformers and its Trainer, of DeepSpeed, of Megatron and of torch.distributed.checkpoint, and folders with several of
+these. Other files of ranks need --layout; see `ckptdelta import --help`."""
 EXAMPLES = """examples:
   python -m ckptdelta import ckpts --run gpt output/                 all checkpoint-N folders of a Trainer, the oldest first
   python -m ckptdelta import ckpts --run gpt --step 1000 model.pt    one file, as step 1000"""

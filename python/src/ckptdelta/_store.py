@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ._arrays import NAMES
-from ._call import Call, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
 from ._errors import ExistsError, InvalidError, NotFoundError, StateError
 from ._export import form_of, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
-from ._foreign import find_all, step_of
+from ._foreign import find_all, size_of, step_of
 from ._native import ffi, lib
 from ._pairing import names_by_shape
 from ._ranks import record_of, with_own
@@ -190,10 +190,11 @@ class Store:
         """Saves checkpoints that other libraries wrote. state_dict() gives back what they hold.
 
         The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
-        with or without what its Trainer needs to resume, a folder of torch.distributed.checkpoint, or a folder of several of
-        these. Content tells what it is, not the name. Of several, the oldest comes first, and steps that the run has already
-        are left out: an import that was interrupted goes on when it is called again. Two of the same step are an error. States
-        of optimizers get the names of their parameters where the order of the model is known and the shapes leave no doubt.
+        with or without what its Trainer needs to resume, one of torch.distributed.checkpoint, of Megatron (torch_dist) or of
+        DeepSpeed (ZeRO 1 to 3, or universal), or a folder of several of these. Content tells what it is, not the name. What
+        ranks cut becomes whole tensors. Of several, the oldest comes first, and steps that the run has already are left out: an
+        import that was interrupted goes on when it is called again. Two of the same step are an error. States of optimizers get
+        the names of their parameters where the order of the model is known and the shapes leave no doubt.
 
         Args:
             path: what to save.
@@ -202,7 +203,7 @@ class Store:
                 like), else the last number in its name.
             fidelity: as for save().
             pickle: restore objects that only pickle can restore. That runs code from the files.
-            progress: as for save(), of each checkpoint.
+            progress: as for save(), but it counts bytes of the files, over all of them; those that are left out are done at once.
 
         Returns: the new checkpoints.
 
@@ -216,7 +217,8 @@ class Store:
             raise InvalidError(f"{path} has {len(found)} checkpoints: step is for a single one", path="step")
         there = {checkpoint.step for checkpoint in self.checkpoints(run)} if several else set()
         seen: dict[int, Path] = {}
-        for one in found:
+        parts = Parts(progress, [size_of(one.path) for one in found])
+        for part, one in zip(parts, found):  # in this order, so that the parts come to their end
             state = one.read(pickle)
             at = step_of(state, one) if step is None else step
             if at is None:
@@ -228,21 +230,23 @@ class Store:
                 logger.info("%s: %s@%d is there already; %s is left out", self.path, run, at, one.path)
                 continue
             names = names_by_shape(state) if one.ordered(state) else {}
-            done.append(self._save(state, Flattener(names=names), Options(run=run, step=at, fidelity=fidelity), progress=progress))
+            flat = Flattener(names=names, buffers=one.buffers(state))
+            done.append(self._save(state, flat, Options(run=run, step=at, fidelity=fidelity), progress=part))
             if several:
                 there.add(at)
         return done
 
     def export_checkpoint(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None,
-                          form: Literal["torch", "transformers", "dcp"] | None = None, progress: Progress | None = None) -> Checkpoint:
+                          form: Literal["torch", "transformers", "dcp", "deepspeed"] | None = None, progress: Progress | None = None) -> Checkpoint:
         """Writes a checkpoint as other libraries do, from host memory that holds all of it. The path must not exist.
 
         Args:
             path: the file or folder to make.
             run, step: as for load().
             form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
-                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint. None: by the
-                path's suffix a file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
+                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint;
+                ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: by the path's suffix a
+                file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
             progress: as for load().
 
         Returns: the checkpoint. The file or folder is durable.

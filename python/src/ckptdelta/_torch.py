@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -75,26 +76,32 @@ def key_of(tensor: Any) -> Hashable | None:
         return None
 
 
+def leaf_of(dtype: Any, shape: tuple[int, ...], key: Hashable | None, path: str) -> Leaf:
+    """Describes a tensor. Errors: InvalidError."""
+    name = dtype_name(dtype)
+    if name in CODES:
+        code, special = CODES[name], None
+    elif name in COMPLEX:
+        code, special = CODES[COMPLEX[name]], name
+    elif name in BYTES_ONLY:
+        code, special = CODES["uint8"], name
+    else:
+        raise InvalidError(f"{path or 'the state'} is a tensor of dtype {name}, which cannot be stored", path=path)
+    stored = stored_shape(shape, name)
+    check_shape(stored, path)
+    return Leaf(code, stored, "torch", special, key)
+
+
 class _Torch:
     def leaf(self, array: Any, path: str) -> Leaf:
         why = _why_not(local_of(array))
         if why:
             raise InvalidError(f"{path or 'the state'} is {why}", path=path)
-        name = dtype_name(array.dtype)
-        if name in CODES:
-            code, special = CODES[name], None
-        elif name in COMPLEX:
-            code, special = CODES[COMPLEX[name]], name
-        elif name in BYTES_ONLY:
-            code, special = CODES["uint8"], name
-        else:
-            raise InvalidError(f"{path or 'the state'} is a tensor of dtype {name}, which cannot be stored", path=path)
-        shape = stored_shape(tuple(array.shape), name)
-        check_shape(shape, path)
+        leaf = leaf_of(array.dtype, tuple(array.shape), key_of(array), path)
         box = box_of(array, path)
-        if box is not None and len(box[1]) < len(shape):
+        if box is not None and len(box[1]) < len(leaf.shape):
             box = ((*box[0], 0), (*box[1], 2))  # pairs of numbers are never cut
-        return Leaf(code, shape, "torch", special, key_of(array), box)
+        return replace(leaf, box=box)
 
     def source(self, array: Any) -> Memory:
         torch = loaded()

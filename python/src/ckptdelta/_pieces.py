@@ -1,0 +1,50 @@
+"""Tensors that are put together when they are saved, one at a time: their parts lie in files of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import _torch
+from ._arrays import Leaf, Memory
+from ._errors import StateError
+
+
+class Pieces:
+    """A tensor of torch that is not in one piece of memory yet.
+
+    Attributes:
+        shape: of the whole.
+        dtype: of the whole, one of torch.
+        make: returns it, in host memory. It is called once for each save.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, make: Callable[[], Any]) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.make = make
+
+
+class _Library:
+    """Pieces are only ever saved: a load makes tensors."""
+
+    def leaf(self, array: Pieces, path: str) -> Leaf:
+        return _torch.leaf_of(array.dtype, array.shape, ("pieces", id(array)), path)
+
+    def source(self, array: Pieces) -> Memory:
+        whole = array.make()
+        if tuple(whole.shape) != array.shape or whole.dtype != array.dtype:
+            raise StateError(f"a tensor of {tuple(whole.shape)} and {whole.dtype} came out of pieces of {array.shape} and {array.dtype}")
+        return _torch.LIBRARY.source(whole)
+
+    def target(self, array: Pieces, path: str) -> Memory:
+        raise StateError(f"{path}: nothing can be loaded into pieces", path=path)
+
+    def direct(self, array: Pieces) -> bool:
+        return False
+
+    def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
+        return _torch.LIBRARY.make(code, shape, special, path)
+
+
+LIBRARY = _Library()
