@@ -13,12 +13,13 @@ numpy and torch are optional. What the library has to say beside errors goes to 
 """
 
 from ._call import Progress, text as _text
+from ._catalog import Where
 from ._errors import (BusyError, CancelledError, CorruptError, DeviceError, Error, ExistsError, InputOutputError, InvalidError,
                       MismatchError, NoMemoryError, NoSpaceError, NotFoundError, ReadOnlyError, StateError, UnsupportedError)
 from ._native import lib as _lib
 from ._retention import Policy, Pruned
 from ._session import Session
-from ._store import Store, Where, open
+from ._store import Store, open
 from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
 from ._updates import Updates
 

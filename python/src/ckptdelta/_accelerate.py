@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ._call import Progress, logger
+from ._catalog import Where
 from ._errors import Error, MismatchError, StateError, UnsupportedError
 from ._rng import RandomState
-from ._store import Store, Where, open
+from ._store import Store, open
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
 

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from . import _numpy, _torch
 from ._arrays import CODES, COMPLEX, NAMES, Leaf, check_shape, stored_shape
+from ._catalog import step_number
 from ._errors import CorruptError, InvalidError, UnsupportedError
-from ._record import MAX_DEPTH, Node, base, check_node, container_node, join, scalar_node, tag_of, unbase, value_of
-from ._store import Store, _step, open
+from ._record import MAX_DEPTH, Node, base, check_node, container_node, scalar_node, tag_of, unbase, value_of
+from ._store import Store, open
 
 BLOB = "dcp/state.json"
 PICKLE = "pass pickle=True to StorageWriter and StorageReader if you trust whoever can write to the store"
@@ -207,12 +208,12 @@ def check_harmless(data: bytes, path: str, remedy: str) -> None:
 def parse_id(checkpoint_id: object, run: str | None) -> tuple[str | None, int]:
     """(run, step) of a checkpoint id. Errors: InvalidError."""
     if isinstance(checkpoint_id, int):
-        return run, _step(checkpoint_id)
+        return run, step_number(checkpoint_id)
     text = os.fspath(cast(Any, checkpoint_id))
     name, at, step = text.rpartition("@") if isinstance(text, str) else ("", "", "")
     if not step.isascii() or not step.isdecimal() or (at and not name):
         raise InvalidError(f"a checkpoint id is RUN@STEP, or a step, not {checkpoint_id!r}")
-    return name if at else run, _step(int(step))
+    return name if at else run, step_number(int(step))
 
 
 def is_id(checkpoint_id: object) -> bool:

@@ -17,11 +17,12 @@ from torch.futures import Future
 
 from ._arrays import Leaf, Memory, set_region
 from ._call import Call
+from ._catalog import checkpoint_from, end_load, find_checkpoint, step_number, stored_tensors
 from ._dcp import (BLOB, PICKLE, Addressed, Items, Record, check_harmless, decode, described_as, leaf_of, opened, parse, saved, scalar_of)
 from ._errors import MismatchError, NotFoundError, UnsupportedError
 from ._native import ffi, lib
 from ._restore import BATCH_BYTES
-from ._store import Store, _checkpoint, _end, _find, _step, _stored
+from ._store import Store
 from ._torch import LIBRARY
 from ._types import Checkpoint
 
@@ -63,7 +64,7 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
     def __init__(self, store: str | os.PathLike[str] | Store, run: str | None = None, *, step: int | None = None,
                  pickle: bool = False) -> None:
         super().__init__()
-        self.run, self.step, self.pickle = run, None if step is None else _step(step), pickle
+        self.run, self.step, self.pickle = run, None if step is None else step_number(step), pickle
         self.checkpoint: Checkpoint | None = None
         self._store = store
         self._opened: Store | None = None
@@ -106,15 +107,15 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         try:
             self._opened = opened(self._store, readonly=True)
             with self._opened._using() as store:
-                info = _find(store, run, step, call)
-                self._load = ffi.gc(ffi.new("pyckd_load *"), partial(_end, self._opened._owner))
+                info = find_checkpoint(store, run, step, call)
+                self._load = ffi.gc(ffi.new("pyckd_load *"), partial(end_load, self._opened._owner))
                 call.check(lib.pyckd_load_begin(self._load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))
-            stored = _stored(self._load.load)
+            stored = stored_tensors(self._load.load)
             try:
                 self._record = parse(self._blob(BLOB))
             except NotFoundError:
                 self._record = Record({name: described_as(t.code, t.shape) for name, t in stored.items()}, Items(), None)
-            self.checkpoint = _checkpoint(info)
+            self.checkpoint = checkpoint_from(info)
         except BaseException:
             self.close()
             raise

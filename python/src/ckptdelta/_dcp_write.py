@@ -18,12 +18,13 @@ from torch.futures import Future
 
 from ._arrays import set_region
 from ._call import Call, logger
+from ._catalog import Where, checkpoint_from, run_and_step
 from ._dcp import BLOB, PICKLE, Addressed, Described, Items, Record, Stream, check_harmless, dump, encode, leaf_of, opened
 from ._errors import InvalidError, MismatchError, StateError
 from ._flatten import Tensor
 from ._native import ffi, lib
 from ._save import Options, Prepared, _abort, _Role, _tell_doubts, find_roles, in_order, native_tensor, options_of
-from ._store import Store, Where, _checkpoint, _run_step
+from ._store import Store
 from ._torch import LIBRARY, dtype_name, scalar_bytes
 from ._types import Checkpoint, Fidelity, Role
 
@@ -126,7 +127,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         self._store = store
         self._options = Options(
             run="", step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=None,
-            resumed_from=_run_step(resumed_from), on_duplicate="error", metric=None, codec=codec, level=level, effort=effort,
+            resumed_from=run_and_step(resumed_from), on_duplicate="error", metric=None, codec=codec, level=level, effort=effort,
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
         options_of(self._options)  # tells now what cannot be
         self._is_coordinator = True
@@ -342,7 +343,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             if self._open.owner.committed:
                 logger.warning("the interrupt came after the commit: the checkpoint is in the store")
             raise
-        self.checkpoint = done = _checkpoint(info)
+        self.checkpoint = done = checkpoint_from(info)
         logger.info("%s: saved %s, %d bytes of %d", self._open.store.path, done, done.stored_bytes, done.raw_bytes)
 
 

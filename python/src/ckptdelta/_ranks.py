@@ -139,6 +139,17 @@ def ranks_of(group: Any, alone: bool) -> Ranks | None:
     return Ranks(group)
 
 
+def check_schedule(every: Any, every_s: Any, overhead: Any, restore_older: bool) -> None:
+    """Errors: InvalidError (a session's options that ranks would not follow alike)."""
+    if every_s is not None or overhead is not None:
+        raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have each rank save at other steps: with several ranks, "
+                           "use every")
+    if every is None:
+        raise InvalidError("with several ranks, say how often to save: every=N (steps)", path="every")
+    if restore_older:
+        raise InvalidError("ranks might not agree on which checkpoint is damaged: with several ranks, leave out restore_older")
+
+
 def with_own(root: Any, rank: int, world: int, record: bytes | None) -> Any:
     """The root of a checkpoint that `world` ranks saved, as a rank of another session sees it.
 

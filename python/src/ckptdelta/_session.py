@@ -12,18 +12,19 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from ._call import Call, logger, path_bytes
+from ._catalog import checkpoint_from, step_number
 from ._errors import CorruptError, Error, InputOutputError, InvalidError, NoSpaceError, NotFoundError, ReadOnlyError, StateError
 from ._flatten import has_state_dict
 from ._interval import Costs, Interval
 from ._names import is_optimizer
 from ._native import ffi, lib
-from ._ranks import Ranks, ranks_of
+from ._ranks import check_schedule, ranks_of
 from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, objects_in, take_apart
 from ._restore import Restorer
 from ._rng import RandomState
 from ._save import Options, options_of
-from ._store import Store, _checkpoint, _step, store_options
+from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
 
@@ -101,7 +102,7 @@ class Session:
             raise InvalidError(f"timeout is {timeout!r}, it must be a number of seconds up to 4,000,000")
         self._ranks, self._timeout = ranks_of(group, alone), timeout
         if self._ranks is not None:
-            _check_together(every, every_s, overhead, restore_older)
+            check_schedule(every, every_s, overhead, restore_older)
         self._store, self._restore_older, self._snapshot_bytes, self._max_lag = store, restore_older, snapshot_bytes, max_lag
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "loader": loader}
         self._state = _state_of({k: v for k, v in given.items() if v is not None}, more or {}, rng)
@@ -168,7 +169,7 @@ class Session:
         """The newest checkpoint that this session has made durable; None: none yet."""
         self._check_process()
         info = ffi.new("ckd_checkpoint *")
-        return _checkpoint(info) if lib.pyckd_session_last(info, self._owner) else None
+        return checkpoint_from(info) if lib.pyckd_session_last(info, self._owner) else None
 
     def restore(self, step: int | None = None) -> int:
         """Loads a checkpoint of the run, or of a branch that continued it, into all objects in place.
@@ -191,7 +192,7 @@ class Session:
             if self._registered is not None or (self._ranks is not None and not self._ranks.all(self._is_fresh())):
                 self._end()  # the library would load into the memory that is registered
             self._ensure_open()
-            at = self._find_place(lib.CKD_LATEST if step is None else _step(step))
+            at = self._find_place(lib.CKD_LATEST if step is None else step_number(step))
             if at is None:
                 return 0
             try:
@@ -221,7 +222,7 @@ class Session:
         with self._lock:
             self._check_open()
             self._check_metric(metric)
-            number = self.at + 1 if step is None else _step(step)
+            number = self.at + 1 if step is None else step_number(step)
             if not self._reported < number <= _MAX_STEP:
                 raise InvalidError(f"step {number} is not after step {self._reported}, the last one" if number <= self._reported else
                                    f"step {number} is too large: steps go up to 2**63 - 1")
@@ -360,7 +361,7 @@ class Session:
         """Lets the library's session, which has nothing registered, go on from a checkpoint."""
         call, info = Call(), ffi.new("ckd_checkpoint *")
         call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
-        return _checkpoint(info)
+        return checkpoint_from(info)
 
     def _is_fresh(self) -> bool:
         return bool(self._owner.session) and self._registered is None
@@ -417,7 +418,7 @@ class Session:
                 call.check(lib.ckd_store_previous(info, store, than.run.encode(), than.step, call.err))
         except NotFoundError:
             return None
-        return _checkpoint(info)
+        return checkpoint_from(info)
 
     def _begin(self, costs: Costs, metric: float | None) -> None:
         """Makes a snapshot. Memory of optimizers is copied until the fence."""
@@ -479,7 +480,7 @@ class Session:
         """(saves that have become durable, the newest of them)."""
         info = ffi.new("ckd_checkpoint *")
         saved = int(lib.pyckd_session_last(info, self._owner))
-        return saved, _checkpoint(info)
+        return saved, checkpoint_from(info)
 
     def _has_saved(self) -> bool:
         """Is the last step durable, or its save under way?"""
@@ -573,16 +574,6 @@ def _check_numbers(*, every: Any, every_s: Any, overhead: Any, max_lag: Any) -> 
     for name, value in (("every_s", every_s), ("overhead", overhead)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1e15):
             raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
-
-
-def _check_together(every: Any, every_s: Any, overhead: Any, restore_older: bool) -> None:
-    if every_s is not None or overhead is not None:
-        raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have each rank save at other steps: with several ranks, "
-                           "use every")
-    if every is None:
-        raise InvalidError("with several ranks, say how often to save: every=N (steps)", path="every")
-    if restore_older:
-        raise InvalidError("ranks might not agree on which checkpoint is damaged: with several ranks, leave out restore_older")
 
 
 def _state_of(given: dict[str, Any], more: Mapping[str, Any], rng: bool) -> dict[str, Any]:

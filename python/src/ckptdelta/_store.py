@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,25 +11,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._arrays import NAMES
-from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
-from ._errors import ExistsError, InvalidError, NotFoundError, StateError
+from ._call import Call, Parts, Progress, check_process, logger, path_bytes
+from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_own_record, read_root, run_and_step, step_number,
+                       stored_tensors, tensor_from, verification_from)
+from ._errors import InvalidError, NotFoundError, StateError
 from ._export import form_of, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
 from ._foreign import find_all, size_of, step_of
 from ._native import ffi, lib
 from ._pairing import names_by_shape
-from ._ranks import record_of, with_own
-from ._record import BLOB, dump, parse
-from ._restore import Restorer, Stored, flat_root, only_within
+from ._ranks import with_own
+from ._record import BLOB, dump
+from ._restore import Restorer, only_within
 from ._retention import DAY, Policy, Pruned, delete_options, ids_of, native_policy, policy_from, prune, trashed
 from ._save import Content, Options, options_of, save_all
-from ._types import Checkpoint, Damage, Fidelity, Role, TensorInfo, Verification
+from ._types import Checkpoint, Fidelity, Role, TensorInfo, Verification
 from ._updates import Updates
-
-Where = Checkpoint | tuple[str, int]
-"""A checkpoint of the store: as it was returned, or (run, step)."""
 
 
 def open(path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False, threads: int = 0,
@@ -162,8 +159,8 @@ class Store:
         nothing is committed. After a KeyboardInterrupt, checkpoints() says whether the commit had been made.
         """
         return self._save(state, Flattener(updates), Options(
-            run=run, step=step, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=_run_step(parent),
-            resumed_from=_run_step(resumed_from), on_duplicate=on_duplicate, metric=metric, codec=codec, level=level, effort=effort,
+            run=run, step=step, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=run_and_step(parent),
+            resumed_from=run_and_step(resumed_from), on_duplicate=on_duplicate, metric=metric, codec=codec, level=level, effort=effort,
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes), updates, progress)
 
     def _save(self, state: Any, flat: Flattener, chosen: Options, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
@@ -179,7 +176,7 @@ class Store:
         call = Call(progress)
         with self._using() as store:
             info = save_all(self._owner, store, options, content, call)
-        done = _checkpoint(info)
+        done = checkpoint_from(info)
         logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
         return done
 
@@ -345,20 +342,20 @@ class Store:
         """rank: in a session of several; it gets what is its own."""
         call = Call(progress)
         with self._using() as store:
-            info = _find(store, run, step, call)
-            load = ffi.gc(ffi.new("pyckd_load *"), partial(_end, self._owner))
+            info = find_checkpoint(store, run, step, call)
+            load = ffi.gc(ffi.new("pyckd_load *"), partial(end_load, self._owner))
             try:
                 call.check(lib.pyckd_load_begin(load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))
-                stored = _stored(load.load)
-                root, flat = _root(load.load, stored, call)
+                stored = stored_tensors(load.load)
+                root, flat = read_root(load.load, stored, call)
                 if rank:
-                    root = with_own(root, rank, int(info.world), _own_record(load.load, stored, rank, call))
+                    root = with_own(root, rank, int(info.world), read_own_record(load.load, stored, rank, call))
                 restorer = Restorer(stored, flat=flat, tensors=tensors, strict=strict)
                 plan(root, restorer)
                 restorer.run(load.load, call)
             finally:
                 lib.pyckd_load_end(load)
-        return _checkpoint(info)
+        return checkpoint_from(info)
 
     # ---------------------------------------------------------------------------------------------------- content
 
@@ -367,8 +364,8 @@ class Store:
         call = Call()
         with self._using() as store:
             found = ffi.gc(ffi.new("ckd_checkpoint_list **"), lib.pyckd_checkpoints_free)
-            call.check(lib.ckd_store_list(found, store, _text(run, "run") if run is not None else ffi.NULL, call.err))
-            return [_checkpoint(found[0].items[i]) for i in range(found[0].count)]
+            call.check(lib.ckd_store_list(found, store, native_text(run, "run") if run is not None else ffi.NULL, call.err))
+            return [checkpoint_from(found[0].items[i]) for i in range(found[0].count)]
 
     list = checkpoints
 
@@ -379,21 +376,24 @@ class Store:
     def find(self, *, run: str | None = None, step: int | None = None) -> Checkpoint:
         """One checkpoint: of the only run, the newest, unless told otherwise. Errors: NotFoundError, InvalidError (several runs)."""
         with self._using() as store:
-            return _checkpoint(_find(store, run, step, Call()))
+            return checkpoint_from(find_checkpoint(store, run, step, Call()))
 
     def tensors(self, *, run: str | None = None, step: int | None = None) -> Sequence[TensorInfo]:
         """The tensors of a checkpoint, in the order in which they were saved. Errors: as for find()."""
         call = Call()
         with self._using() as store:
-            info = _find(store, run, step, call)
+            info = find_checkpoint(store, run, step, call)
             found = ffi.gc(ffi.new("ckd_tensor_list **"), lib.pyckd_tensors_free)
             call.check(lib.ckd_store_tensors(found, store, ffi.addressof(info, "id"), call.err))
-            return [_tensor(found[0].items[i]) for i in range(found[0].count)]
+            return [tensor_from(found[0].items[i]) for i in range(found[0].count)]
 
     # -------------------------------------------------------------------------------------------------- retention
 
     def delete(self, *, run: str, step: int | Iterable[int], undo_s: float = DAY) -> Sequence[Checkpoint]:
         """Deletes checkpoints: all of them, or none if one may not go. Deltas on them load as before.
+
+        A deletion waits for saves under way. That of a Session may itself wait for the next step of the optimizer: call the
+        session's fence() before a deletion or a prune on the thread that trains.
 
         Args:
             run: whose.
@@ -407,9 +407,9 @@ class Store:
         NoSpaceError, InputOutputError.
         """
         options, call = delete_options(undo_s), Call()
-        steps = [_step(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [_step(step)]
+        steps = [step_number(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [step_number(step)]
         with self._using() as store:
-            found = [_checkpoint(_find(store, run, one, call)) for one in steps]
+            found = [checkpoint_from(find_checkpoint(store, run, one, call)) for one in steps]
             call.check(lib.ckd_store_delete(store, ids_of([one.id for one in found]), len(found), options, call.err))
             if options.undo_s == 0:
                 self._collect(store, call)
@@ -422,12 +422,12 @@ class Store:
         saved again), and those of delete().
         """
         call = Call()
-        steps = [_step(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [_step(step)]
+        steps = [step_number(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [step_number(step)]
         with self._using() as store:
             trash = trashed(store, call)
             there = {}
             for i in range(trash[0].count):
-                one = _checkpoint(trash[0].items[i].checkpoint)
+                one = checkpoint_from(trash[0].items[i].checkpoint)
                 there[one.run, one.step] = one
             for one_step in steps:
                 if (run, one_step) not in there:
@@ -448,13 +448,13 @@ class Store:
         not known what depends on what; nothing was deleted), and those of delete().
         """
         call = Call()
-        name = _text(run, "run") if run is not None else ffi.NULL
+        name = native_text(run, "run") if run is not None else ffi.NULL
         with self._using() as store:
             owner = prune(store, policy, name, dry_run, call)
             done = owner[0]
             items = [done.items[i] for i in range(done.count)]
-            kept = tuple(_checkpoint(item.checkpoint) for item in items if item.kept)
-            deleted = tuple(_checkpoint(item.checkpoint) for item in items if not item.kept)
+            kept = tuple(checkpoint_from(item.checkpoint) for item in items if item.kept)
+            deleted = tuple(checkpoint_from(item.checkpoint) for item in items if not item.kept)
             if deleted and not dry_run and policy.undo_s == 0:
                 self._collect(store, call)
             return Pruned(kept, deleted, int(done.bytes))
@@ -472,7 +472,7 @@ class Store:
         InputOutputError.
         """
         call = Call()
-        name = _text(run, "run") if run is not None else ffi.NULL
+        name = native_text(run, "run") if run is not None else ffi.NULL
         with self._using() as store:
             if policy is None:
                 call.check(lib.ckd_store_clear_policy(store, name, call.err))
@@ -485,7 +485,7 @@ class Store:
         found = ffi.new("ckd_stored_policy *")
         with self._using() as store:
             try:
-                call.check(lib.ckd_store_policy(found, store, _text(run, "run") if run is not None else ffi.NULL, call.err))
+                call.check(lib.ckd_store_policy(found, store, native_text(run, "run") if run is not None else ffi.NULL, call.err))
             except NotFoundError:
                 return None
         return policy_from(found.policy)
@@ -528,17 +528,14 @@ class Store:
         call = Call(progress)
         options = ffi.new("ckd_verify_options *")
         options.struct_size = ffi.sizeof("ckd_verify_options")
-        name = _text(run, "run") if run is not None else ffi.NULL
+        name = native_text(run, "run") if run is not None else ffi.NULL
         options.run, options.quick, options.sample, options.seed = name, quick, sample, seed
-        options.step, options.one_step = _step(step) if step is not None else 0, step is not None
+        options.step, options.one_step = step_number(step) if step is not None else 0, step is not None
         options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
         with self._using() as store:
             found = ffi.gc(ffi.new("ckd_verify_result **"), lib.pyckd_verified_free)
             call.check(lib.ckd_store_verify(found, store, options, call.err))
-            return _verification(found[0])
-
-
-# ------------------------------------------------------------------------------------------------------- the library
+            return verification_from(found[0])
 
 
 def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
@@ -552,107 +549,3 @@ def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
 
 def _close(label: Any, owner: Any) -> None:
     lib.pyckd_store_close(owner)
-
-
-def _end(store: Any, owner: Any) -> None:
-    """Ends a load. `store` must live until then."""
-    lib.pyckd_load_end(owner)
-
-
-def _text(value: str, what: str) -> Any:
-    if not isinstance(value, str) or "\0" in value:
-        raise InvalidError(f"{what} must be a string without NUL characters, not {value!r}")
-    try:
-        return ffi.new("char[]", value.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise InvalidError(f"{what} {value!r} is not valid Unicode") from None
-
-
-def _step(step: int) -> int:
-    if isinstance(step, bool) or not hasattr(step, "__index__") or not 0 <= step.__index__() < lib.CKD_LATEST:
-        raise InvalidError(f"a step is a number from 0 to 2**64 - 2, not {step!r}")
-    return step.__index__()
-
-
-def _run_step(at: Where | None) -> tuple[str, int] | None:
-    if at is None:
-        return None
-    return (at.run, at.step) if isinstance(at, Checkpoint) else (at[0], _step(at[1]))
-
-
-def _find(store: Any, run: str | None, step: int | None, call: Call) -> Any:
-    """The checkpoint. The newest is certainly the newest, or an error says why that is not known."""
-    info = ffi.new("ckd_checkpoint *")
-    name = ffi.NULL if run is None else _text(run, "run")
-    number = lib.CKD_LATEST if step is None else _step(step)
-    while True:
-        call.check(lib.ckd_store_find(info, store, name, number, call.err))
-        if step is not None:
-            return info
-        try:
-            call.check(lib.ckd_store_check_newest(store, info, call.err))
-            return info
-        except ExistsError:
-            continue  # a newer one has been committed meanwhile
-
-
-def _stored(load: Any) -> dict[str, Stored]:
-    found = lib.ckd_load_tensors(load)
-    items = (found.items[i] for i in range(found.count))
-    return {text(t.name): Stored(int(t.dtype), tuple(int(t.shape[d]) for d in range(t.ndim))) for t in items}
-
-
-def _root(load: Any, stored: dict[str, Stored], call: Call) -> tuple[Any, bool]:
-    """(root node, whether there is no record)."""
-    blob = ffi.gc(ffi.new("pyckd_blob *"), lib.pyckd_blob_free)
-    try:
-        call.check(lib.pyckd_blob_load(blob, load, BLOB.encode(), call.err))
-    except NotFoundError:
-        return flat_root(list(stored)), True
-    return parse(bytes(ffi.buffer(blob.data, blob.size))), False
-
-
-def _own_record(load: Any, stored: dict[str, Stored], rank: int, call: Call) -> bytes | None:
-    """The record of a rank other than 0; None: the checkpoint was saved by fewer."""
-    name = record_of(rank)
-    found = stored.get(name)
-    if found is None:
-        return None
-    data = ffi.new("char[]", math.prod(found.shape) or 1)
-    request, text_of_name = ffi.new("ckd_load_request *"), ffi.new("char[]", name.encode())
-    request.struct_size, request.name, request.dtype = ffi.sizeof("ckd_load_request"), text_of_name, lib.CKD_U8
-    request.data, request.size = data, math.prod(found.shape)
-    call.check(lib.ckd_load_tensor(load, request, call.err))
-    return bytes(ffi.buffer(data, request.size))
-
-
-def _id(value: Any) -> str:
-    found = bytes(value.bytes)
-    return found.hex() if any(found) else ""
-
-
-def _checkpoint(c: Any) -> Checkpoint:
-    metric = text(c.metric_name)
-    return Checkpoint(
-        id=_id(c.id), run=text(c.run), step=int(c.step), kind=text(lib.ckd_kind_name(c.kind)),
-        fidelity=text(lib.ckd_fidelity_name(c.fidelity)), parent=_id(c.parent), resumed_from=_id(c.resumed_from),
-        generation=int(c.generation), lossy_resumes=int(c.lossy_resumes), depth=int(c.depth), world=int(c.world),
-        tensors=int(c.tensors), raw_bytes=int(c.raw_bytes), stored_bytes=int(c.stored_bytes), load_cost=float(c.load_cost),
-        created_ns=int(c.created_ns), metric_name=metric, metric=float(c.metric) if metric else None)
-
-
-def _tensor(t: Any) -> TensorInfo:
-    return TensorInfo(
-        name=text(t.name), role=text(lib.ckd_role_name(t.role)), dtype=NAMES.get(int(t.dtype), "?"),
-        shape=tuple(int(t.shape[d]) for d in range(t.ndim)), raw_bytes=int(t.raw_bytes), stored_bytes=int(t.stored_bytes),
-        coding=text(t.coding), depth=int(t.depth), rel_l2=float(t.rel_l2), max_error=float(t.max_error))
-
-
-def _verification(v: Any) -> Verification:
-    damage = []
-    for i in range(v.damage_count):
-        d = v.damage[i]
-        offset = int(d.offset)
-        damage.append(Damage(what=text(d.what), file=text(d.file), tensor=text(d.tensor), offset=None if offset == lib.CKD_NO_OFFSET else offset,
-                             checkpoints=tuple(text(d.checkpoints[k]) for k in range(d.checkpoint_count))))
-    return Verification(checkpoints=int(v.checkpoints), files=int(v.files), blocks=int(v.blocks), bytes=int(v.bytes), damage=tuple(damage))
