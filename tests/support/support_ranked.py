@@ -90,9 +90,8 @@ class Training:
                       "scheduler": self.scheduler.state_dict()})
 
 
-def resume(rank, world, folder, how, every):
+def resume(rank, world, folder, how, every, mesh):
     """An uninterrupted run, the same run up to its middle, and a third one that goes on from there."""
-    mesh = open_world(rank, world)
     straight = Training(how, rank, mesh)
     expected = [straight.step() for _ in range(STEPS)]
     first = Training(how, rank, mesh)
@@ -122,20 +121,12 @@ def resume(rank, world, folder, how, every):
         assert rank or store.verify()
 
 
-def ddp(rank, world, folder):
-    resume(rank, world, folder / "ddp", "ddp", 2)
-
-
-def ddp_each_step(rank, world, folder):
-    resume(rank, world, folder / "ddp1", "ddp", 1)
-
-
-def fsdp(rank, world, folder):
-    resume(rank, world, folder / "fsdp", "fsdp", 2)
-
-
-def fsdp_each_step(rank, world, folder):
-    resume(rank, world, folder / "fsdp1", "fsdp", 1)
+def resumes(rank, world, folder):
+    """One start of the processes for all: it takes longer than the rest."""
+    mesh = open_world(rank, world)
+    for how in ("ddp", "fsdp"):
+        for every in (2, 1):
+            resume(rank, world, folder / f"{how}{every}", how, every, mesh)
 
 
 def reshard(rank, world, folder):
