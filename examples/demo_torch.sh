@@ -1,5 +1,5 @@
 #!/bin/sh
-# demo_torch.sh BUILD_DIR: trains with PyTorch on two processes, kills them, and goes on with two, then with one.
+# demo_torch.sh BUILD_DIR: trains with PyTorch on two processes, kills them, and resumes on two, then on one.
 # BUILD_DIR has the Python package. PYTHON has torch. Works in a temporary directory ($TMPDIR), which it removes.
 # Exits 1 with a message if a result is wrong. DEMO_STEPS sets the length of training.
 set -u

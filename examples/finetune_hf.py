@@ -3,7 +3,7 @@
     python examples/finetune_hf.py --store runs --run demo                       # a tiny model with random weights
     python examples/finetune_hf.py --store runs --run qwen --model Qwen/Qwen2.5-0.5B --data my.txt --steps 1000
 
-Kill it whenever you like. The same command goes on from the newest checkpoint, bit for bit as if nothing had happened, on one machine.
+Kill it at any time. The same command resumes from the newest checkpoint, on the same machine with the same bits as without the kill.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/train_torch.py --store runs                     # FSDP2
     torchrun --nproc-per-node 2 examples/train_torch.py --store runs --parallel ddp
 
-Kill it whenever you like and start the same command again: it goes on from the newest checkpoint, with the losses that it
-would have had. Any number of processes may go on. The model reads bytes; without --text it learns the source code of
+Kill it at any time and start the same command again: it resumes from the newest checkpoint, with the same losses as without
+the kill. Any number of processes may resume. The model reads bytes; without --text it learns the source code of
 Python's standard library.
 """
 
@@ -55,7 +55,7 @@ class GPT(torch.nn.Module):
 
 
 class Windows:
-    """Random windows of a text. It knows where it is, so it is restored with the rest."""
+    """Random windows of a text. It has a state, so a checkpoint restores it with the rest."""
 
     def __init__(self, text, context, batch, seed):
         self.text, self.context, self.batch = text, context, batch

@@ -6,10 +6,10 @@
     store.load({"model": model, "optimizer": optimizer}, run="gpt")             # the newest, in place
     state = store.state_dict(run="gpt", step=1000, only="model")                # as new tensors
 
-Successive checkpoints of a run are nearly the same: each is stored as a base or as a delta on an earlier one, bit for bit by
+Successive checkpoints of a run are nearly the same, so each is stored as a base or as a delta on an earlier one, bit for bit by
 default. A checkpoint is committed as a whole or not at all, and everything that a load reads is verified.
 
-numpy and torch are optional. What the library has to say beside errors goes to the logger "ckptdelta".
+numpy and torch are optional. Notices that are not errors go to the logger "ckptdelta".
 """
 
 from ._call import Progress, text as _text

@@ -1,7 +1,7 @@
 """States of an Accelerator in a store.
 
-accelerate has hooks for the weights alone. Optimizers, schedulers and random states are pickled into the folder by
-Accelerator.save_state() whatever the hooks do, and these are most of the bytes. So there are functions in its place.
+These are functions because accelerate's hooks cover only the weights. Accelerator.save_state() always pickles optimizers, schedulers
+and random states into its folder, and these are most of the bytes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def save_state(accelerator: Any, store: str | os.PathLike[str] | Store, *, run: 
                role_fidelity: Mapping[Role, Fidelity] | None = None, base: bool = False, resumed_from: Where | None = None,
                on_duplicate: Literal["error", "same", "branch"] = "error", metric: tuple[str, float] | None = None,
                updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
-    """Saves what Accelerator.save_state() saves as the checkpoint `step` of `run`: models, optimizers, schedulers, the scaler,
-    samplers and stateful data loaders, registered objects, and the random states of all processes.
+    """Saves the same objects as Accelerator.save_state(), as the checkpoint `step` of `run`: models, optimizers, schedulers, the
+    scaler, samplers and stateful data loaders, registered objects, and the random states of all processes.
 
     Call it on all processes. The first one writes; the call returns, or fails, on all of them. Nothing is pickled. Tensors are
-    called ``model.layer.weight`` and ``optimizer.state.model.layer.weight.exp_avg``; the parts of further models and optimizers
-    begin with ``model_1`` and ``optimizer_1``.
+    named ``model.layer.weight`` and ``optimizer.state.model.layer.weight.exp_avg``; names of further models and optimizers begin
+    with ``model_1`` and ``optimizer_1``.
 
-    Hooks of register_save_state_pre_hook() are not called. Beside what accelerate saves itself, the epoch of each data loader
-    and the state of the generator that shuffles are saved.
+    Hooks of register_save_state_pre_hook() are not called. The epoch of each data loader and the state of its shuffling generator
+    are saved as well, which accelerate leaves out.
 
     Args:
-        accelerator: with what prepare() and register_for_checkpointing() gave it.
+        accelerator: its prepared and registered objects are saved.
         store: an open store or its directory, which is made if there is none. Only the first process opens it.
         run, step, fidelity, role_fidelity, base, resumed_from, on_duplicate, metric, updates, progress: as for Store.save().
 
     Returns: the checkpoint as committed.
 
     Errors: those of Store.save(); StateError on the other processes if the first one failed; UnsupportedError for FSDP, DeepSpeed,
-    Megatron and XLA, which keep a part of the state in each process: use ckptdelta.dcp.
+    Megatron and XLA, where each process has only a part of the state: use ckptdelta.dcp.
     """
     _check_whole(accelerator)
     ranks = _gathered(accelerator, RandomState().state_dict())
@@ -65,16 +65,16 @@ def save_state(accelerator: Any, store: str | os.PathLike[str] | Store, *, run: 
 
 def load_state(accelerator: Any, store: str | os.PathLike[str] | Store, *, run: str | None = None, step: int | None = None,
                progress: Progress | None = None) -> Checkpoint:
-    """Loads what save_state() saved into what the accelerator has, in place. Call it on all processes; each reads the store.
+    """Loads a checkpoint of save_state() into the accelerator's objects, in place. Call it on all processes; each reads the store.
 
     Everything is compared before anything is written. Random states are restored for processes that the checkpoint has.
-    Training goes on after ``checkpoint.step``, with the same losses, bit for bit, if it is deterministic by itself and the
-    checkpoint is one of the end of an epoch. Within an epoch, leave out the batches that were seen with
-    accelerator.skip_first_batches(). Their order is the same if the loader shuffles with accelerate's use_seedable_sampler, but
-    a loader that begins draws a random number, so dropout differs.
+    Training continues after ``checkpoint.step`` with the same losses, bit for bit, if it is deterministic by itself and the
+    checkpoint was saved at the end of an epoch. Within an epoch, skip the batches that were seen with
+    accelerator.skip_first_batches(). Their order is the same if the loader shuffles with accelerate's use_seedable_sampler. But a
+    loader draws a random number when it starts, so dropout differs.
 
     Args:
-        accelerator: with the same models, optimizers, schedulers, loaders and registered objects as when it was saved.
+        accelerator: has the same models, optimizers, schedulers, loaders and registered objects as at the save.
         store: an open store or its directory.
         run, step, progress: as for Store.load().
 
@@ -114,7 +114,7 @@ class _Loader:
         self.loader = loader
 
     def _generators(self) -> dict[str, Any]:
-        """Those that decide which sample comes next, by name."""
+        """The generators that decide which sample comes next, by name."""
         sampler = self.loader.get_sampler() if hasattr(self.loader, "get_sampler") else getattr(self.loader, "sampler", None)
         found = {"loader": getattr(self.loader, "generator", None), "sampler": getattr(sampler, "generator", None),
                  "synchronized": getattr(self.loader, "synchronized_generator", None)}
@@ -143,7 +143,7 @@ class _Loader:
 
 
 def _state(accelerator: Any) -> dict[str, Any]:
-    """The objects of an accelerator, by names such as those of its own files."""
+    """The objects of an accelerator, by names like those of accelerate's own files."""
     state: dict[str, Any] = {}
     for name, attribute in PARTS.items():
         for i, one in enumerate(getattr(accelerator, attribute)):
@@ -189,7 +189,7 @@ def _check_whole(accelerator: Any) -> None:
 
 
 def _gathered(accelerator: Any, own: Any) -> list[Any]:
-    """What each process has. These are objects of this training, which no store has seen."""
+    """Each process's value. These are objects of this training, which were never in a store."""
     if accelerator.num_processes == 1:
         return [own]
     distributed = _distributed()
@@ -199,7 +199,7 @@ def _gathered(accelerator: Any, own: Any) -> list[Any]:
 
 
 def _on_first(accelerator: Any, work: Callable[[], Checkpoint]) -> Checkpoint:
-    """Does something on the first process. Its result, or its failure, is that of all."""
+    """Runs a function on the first process. All processes return its result, or fail with it."""
     if accelerator.num_processes == 1:
         return work()
     told: list[Any] = [None, None]

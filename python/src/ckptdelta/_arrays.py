@@ -1,4 +1,4 @@
-"""What can be a tensor: arrays of numpy, of torch, and of whatever speaks DLPack.
+"""Arrays that can be tensors: those of numpy, of torch, and of libraries that support DLPack.
 
 No library of arrays is imported here before the state holds one of its arrays, or the user asks for one.
 """
@@ -27,7 +27,7 @@ COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float1
 
 @dataclass(frozen=True)
 class Leaf:
-    """What is stored of an array.
+    """The stored description of an array.
 
     Attributes:
         code: dtype of the library.

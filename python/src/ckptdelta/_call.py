@@ -32,9 +32,9 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 class Parts:
-    """One progress figure for several calls: an iterator of their progress functions. Each call's share is its size.
+    """Joint progress of several calls: an iterator of their progress functions. Each call's share is its size.
 
-    When the next function is taken, all before it are done. The last one is when the iteration ends.
+    A call is taken to be done when the next function is asked for, and the last one when the iteration ends.
     """
 
     def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ def pyckd_on_info(context: Any, message: Any) -> None:
 def _log(level: int, context: Any, message: Any) -> None:
     try:
         logger.log(level, "%s: %s", ffi.from_handle(context), text(message))
-    except BaseException as error:  # the library goes on, and what interrupted it comes again when it has returned
+    except BaseException as error:  # the library continues, and the interrupt is raised again when it has returned
         if isinstance(error, KeyboardInterrupt):
             _thread.interrupt_main()
         else:

@@ -1,4 +1,4 @@
-"""What the library is asked about checkpoints, and its answers as records of Python."""
+"""Queries to the library about checkpoints, and conversion of its answers to Python records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_and_step(at: Where | None) -> tuple[str, int] | None:
 
 
 def find_checkpoint(store: Any, run: str | None, step: int | None, call: Call) -> Any:
-    """The checkpoint. The newest is certainly the newest, or an error says why that is not known."""
+    """The checkpoint. With `step` None it is proved to be the newest; if that cannot be known, an error says why."""
     info = ffi.new("ckd_checkpoint *")
     name = ffi.NULL if run is None else native_text(run, "run")
     number = lib.CKD_LATEST if step is None else step_number(step)

@@ -1,9 +1,9 @@
-"""Checkpoints of DeepSpeed: what its ranks wrote with ZeRO 1, 2 and 3 becomes whole tensors.
+"""Checkpoints of DeepSpeed: joins the rank files of ZeRO 1, 2 and 3 to whole tensors.
 
-Each rank has a share of flat buffers, one for each group of parameters. `param_shapes` tells what is in a buffer, in its order. ZeRO 1
-and 2 cut a buffer into shares; ZeRO 3 cuts each of its parameters. Buffers are padded at the end, and with `parameter_alignment` after each
-parameter. The files stay mapped, and a
-tensor is put together when it is saved. DeepSpeed need not be installed: the few objects of its own in its files are read as dicts.
+Each rank has a share of flat buffers, one for each group of parameters. `param_shapes` lists the parameters of a buffer in its order.
+ZeRO 1 and 2 cut a buffer into shares; ZeRO 3 cuts each parameter. Buffers are padded at the end, and with `parameter_alignment` after
+each parameter. The files stay mapped, and a tensor is joined when it is saved. DeepSpeed need not be installed: the few objects of its
+classes in the files are read as dicts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODEL = re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_sta
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt")
 EXPERTS = re.compile(r"layer_\d+_expert_\d+_|expp_rank_\d+_")
 LATEST = "latest"
-MASTER = "fp32"  # what masters are called in the states of parameters
+MASTER = "fp32"  # the name of masters in the states of parameters
 CLASSES = {
     "deepspeed.runtime.zero.config.ZeroStageEnum": int,
     "deepspeed.runtime.fp16.loss_scaler.LossScaler": Attributes,
@@ -39,7 +39,7 @@ CLASSES = {
     "deepspeed.utils.tensor_fragment.fragment_address": Attributes,
     "deepspeed.checkpoint.universal_checkpoint.SubparamShape": Attributes,
 }
-# What only says how a checkpoint is cut. Names and shapes are those of the whole tensors afterwards.
+# Members that only describe the sharding. An import has the names and shapes of whole tensors instead.
 OF_MODEL = ("module", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
 OF_OPTIMIZER = ("base_optimizer_state", "optimizer_state_dict", "single_partition_of_fp32_groups", "fp32_flat_groups", "param_groups",
                 "param_slice_mappings", "partition_count", "group_paddings", "param_alignment_paddings", "ds_version", "ds_config",
@@ -53,7 +53,7 @@ def is_checkpoint(names: set[str]) -> bool:
 
 
 def latest_in(path: Path, names: set[str], needed: bool) -> Path | None:
-    """The checkpoint's folder that the file `latest` of a folder tells of, if it does. Errors: CorruptError, if it is needed and not there."""
+    """The checkpoint folder that the file `latest` of a folder names; None: there is none. Errors: CorruptError (it is needed and missing)."""
     if LATEST not in names or not (path / LATEST).is_file():
         return None
     with open(path / LATEST, encoding="utf-8", errors="replace") as f:
@@ -71,7 +71,7 @@ def latest_in(path: Path, names: set[str], needed: bool) -> Path | None:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one data parallel rank has of the optimizer.
+    """The part of the optimizer that one data parallel rank has.
 
     Attributes:
         stage: of ZeRO.
@@ -80,7 +80,7 @@ class _Rank:
         state: of the optimizer inside, by buffer: shares, and numbers.
         groups: `param_groups`, whose parameters are numbers of buffers.
         paddings: elements after each parameter, by buffer; None: there are none.
-        rest: what else there is, the same on all ranks.
+        rest: other members, the same on all ranks.
     """
 
     file: Path
@@ -129,7 +129,7 @@ def _read_rank(file: Path, unsafe: bool) -> _Rank:
     counts = set(counts) if isinstance(counts, list) else {counts}
     if len(counts) > 1:
         raise UnsupportedError(f"{file} has groups that different numbers of ranks share, {sorted(counts)}: {CONVERT}", file=str(file))
-    if isinstance(base, list):  # of an "elastic" checkpoint, which leaves out the groups
+    if isinstance(base, list):  # an "elastic" checkpoint, which leaves out the groups
         base = {"state": dict(enumerate(base)), "param_groups": [{"params": [i]} for i in range(len(base))]}
     count = counts.pop()
     if type(count) is not int or not isinstance(masters, list) or not isinstance(base, dict) or not {"state", "param_groups"} <= base.keys():
@@ -193,7 +193,7 @@ def _cut(stage: int, shapes: Shapes, sizes: list[int], paddings: list[int] | Non
 
 
 def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int, ...]) -> Pieces:
-    """A parameter, whose parts lie in the shares."""
+    """A parameter whose parts are in the shares."""
     torch = _torch.load_torch("")
 
     def make() -> Any:
@@ -278,7 +278,7 @@ def dtype_of(model: dict[str, Any]) -> Any:
 
 
 def weights(model: dict[str, Any], states: dict[str, dict[str, Any]], *, cut: bool) -> dict[str, Any]:
-    """The model's tensors in their order. cut: its file has none of the weights, which are made from their masters."""
+    """The model's tensors in their order. cut: its file has no weights, so they are made from their masters."""
     found: dict[str, Any] = dict(model.get("module") or {})
     for name, state in states.items():
         there: Any = found.get(name)
@@ -308,7 +308,7 @@ def groups_of(groups: list[dict[str, Any]], shapes: list[Shapes], file: Path) ->
 
 
 def read_ranks(path: Path, unsafe: bool = False) -> dict[str, Any]:
-    """What a checkpoint's files of ranks hold: `module`, `optimizer` with states by name, and all else that rank 0 wrote.
+    """The content of a checkpoint's rank files: `module`, `optimizer` with states by name, and everything else that rank 0 wrote.
 
     Errors: CorruptError (a file is missing, cut off, or of another checkpoint); UnsupportedError.
     """
@@ -348,7 +348,7 @@ def read_model(file: Path, unsafe: bool, *, pipeline: bool = False) -> dict[str,
 
 
 def other_ranks(path: Path, files: dict[int, Path], model: dict[str, Any], unsafe: bool) -> dict[str, Any]:
-    """Puts frozen parameters of ZeRO 3 into the model. Returns what other ranks wrote that differs from rank 0's, such as random numbers."""
+    """Puts frozen parameters of ZeRO 3 into the model. Returns values of other ranks that differ from rank 0's, such as random states."""
     count = model.get("dp_world_size")
     _check_ranks(path, files, count if type(count) is int else len(files), files[0])
     models = [model, *(read_model(files[rank], unsafe) for rank in range(1, len(files)))]
@@ -362,7 +362,7 @@ def other_ranks(path: Path, files: dict[int, Path], model: dict[str, Any], unsaf
         except (ValueError, AttributeError) as error:
             raise CorruptError(f"{path}: the frozen parameter {name} has not the same share on all ranks: {error}", file=str(path)) from error
         module[name] = joined(shares, cuts[name], tuple(shape))
-    # shared_params is told by rank 0 only.
+    # Only rank 0 writes shared_params.
     told = set(OF_MODEL) | {"shared_params"}
     differing = {str(rank): {k: v for k, v in other.items() if k not in told and not (k in model and same(v, model[k]))}
                  for rank, other in enumerate(models) if rank}

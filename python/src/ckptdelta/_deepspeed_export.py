@@ -13,7 +13,7 @@ from ._errors import InvalidError, UnsupportedError
 from ._names import is_optimizer_state
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
-VERSION = 0.2  # of the universal form, without what tensor parallel ranks need
+VERSION = 0.2  # of the universal form, without the members that tensor parallel ranks need
 
 
 def write(path: Path, state: Any) -> None:
@@ -53,7 +53,7 @@ def _check(state: Any) -> None:
 
 
 def _scaler(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """The dynamic scale of the loss is an object of DeepSpeed. One that does not change is in the configuration."""
+    """The dynamic loss scale, which is an object of DeepSpeed. A static one is in the configuration."""
     told = optimizer.get("loss_scaler")
     if not isinstance(told, dict) or not told.get("dynamic"):
         return {}

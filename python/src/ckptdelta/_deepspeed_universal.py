@@ -1,4 +1,4 @@
-"""DeepSpeed's universal checkpoints: each state of each parameter is a file, `zero/PARAMETER/exp_avg.pt`, beside the ranks' files of models."""
+"""DeepSpeed's universal checkpoints: each state of each parameter is a file, `zero/PARAMETER/exp_avg.pt`, beside the model files of the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENSOR = "param"  # in a parameter's file; files of ZeRO 3 are a flat tensor alo
 
 
 def read(path: Path, unsafe: bool = False) -> dict[str, Any]:
-    """What a universal checkpoint holds, in the form in which ranks' files are read: see _deepspeed.read_ranks().
+    """The content of a universal checkpoint, in the same form as that of rank files: see _deepspeed.read_ranks().
 
     Errors: CorruptError, UnsupportedError.
     """
@@ -57,7 +57,7 @@ def _all_shapes(parts: list[dict[str, Any]], file: Path) -> list[Shapes]:
 
 
 def _states(folder: Path, shapes: list[Shapes], optimizer: dict[str, Any], unsafe: bool) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """(states of parameters by name, what the files say besides: how tensor parallel ranks cut a parameter)."""
+    """(states of parameters by name, other members of the files, which say how tensor parallel ranks cut a parameter)."""
     inner = optimizer.get("optimizer_state_dict")  # of ZeRO 3, with the numbers that no parameter's file has
     numbers = inner.get("state", {}) if isinstance(inner, dict) else {}
     found: dict[str, dict[str, Any]] = {}
@@ -76,7 +76,7 @@ def _states(folder: Path, shapes: list[Shapes], optimizer: dict[str, Any], unsaf
 
 
 def _check_files(folder: Path, files: dict[str, list[Path]]) -> None:
-    """All parameters of a buffer have the same states; those without gradients have a master only."""
+    """All parameters of a buffer have the same states, except those without gradients, which have only a master."""
     wanted = {MASTER}.union(*({file.name.removesuffix(".pt") for file in own} for own in files.values()))
     for name, own in files.items():
         there = {file.name.removesuffix(".pt") for file in own}
@@ -87,14 +87,14 @@ def _check_files(folder: Path, files: dict[str, list[Path]]) -> None:
 
 
 def _check_unknown(folder: Path, known: set[str]) -> None:
-    """Buffers and frozen parameters, which the model has, may have folders as well."""
+    """Refuses folders of unknown parameters. The model's buffers and frozen parameters may have folders as well."""
     unknown = sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name not in known)
     if unknown:
         raise CorruptError(f"{folder / unknown[0]} is of a parameter that no file of a model tells of", file=str(folder / unknown[0]))
 
 
 def _state(file: Path, shape: tuple[int, ...], unsafe: bool) -> tuple[Any, dict[str, Any]]:
-    """(a number, or a tensor that is read when it is saved; what else its file says)."""
+    """(a number, or a tensor that is read when it is saved; the other members of its file)."""
     value = read_torch(file, unsafe, CLASSES)
     more = {key: one for key, one in value.items() if key != TENSOR} if isinstance(value, dict) else {}
     tensor: Any = value.get(TENSOR) if isinstance(value, dict) else value
@@ -118,7 +118,7 @@ def _state(file: Path, shape: tuple[int, ...], unsafe: bool) -> tuple[Any, dict[
 
 
 def _buffers_only(model: dict[str, Any], states: dict[str, Any], file: Path) -> dict[str, Any]:
-    """A model parallel rank's model without weights, which are parts there. Errors: UnsupportedError, if it has any that no state has."""
+    """A model parallel rank's model without its weights, which are only parts. Errors: UnsupportedError (a weight that no state has)."""
     module, buffers = model["module"] or {}, set(model.get("buffer_names") or ())
     aliases = set(model.get("shared_params") or ())
     frozen = [name for name, value in module.items() if _torch.is_tensor(value) and name not in states and name not in buffers | aliases]

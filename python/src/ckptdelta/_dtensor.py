@@ -1,6 +1,6 @@
-"""Distributed tensors: which part of the whole tensor this process has.
+"""Distributed tensors: the part of the whole tensor that this process has.
 
-A DTensor is cut by its placements; DCP asks it for its part in the same way, by __create_chunk_list__().
+A DTensor's placements say how it is sharded. __create_chunk_list__(), which DCP also calls, gives this process's part.
 """
 
 from __future__ import annotations

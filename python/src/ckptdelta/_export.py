@@ -27,7 +27,7 @@ def form_of(path: Path, state: Any) -> str:
 
 
 def write(path: Path, form: str, state: Any) -> None:
-    """Writes a state. The file or folder is complete and durable, or not there.
+    """Writes a state. The file or folder is complete and durable, or does not exist.
 
     Errors: InvalidError (no such form; the state does not fit), ExistsError, UnsupportedError (a package is not installed), OSError.
     """
@@ -39,7 +39,7 @@ def write(path: Path, form: str, state: Any) -> None:
 
 
 def write_whole(path: Path, writer: Callable[[Path], None]) -> None:
-    """Lets a function write a file or folder, which is complete and durable then, or not there. Errors: ExistsError, OSError."""
+    """Calls a function to write a file or folder, which is then complete and durable, or does not exist. Errors: ExistsError, OSError."""
     if os.path.lexists(path):
         raise ExistsError(f"{path} exists already", file=str(path))
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -82,7 +82,7 @@ def _write_dcp(path: Path, state: Any) -> None:
     if not isinstance(state, dict):
         raise InvalidError(f"torch.distributed.checkpoint stores dicts, and the state is a {type(state).__name__}")
     import torch.distributed.checkpoint as dcp
-    with warnings.catch_warnings():  # that there are no other ranks is no news
+    with warnings.catch_warnings():  # of DCP, that there are no other ranks
         warnings.simplefilter("ignore", UserWarning)
         dcp.save(state, checkpoint_id=path, no_dist=True)
 
@@ -112,7 +112,7 @@ def write_files(folder: Path, files: dict[str, Any]) -> None:
 
 
 def _write_weights(path: Path, model: dict[str, Any]) -> None:
-    """Of tied weights the first name is written, as transformers does; it ties them again."""
+    """Writes tied weights once, under their first name, as transformers does; transformers ties them again when it loads."""
     try:
         from safetensors.torch import save_file
     except ImportError:

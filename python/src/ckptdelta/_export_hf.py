@@ -24,7 +24,7 @@ def weights_in(state: Any, member: str, where: object) -> dict[str, Any]:
     found = state
     for key in member.split(".") if member else ():
         found = found.get(key) if isinstance(found, dict) else None
-    if found is None and isinstance(state, dict):  # a checkpoint without a record: names are paths
+    if found is None and isinstance(state, dict):  # a checkpoint without a record: its tensors are named by paths
         found = {name.removeprefix(f"{member}."): tensor for name, tensor in state.items() if name.startswith(f"{member}.")}
     if not isinstance(found, dict) or not found or not all(_torch.is_tensor(t) for t in found.values()):
         raise NotFoundError(f"{where} has no weights of a model in its member {member!r}: pass member='PATH' of the model in the state", path=member)
@@ -51,7 +51,7 @@ def write_pretrained(path: Path, *, weights: dict[str, Any], files: dict[str, An
 
 
 def _empty_model(transformers: Any, like: Any, files: dict[str, Any]) -> Any:
-    """A model without memory that knows the names of weights, which of them are tied, and what its configuration is."""
+    """A model on the meta device, which gives the names of weights, the ties between them, and the configuration."""
     kind: Any
     if _torch.is_module(like):
         model = _torch.unwrapped(like)
@@ -95,7 +95,7 @@ def _config(transformers: Any, like: Any, files: dict[str, Any]) -> Any:
 def _check(model: Any, weights: dict[str, Any]) -> None:
     own = model.state_dict(keep_vars=True)
     expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    there = {id(own[name]) for name in weights if name in own}  # of tied weights a folder of transformers has one
+    there = {id(own[name]) for name in weights if name in own}  # a folder of transformers has only one of tied weights
     problems = [f"{name} is missing" for name, tensor in own.items() if id(tensor) not in there]
     problems += [f"{name} is not in a {type(model).__name__}" for name in weights if name not in expected]
     problems += [f"{name} has the shape {list(weights[name].shape)}, not {list(shape)}" for name, shape in expected.items()

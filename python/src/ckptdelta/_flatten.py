@@ -47,7 +47,7 @@ class Flattener:
     Args:
         updates: what follows the optimizers of the state.
         names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
-        own, prefix: members of the state whose tensors get names with this prefix, as other processes have their own.
+        own, prefix: members of the state whose tensor names get this prefix, because each process has its own.
         buffers: paths of buffers, besides those of modules.
     """
 

@@ -1,6 +1,7 @@
-"""Checkpoints of others: files of torch.save() and safetensors; folders of transformers, torch.distributed.checkpoint, DeepSpeed and Megatron.
+"""Checkpoints of other libraries: files of torch.save() and safetensors; folders of transformers, torch.distributed.checkpoint, DeepSpeed
+and Megatron.
 
-A form is recognised by content, not by the names of files. Nothing that needs code to be restored is read unless asked for.
+A form is recognised by content, not by the names of files. Objects that need code to be restored are read only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Foreign:
 
     Attributes:
         path: its file or folder.
-        form: what it is, for people.
-        read: returns its state. With True it may also restore what needs code.
+        form: its name for people.
+        read: returns its state. With True it may also restore objects that need code.
         ordered: are the tensors of a state in the order in which the model has its parameters?
         buffers: which tensors of a state are buffers, by path.
-        is_extra: it lies beside others, and may be the same as one of them.
+        is_extra: it is beside other checkpoints, and may be the same as one of them.
         is_whole: folders inside it are parts of it, not checkpoints of their own.
     """
 
@@ -57,7 +58,7 @@ class Foreign:
 
 
 def recognise(path: str | os.PathLike[str]) -> Foreign:
-    """Says what a file or folder is. Errors: NotFoundError; UnsupportedError says what it is and what reads it."""
+    """Recognises a file or folder. Errors: NotFoundError; UnsupportedError, which says what it is and what can read it."""
     found = Path(path)
     if found.is_dir():
         return _folder(found)
@@ -110,7 +111,7 @@ def size_of(path: Path) -> int:
 
 
 def step_of(state: Any, one: Foreign) -> int | None:
-    """The step that a state tells of, else the number in its name; None for an extra one that tells none. Errors: InvalidError."""
+    """The step that a state records, else the number in its name; None for an extra one that records none. Errors: InvalidError."""
     places = [state.get("trainer_state"), state] if isinstance(state, dict) else []
     for key, place in ((key, place) for place in places if isinstance(place, dict) for key in STEP_KEYS):
         value: Any = place.get(key)
@@ -216,10 +217,10 @@ def _weight_files(path: Path) -> tuple[list[Path], set[str]]:
 
 
 def read_trainer(path: Path, unsafe: bool = False, without: set[str] | None = None) -> dict[str, Any]:
-    """A folder of transformers: the model, and what its Trainer needs to go on. Other files are arrays of their bytes.
+    """A folder of transformers: the model, and the members that its Trainer needs to resume. Other files are arrays of bytes.
 
     Args:
-        without: names of files that are read elsewhere. The weights are as well, then.
+        without: names of files that are read elsewhere, as are the weights then.
     """
     torch = _torch.load_torch(str(path))
     files, taken = _weight_files(path)
@@ -243,7 +244,7 @@ def read_trainer(path: Path, unsafe: bool = False, without: set[str] | None = No
 
 
 def order_as_model(path: Path, state: dict[str, Any]) -> bool:
-    """Puts the weights of a folder of transformers, which safetensors sorts by name, in the order of the model. Returns whether it knows it."""
+    """Puts the weights of a folder of transformers, which safetensors sorts by name, in the model's order. Returns whether that is known."""
     if "optimizer" not in state:
         return False
     torch = _torch.load_torch(str(path))
@@ -266,7 +267,7 @@ def order_as_model(path: Path, state: dict[str, Any]) -> bool:
 
 
 class _Metadata(pickle.Unpickler):
-    """Restores what the metadata of torch.distributed.checkpoint consists of, and nothing else."""
+    """Restores only the classes that the metadata of torch.distributed.checkpoint consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         torch = _torch.load_torch("")

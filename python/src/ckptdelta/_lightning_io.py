@@ -1,10 +1,10 @@
 """CheckpointIO of ckptdelta.lightning: checkpoints of PyTorch Lightning in a store.
 
-A checkpoint of the Trainer is the step ``global_step`` of a run. Its path has a marker (_lightning_marker.py), which alone says
-which checkpoint it is, so any path, any name and any number of paths will do. Saves of one training are one lineage: each is a
-delta on the one before. Others than the first of the same step are compared with it; if the tensors are the same, the marker
-stands for the same checkpoint. Otherwise they are another lineage, and go to a run of their own: RUN-2. So do checkpoints without
-optimizers, RUN-weights, which need not wait for a full one to be deleted.
+A checkpoint of the Trainer is the step ``global_step`` of a run. At its path there is a marker (_lightning_marker.py). Only the marker
+says which checkpoint the path stands for, so paths and names are free, and several paths may stand for one checkpoint. Saves of one
+training are one lineage: each is a delta on the previous one. A second save of a step is compared with the first. If the tensors are the
+same, its marker stands for the first checkpoint. Otherwise it belongs to another lineage, with a run of its own: RUN-2. Checkpoints
+without optimizers have a run of their own, too: RUN-weights. They can be deleted without waiting for a full checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def load_lightning(part: str) -> Any:
-    """A module of Lightning: of the package that the process has imported, else of one that it can import."""
+    """A module of Lightning: from the package that the process has imported, else from one that it can import."""
     loaded = [package for package in PACKAGES if package in sys.modules]
     for package in (*loaded, *PACKAGES):
         with contextlib.suppress(ImportError):
@@ -64,7 +64,7 @@ class _Last:
 
 
 Lineage = tuple[str, int]
-"""("" or "weights", 0 or the number of other checkpoints of the same steps)."""
+"""("" or "weights", how many other checkpoints the same step has before this one)."""
 MAIN: Lineage = ("", 0)
 
 
@@ -72,29 +72,29 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     """Saves the checkpoints of a Trainer in a store: ``Trainer(plugins=[CheckpointIO("runs")])``.
 
     ModelCheckpoint, trainer.save_checkpoint() and ckpt_path work as with files. Where a file would be, there is a marker: a few
-    lines of text that name the store, the run and the step. A checkpoint is stored as a delta on the one before, and once if
-    several paths have it, such as last.ckpt and epoch=0-step=50.ckpt. When the last marker of a checkpoint that the plugin knows
-    of is removed or overwritten, the checkpoint is deleted from the store. ckpt_path may also be RUN@STEP, without a marker, or a
-    file that Lightning wrote without this plugin.
+    lines of text that name the store, the run and the step. A checkpoint is stored as a delta on the previous one. It
+    is stored once if several paths stand for it, such as last.ckpt and epoch=0-step=50.ckpt. When Lightning removes or overwrites
+    the last marker of a checkpoint that the plugin knows of, the checkpoint is deleted from the store. ckpt_path may also be
+    RUN@STEP, which needs no marker, or a file that Lightning wrote without this plugin.
 
-    Values are stored without pickle. Namespaces, Lightning's AttributeDicts, paths and all that Store.save() takes come back with
-    their types. Threads may share a plugin. It may be sent to other processes, but not while it saves in the background.
+    Values are stored without pickle. Namespaces, Lightning's AttributeDicts, paths and all values that Store.save() takes come back
+    with their types. Threads may share a plugin. It may be sent to other processes, but not while it saves in the background.
 
     Args:
         store: an open store or its directory, which is made if there is none. The plugin opens it for itself.
-        run: the run of the checkpoints: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash. None: that of the
-            checkpoint that training resumes from, else ``"lightning"``. A training that resumes from nothing does not
-            continue a run that exists: it becomes RUN~2, RUN~3 and so on. Trainings at the same time need a run each.
-        background: save_checkpoint() copies the tensors to host memory and returns; a thread saves them.
-            What fails is raised by the next save or removal, or at the end of the Trainer's call.
+        run: the run of the checkpoints: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash. None: the run of
+            the checkpoint that training resumes from, else ``"lightning"``. A training that does not resume does not continue an
+            existing run: it is saved as RUN~2, RUN~3 and so on. Trainings that run at the same time need different runs.
+        background: save_checkpoint() copies the tensors to host memory and returns; a thread saves them. If it fails, the next
+            save or removal, or the end of the Trainer's call, raises the error.
         pickle: also store and load objects that only pickle can restore. Loading them runs code from the store.
-        undo_s: seconds for which Store.undelete() brings a deleted checkpoint back; 0: its files go at once, as far as no other
-            checkpoint builds on them.
+        undo_s: seconds for which Store.undelete() can restore a deleted checkpoint; 0: its files are removed at once, unless other
+            checkpoints need them.
         fidelity, role_fidelity, codec, level, effort, target_ratio, max_error, max_load_cost, staging_bytes, progress: as for
-            Store.save(). Only what an optimizer trains, and its moments, is stored lossily.
+            Store.save(). Only trained parameters and their moments are stored lossily.
 
     Attributes:
-        checkpoint: what was saved last; None before that.
+        checkpoint: the last one that was saved; None: none yet.
 
     Errors of its methods: those of Store.save() and Store.load(), OSError; InvalidError names the path of what cannot be stored.
     """
@@ -110,7 +110,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         self._options = Options(
             run=run or RUN, step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, on_duplicate="branch", codec=codec, level=level,
             effort=effort, target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
-        self._lossy = any(options_of(self._options).lossy.values())  # also tells now what cannot be
+        self._lossy = any(options_of(self._options).lossy.values())  # also reports invalid options now
         self._folders: set[Path] = set()
         self._last: dict[Lineage, _Last] = {}
         self._loaded: _Last | None = None
@@ -129,7 +129,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def _register() -> None:
-        """The packages lightning and pytorch_lightning have a class CheckpointIO each, and their Trainers ask for their own."""
+        """Makes this class a CheckpointIO of both lightning and pytorch_lightning: the Trainer of each accepts only its own class."""
         for package in PACKAGES:
             plugins = sys.modules.get(f"{package}.plugins.io")
             if plugins is not None and not issubclass(CheckpointIO, plugins.CheckpointIO):
@@ -152,7 +152,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     # ---------------------------------------------------------------------------------------------- what Lightning calls
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None) -> None:
-        """Saves what Lightning's Trainer dumps, and puts a marker at the path. Durable when it returns, unless in the background."""
+        """Saves the dict of Lightning's Trainer, and writes a marker at the path. Both are durable on return, unless saved in the background."""
         if storage_options is not None:
             raise InvalidError("storage_options make no sense here: pass options to CheckpointIO")
         target = path_of(path)
@@ -163,7 +163,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         self._do(save)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """The checkpoint of a marker, RUN@STEP, or what Lightning wrote itself. Tensors are in host memory, or where map_location says.
+        """Loads the checkpoint of a marker, of RUN@STEP, or of a file that Lightning wrote. Tensors are in host memory, or where map_location says.
 
         weights_only=True refuses pickled objects even if the plugin was told to load them.
         """
@@ -181,11 +181,11 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         return checkpoint if map_location is None else _moved(checkpoint, map_location)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Removes the marker, and the checkpoint if no other marker stands for it. A path where nothing is is no error."""
+        """Removes the marker, and the checkpoint if no other marker stands for it. A path that does not exist is not an error."""
         self._do(partial(self._remove, path_of(path)))
 
     def teardown(self) -> None:
-        """Waits for saves in the background, raises what failed, and closes the store. The plugin can be used again."""
+        """Waits for saves in the background, raises their error, and closes the store. The plugin can be used again."""
         try:
             self._wait()
         finally:
@@ -194,7 +194,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     # --------------------------------------------------------------------------------------------------- background
 
     def _do(self, work: Callable[[], None]) -> None:
-        """Now, or after what is waiting. Raises what failed before."""
+        """Does the work now, or in the background after earlier work. Raises the error of earlier work."""
         self._own_process()
         if not self.background:
             work()
@@ -208,7 +208,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             raise failed
 
     def _finished(self) -> BaseException | None:
-        """Takes out what is done. Returns the first error; further ones are logged."""
+        """Removes finished work from the list. Returns its first error; further ones are logged."""
         done = [future for future in self._pending if future.done()]
         self._pending = [future for future in self._pending if future not in done]
         errors = [error for future in done if (error := future.exception()) is not None]
@@ -247,7 +247,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
 
     @contextlib.contextmanager
     def _reading(self, marker: Marker | None) -> Any:
-        """The store for a load: processes that only load need not be able to write."""
+        """The store for a load. It is opened for reading, so processes that only load need no right to write."""
         if self._handle is not None:
             yield self._handle
             return
@@ -270,9 +270,9 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
                 self._release(store, old)
 
     def _stored(self, store: Store, flat: Flat, step: Any, kind: str, metric: tuple[str, float] | None) -> tuple[_Last, list[list[Any]]]:
-        """(the checkpoint that has these tensors, what is different in its record)."""
+        """(the checkpoint that has these tensors, the differences of its record)."""
         digest = flat.digest() if self._lossy else b""
-        if type(step) is not int or step < 0:  # no checkpoint of a Trainer, such as weights on their way between processes
+        if type(step) is not int or step < 0:  # not from a Trainer, such as weights that are sent between processes
             step = max((one.step for one in store.checkpoints(self._name("weights", 0))), default=0) + 1
         number = 0
         while (last := self._last.get((kind, number))) is not None and last.step == step:
@@ -289,7 +289,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         return found, []
 
     def _same(self, store: Store, last: _Last, flat: Flat, digest: bytes) -> list[list[Any]] | None:
-        """What differs in the records, if the tensors are those of a checkpoint; else None."""
+        """The differences of the records, if the tensors are those of a checkpoint; else None."""
         if _by_id(store, last) is None:
             return None
         root = _root(store, last)
@@ -309,7 +309,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         return root + (f"-{kind}" if kind else "") + (f"-{number + 1}" if number else "")
 
     def _place(self, store: Store, lineage: Lineage, step: int) -> Options:
-        """Where a new checkpoint of a lineage goes, and what it is a delta on."""
+        """The run of a new checkpoint of a lineage, and its parent."""
         run, last, first = self._name(*lineage), self._last.get(lineage), self._last.get(MAIN)
         parent = last if last is not None and _by_id(store, last) is not None else None
         if lineage != MAIN and first is not None and (parent is None or first.step == step) and _by_id(store, first) is not None:
@@ -328,7 +328,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     # ------------------------------------------------------------------------------------------------ load and remove
 
     def _note_loaded(self, found: Checkpoint, path: Path, checkpoint: dict[str, Any]) -> None:
-        """Training goes on from here."""
+        """Later saves continue from this checkpoint."""
         self._folders |= {path.parent, *folders_of(checkpoint)}
         if OPTIMIZERS in checkpoint:
             last = _Last(found.run, found.step, found.id)
@@ -340,7 +340,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             if not path.exists() and not path.is_symlink():
                 return
             if path.is_symlink():
-                path.unlink()  # what it points to stays
+                path.unlink()  # its target stays
                 return
             marker = read_marker(path)
             if marker is None:
@@ -353,7 +353,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     def _release(self, store: Store, marker: Marker) -> None:
         """Deletes a checkpoint that has lost a marker, unless it has others, or is protected by a pin or a tag.
 
-        Training does not end because another process holds the store's lock: then the checkpoint stays.
+        If another process holds the store's lock, the checkpoint stays, because that must not end the training.
         """
         found = _by_id(store, marker)
         if found is None or is_marked(marker.id, self._folders):
@@ -361,7 +361,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         try:
             store.delete(run=found.run, step=found.step, undo_s=self.undo_s)
             self._due = min(self._due, time.monotonic() + self.undo_s)
-            if self.undo_s and time.monotonic() > self._due + self.undo_s / 10:  # the store removes files when told, or opened
+            if self.undo_s and time.monotonic() > self._due + self.undo_s / 10:  # only collect() and opening the store remove files
                 self._due = float("inf")
                 store.collect()
         except (StateError, BusyError) as error:
@@ -372,7 +372,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
 
 
 def _marker_or_none(path: Path) -> Marker | None:
-    """What a save replaces. A damaged marker tells nothing, and must not stop a save."""
+    """The marker that a save replaces. A damaged one is ignored, because it must not stop a save."""
     try:
         return read_marker(path)
     except Error:
@@ -395,7 +395,7 @@ def _unused(store: Store, run: str) -> str:
 
 
 def _by_id(store: Store, wanted: Marker | _Last) -> Checkpoint | None:
-    """The checkpoint, also if its run has been renamed; None if it is not there."""
+    """The checkpoint, even if its run has been renamed; None if it is not in the store."""
     with contextlib.suppress(NotFoundError):
         found = store.find(run=wanted.run, step=wanted.step)
         if found.id == wanted.id:
@@ -440,7 +440,7 @@ def _read_file(path: Path, map_location: Any, weights_only: bool | None) -> dict
 
 
 def _moved(value: Any, location: Any) -> Any:
-    """The tensors where a map_location of torch.load() says. It is asked for tensors in host memory."""
+    """Moves tensors as a map_location of torch.load() says, which is asked as for tensors in host memory."""
     if is_tensor(value):
         if callable(location):
             storage = value.untyped_storage()
@@ -457,7 +457,7 @@ def _moved(value: Any, location: Any) -> Any:
 
 
 def _metric(checkpoint: dict[str, Any], path: Path) -> tuple[str, float] | None:
-    """Name and value that a ModelCheckpoint monitors, if it has ranked this very checkpoint."""
+    """Name and value that a ModelCheckpoint monitors, if it has ranked this checkpoint."""
     callbacks = checkpoint.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
         best = state.get("best_k_models") if isinstance(state, dict) else None

@@ -17,7 +17,7 @@ def load_checkpoint(path: str | os.PathLike[str], store: str | os.PathLike[str] 
     """The checkpoint that a CheckpointIO saved, as a dict with tensors in host memory.
 
     Args:
-        path: of a marker, or RUN@STEP; a file that Lightning wrote itself will do as well.
+        path: of a marker or of a file that Lightning wrote, or RUN@STEP.
         store: an open store or its directory; None: the one that the marker names.
         pickle: also load objects that only pickle can restore. That runs code from the store.
 
@@ -34,7 +34,7 @@ def load_checkpoint(path: str | os.PathLike[str], store: str | os.PathLike[str] 
 
 def load_from_checkpoint(kind: Any, path: str | os.PathLike[str], store: str | os.PathLike[str] | Store | None = None, *,
                          pickle: bool = False, **options: Any) -> Any:
-    """What ``kind.load_from_checkpoint(path, **options)`` does for files: a module or data module with the saved parameters.
+    """Like ``kind.load_from_checkpoint(path, **options)`` for files: returns a module or data module with the saved parameters.
 
     Args:
         kind: a class of LightningModule or LightningDataModule.
@@ -46,5 +46,5 @@ def load_from_checkpoint(kind: Any, path: str | os.PathLike[str], store: str | o
     file = io.BytesIO()
     load_torch("").save(load_checkpoint(path, store, pickle=pickle), file)
     file.seek(0)
-    # The bytes were written just now, so they run no code but what pickle=True has allowed already.
+    # The bytes were written just now, so they can only run code that pickle=True has already allowed.
     return kind.load_from_checkpoint(file, **{"weights_only": False, **options})

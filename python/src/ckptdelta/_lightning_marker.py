@@ -1,8 +1,8 @@
 """Markers: small text files where Lightning expects checkpoints. Each says which checkpoint of a store it stands for.
 
 Lightning asks the file system whether a checkpoint exists, how old it is, and which file is the last one, and it makes symbolic
-links to checkpoints. A marker answers all of that. Several markers may stand for one checkpoint, such as last.ckpt and
-epoch=0-step=50.ckpt. What differs between their records is then in the marker: Lightning notes the path of a checkpoint in it.
+links to checkpoints. A marker works for all of these. Several markers may stand for one checkpoint, such as last.ckpt
+and epoch=0-step=50.ckpt. Each marker then has the differences of its record, because Lightning records a checkpoint's path in it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MEMBERS = {"store": str, "run": str, "step": int, "id": str, "changes": list}
 
 @dataclass(frozen=True)
 class Marker:
-    """What a marker says.
+    """The content of a marker.
 
     Attributes:
         store: absolute path of the store.
         run, step, id: of the checkpoint. The id finds it even if its run was renamed.
-        changes: what differs from the checkpoint's own record.
+        changes: differences from the checkpoint's own record.
     """
 
     store: str
@@ -48,7 +48,7 @@ class Marker:
         return f"{self.run}@{self.step}"
 
     def write(self, path: Path) -> None:
-        """Makes or replaces the file at once. It is durable then. Errors: OSError."""
+        """Makes or replaces the file atomically and durably. Errors: OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (f"{name}: {json.dumps(getattr(self, name), separators=(',', ':'))}\n" for name in MEMBERS)
         new = path.with_name(f".{path.name}.new-{os.getpid()}")
@@ -70,7 +70,7 @@ class Marker:
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
-    """Errors: UnsupportedError: a path in another file system than the local one."""
+    """Errors: UnsupportedError (a path that is not in the local file system)."""
     text = os.fspath(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise UnsupportedError(f"{text} is not in the local file system: the marker of a checkpoint must be, such as with "
@@ -101,7 +101,7 @@ def read_marker(path: Path) -> Marker | None:
 
 
 def is_marked(checkpoint_id: str, folders: Iterable[Path]) -> bool:
-    """Does any file in these folders stand for the checkpoint? A marker that cannot be read might: then the answer is yes."""
+    """Does any file in these folders stand for the checkpoint? A marker that cannot be read might, so it counts as yes."""
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(folder):
@@ -119,7 +119,7 @@ def is_marked(checkpoint_id: str, folders: Iterable[Path]) -> bool:
 
 
 def folders_of(checkpoint: Any) -> set[Path]:
-    """Where the callbacks of a checkpoint have theirs."""
+    """The folders where the callbacks of a checkpoint save."""
     callbacks = checkpoint.get("callbacks") if isinstance(checkpoint, dict) else None
     found = set()
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
@@ -131,6 +131,6 @@ def folders_of(checkpoint: Any) -> set[Path]:
 
 
 def check_free(path: Path) -> None:
-    """A folder is not replaced by a marker. Errors: InvalidError."""
+    """Refuses to replace a folder with a marker. Errors: InvalidError."""
     if path.is_dir():
         raise InvalidError(f"{path} is a folder: a checkpoint needs another path", path=str(path))

@@ -1,4 +1,4 @@
-"""States of random number generators in checkpoints of Lightning, which leaves them out."""
+"""Adds the states of random number generators to checkpoints of Lightning, which leaves them out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class RandomStates(_BASE):  # type: ignore[misc, unused-ignore]
     """A callback that puts the random number generators of Python, numpy and torch into each checkpoint, and restores them.
 
     Lightning's checkpoints do not have them. With this callback a training that was interrupted and resumed has the same losses, bit
-    for bit, if it is deterministic by itself and the checkpoint is one of the end of an epoch. Within an epoch Lightning does not
-    restore which samples come next. Every rank gets its own states back. Put it last among the callbacks: it restores the states in
+    for bit, if it is deterministic by itself and the checkpoint was saved at the end of an epoch. Within an epoch Lightning does not
+    restore the order of the samples. Every rank gets its own states back. Put it last among the callbacks: it restores the states in
     on_fit_start().
 
     Args:
-        generators: others by name, such as the one that shuffles: ``RandomStates(shuffle=generator)``. They have the methods of
+        generators: other generators by name, such as the one that shuffles: ``RandomStates(shuffle=generator)``. They have the methods of
             torch.Generator.
 
-    Errors: a generator that the checkpoint does not have stays as it is, with a warning of the logger ``ckptdelta``.
+    A generator that the checkpoint does not have stays as it is, and the logger ``ckptdelta`` has a warning.
     """
 
     def __init__(self, **generators: Any) -> None:
@@ -34,7 +34,7 @@ class RandomStates(_BASE):  # type: ignore[misc, unused-ignore]
         self._waiting: list[dict[str, Any]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all ranks: Lightning calls it on each of them."""
+        """The states of all ranks. Lightning calls it on each rank."""
         own = {"all": RandomState().state_dict(), "generators": {name: one.get_state() for name, one in self.generators.items()}}
         states: list[Any] = [own]
         distributed = _process_group()

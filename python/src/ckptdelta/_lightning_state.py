@@ -1,6 +1,6 @@
-"""A checkpoint of Lightning on its way into a store and back: a dict with a few values that the record has no types for.
+"""Converts a checkpoint of Lightning to a state that can be stored, and back: a few of its values have types that the record lacks.
 
-Such values become plain ones, and the member ``ckptdelta`` of the stored dict says which they were. So Store.state_dict() reads
+Such values become plain ones, and the member ``ckptdelta`` of the stored dict records their types. So Store.state_dict() reads
 the checkpoint without Lightning, and a load gives back the types. Nothing is pickled unless the caller allows it.
 """
 
@@ -37,7 +37,7 @@ Place = tuple[Any, ...]
 
 
 class _Simplifier:
-    """Makes values plain, and notes [keys that lead to it, kind, what else the kind needs] of each that was not."""
+    """Makes values plain, and records [keys that lead to it, kind, the kind's needs] of each value that was not plain."""
 
     def __init__(self, pickle: bool) -> None:
         self.pickle = pickle
@@ -202,7 +202,7 @@ class Flat:
     root: Node
 
     def copied(self) -> Flat:
-        """With tensors that nobody else has, in host memory."""
+        """Replaces the tensors with private copies in host memory."""
         for tensor in self.tensors:
             if _torch.is_tensor(tensor.array):
                 tensor.array = tensor.array.detach().to("cpu", copy=True)
@@ -247,7 +247,7 @@ def taken_apart(checkpoint: dict[str, Any], pickle: bool) -> Flat:
 
 
 def _stays_exact(tensor: Tensor, trained: set[str | None] | None) -> bool:
-    """What no optimizer trains is never stored lossily: buffers, and whatever hooks put into the checkpoint."""
+    """Tensors that no optimizer trains are never stored lossily: buffers, and whatever hooks put into the checkpoint."""
     if tensor.path.startswith(f"{OPTIMIZERS}."):
         return False
     if not tensor.path.startswith(f"{WEIGHTS}."):
@@ -256,7 +256,7 @@ def _stays_exact(tensor: Tensor, trained: set[str | None] | None) -> bool:
 
 
 def difference(old: Node, new: Node) -> list[list[Any]]:
-    """What makes one record into another: [keys, node] of the members that differ."""
+    """The changes that turn one record into another: [keys, node] of the members that differ."""
     if old == new:
         return []
     if tag_of(old) == tag_of(new) == "map" and old["map"].keys() == new["map"].keys():

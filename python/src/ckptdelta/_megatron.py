@@ -1,4 +1,4 @@
-"""Checkpoints of Megatron (torch_dist): a folder of torch.distributed.checkpoint, and a file of all that ranks do not share."""
+"""Checkpoints of Megatron (torch_dist): a folder of torch.distributed.checkpoint, and a file of everything that is not sharded."""
 
 from __future__ import annotations
 

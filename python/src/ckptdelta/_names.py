@@ -87,7 +87,7 @@ def read_optimizer(state: dict[str, Any], parameters: list[list[Any]] | None, we
 
 
 def identity(parameter: object) -> Hashable:
-    """What tells parameters apart that have no memory, such as the empty parts of distributed tensors."""
+    """A key that tells apart parameters without memory, such as empty parts of distributed tensors."""
     return "parameter", id(parameter)
 
 

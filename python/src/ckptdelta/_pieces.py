@@ -1,4 +1,4 @@
-"""Tensors that are put together when they are saved, one at a time: their parts lie in files of several ranks."""
+"""Tensors that are joined when they are saved, one at a time: their parts are in files of several ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pieces:
 
 
 class _Library:
-    """Pieces are only ever saved: a load makes tensors."""
+    """Pieces can only be saved; a load makes tensors."""
 
     def leaf(self, array: Pieces, path: str) -> Leaf:
         return _torch.leaf_of(array.dtype, array.shape, ("pieces", id(array)), path)

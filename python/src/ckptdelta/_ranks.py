@@ -19,24 +19,24 @@ OWN = ("loader", "rng")
 
 
 def prefix_of(rank: int) -> str:
-    """Names of what is a rank's own begin with this. Rank 0's have the plain names, as in a save of one process."""
+    """The prefix of names of tensors that only this rank has. Rank 0's have plain names, as in a save of one process."""
     return f"ranks/{rank}/" if rank else ""
 
 
 def record_of(rank: int) -> str:
-    """The name of a rank's record. That of rank 0 is a blob, the others are tensors of bytes: a save has no blobs of other ranks."""
+    """The name of a rank's record. Rank 0's is a blob. The others are tensors of bytes, because a save has no blobs of other ranks."""
     return f"{prefix_of(rank)}{BLOB}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank tells the others before a save.
+    """A rank's message to the others before a save.
 
     Attributes:
         error: why it cannot take part; None: it can.
         fresh: its session of the library is open and has nothing registered.
-        fits: what is registered fits, and no save of that session has failed.
-        shared: hash of names, dtypes and shapes of the tensors that all ranks have.
+        fits: the registered memory fits the state, and no save of that session has failed.
+        shared: hash of names, dtypes and shapes of the tensors that all ranks share.
     """
 
     error: str | None
@@ -63,7 +63,7 @@ class Ranks:
         self._opened = 0
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank gives, by rank."""
+        """Each rank's value, by rank."""
         found: list[Any] = [None] * self.world
         self._dist.all_gather_object(found, mine, group=self._group)
         return found
@@ -93,7 +93,7 @@ class Ranks:
         return found
 
     def prepare(self, failure: Error | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]]) -> bool:
-        """Before a save: must the sessions of the library be closed on all ranks, as one of them has to register its memory again?
+        """Before a save: must all ranks close the library's session, because one of them has to register its memory again?
 
         Errors: the failure of a rank; InvalidError (the ranks' states have different tensors).
         """
@@ -114,7 +114,7 @@ class Ranks:
         raise InvalidError("the ranks have the tensors of the model and the optimizer in different orders")
 
     def native(self, timeout: float) -> tuple[Any, Any]:
-        """(ckd_ranks_options, what it points to). The ranks open their sessions equally often, so they find each other by the number."""
+        """(ckd_ranks_options, the memory that it points to). All ranks open their sessions equally often, so the number identifies a session."""
         self._opened += 1
         name = ffi.new("char[]", f"{self._name}-{self._opened}".encode())
         options = ffi.new("ckd_ranks_options *")
@@ -140,7 +140,7 @@ def ranks_of(group: Any, alone: bool) -> Ranks | None:
 
 
 def check_schedule(every: Any, every_s: Any, overhead: Any, restore_older: bool) -> None:
-    """Errors: InvalidError (a session's options that ranks would not follow alike)."""
+    """Errors: InvalidError (options that ranks would not apply in the same way)."""
     if every_s is not None or overhead is not None:
         raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have each rank save at other steps: with several ranks, "
                            "use every")
@@ -151,10 +151,10 @@ def check_schedule(every: Any, every_s: Any, overhead: Any, restore_older: bool)
 
 
 def with_own(root: Any, rank: int, world: int, record: bytes | None) -> Any:
-    """The root of a checkpoint that `world` ranks saved, as a rank of another session sees it.
+    """The root of a checkpoint of `world` ranks, with the members that belong to a rank of this session.
 
     Args:
-        record: of the same rank; None: it had none. Then random states stay as they are, since two ranks must not draw the same numbers.
+        record: the same rank's; None: there is none. Random states then stay as they are, because two ranks must not draw the same numbers.
     """
     if rank == 0 or world <= 1 or members(root) is None or "map" not in root:
         return root
@@ -164,5 +164,5 @@ def with_own(root: Any, rank: int, world: int, record: bytes | None) -> Any:
 
 
 def own_part(root: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rank other than 0 records of the root of its state."""
+    """The part of the root that a rank other than 0 records."""
     return {"map": {key: node for key, node in root["map"].items() if key in OWN}}

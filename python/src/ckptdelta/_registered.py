@@ -1,4 +1,4 @@
-"""What a session of the library has registered: memory that stays where it is from save to save.
+"""The memory that a session of the library has registered. It stays in place from save to save.
 
 A session reads the same addresses at each save. Parameters and the states of optimizers are read where they are. Anything else of
 a state may have a new address at each save, as the states of random number generators have. It is copied into a buffer of fixed
@@ -65,7 +65,7 @@ class Snapshot:
     """Names of tensors that do move, although they belong to a module or an optimizer."""
     rank: int = 0
     shared: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
-    """With several ranks: (name, dtype, shape) of what all of them have."""
+    """With several ranks: (name, dtype, shape) of the tensors that all of them share."""
 
     def address(self, t: Tensor) -> int | None:
         """Where the library reads a tensor; None: from a buffer."""
@@ -81,8 +81,8 @@ class Snapshot:
 def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ranks | None) -> Snapshot:
     """This rank's snapshot.
 
-    Every rank has its parts of distributed tensors, and the parameters and the states of optimizers that all have alike: the library
-    decides who writes which. Buffers and everything else are rank 0's, except what is a rank's own.
+    Every rank registers its parts of distributed tensors, and replicated parameters and optimizer states: the library decides which rank
+    writes which. Buffers and everything else are rank 0's, except the members that each rank has for itself.
 
     Args:
         fenced: the optimizers that wait before they write.

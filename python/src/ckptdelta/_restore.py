@@ -45,7 +45,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Late:
-    """A tensor that is read by itself when all others have been, into memory that it needs for a moment."""
+    """A tensor that is read by itself after all others, into temporary memory."""
 
     name: str
     stored: Stored
@@ -355,7 +355,7 @@ class Restorer:
         return found
 
     def _part(self, parameter: Any, content: Node, path: str) -> Any | None:
-        """A new tensor for a state of a distributed parameter, cut as that is; None: it is not distributed, or has another shape."""
+        """A new tensor for a state of a distributed parameter, sharded like it; None: it is not distributed, or has another shape."""
         stored = self._stored(content["name"], path)
         if stored.shape != tuple(parameter.shape) or content.get("dtype") is not None:
             return None

@@ -1,4 +1,4 @@
-"""What stays and what goes: policies, and deletions that can be undone."""
+"""Retention: policies, and deletions that can be undone."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ DAY = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep of a run. A checkpoint stays if any rule keeps it; a rule that is not set keeps nothing.
+    """Rules for the checkpoints of a run to keep. A checkpoint stays if any rule keeps it; a rule that is not set keeps nothing.
 
-    The newest two of a run, and what is pinned or tagged, stay in any case.
+    The newest two of a run, and those that are pinned or tagged, always stay.
 
     Attributes:
-        keep_last: so many of the newest steps.
+        keep_last: this many of the newest steps.
         keep_every: steps that are multiples of this.
         keep_first: the first step.
-        keep_best: so many with the best metric.
+        keep_best: this many with the best metric.
         highest_is_best: the highest metric is the best; False: the lowest.
-        keep_new_s: saved at most so many seconds ago.
-        keep_within_s: saved at most so many seconds before the newest step, or before now if that is earlier.
-        keep_daily, keep_weekly, keep_monthly: the newest step of each of so many days, weeks or months with a save, in UTC.
-        automatic: for Store.set_policy(): applied after each save of the run that makes so many of its checkpoints
-            superfluous; 0: only by Store.prune().
-        undo_s: seconds for which the deletions can be undone; 0: their files go at once.
-        compact_share: of automatic policies. If deleted checkpoints, on which others build, take more than this percentage of
-            the run's files, the others are stored without them. 1 to 99; 0: 25; None: never.
+        keep_new_s: those saved at most this many seconds ago.
+        keep_within_s: those saved at most this many seconds before the newest step, or before now if that is earlier.
+        keep_daily, keep_weekly, keep_monthly: the newest step of each of this many days, weeks or months with a save, in UTC.
+        automatic: for Store.set_policy(): a save of the run applies the policy once this many checkpoints can be deleted; 0: only
+            Store.prune() applies it.
+        undo_s: seconds for which the deletions can be undone; 0: the files are removed at once.
+        compact_share: for automatic policies. If deleted checkpoints that deltas still need take more than this percentage of the
+            run's files, these deltas are stored without them. 1 to 99; 0: 25; None: never.
     """
 
     keep_last: int = 0
@@ -54,11 +54,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a policy did, or would do.
+    """The result of a policy, or of a dry run.
 
     Attributes:
         kept, deleted: by run and step.
-        bytes: freed at once when the deleted ones are removed. More becomes free when those that build on them are compacted.
+        bytes: freed when the deleted checkpoints are removed. More is freed when deltas on them are compacted.
     """
 
     kept: tuple[Checkpoint, ...]
@@ -67,7 +67,7 @@ class Pruned:
 
 
 def seconds(value: float, what: str) -> int:
-    """Whole seconds, rounded up: nothing goes sooner than was said. Errors: InvalidError."""
+    """Whole seconds, rounded up, so that nothing is removed early. Errors: InvalidError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
         raise InvalidError(f"{what} is a number of seconds that is not negative, not {value!r}", path=what)
     return int(-(-value // 1))

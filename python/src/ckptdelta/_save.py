@@ -203,7 +203,7 @@ def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content,
 
 
 def described(t: Tensor, role: _Role) -> tuple[Any, tuple[Any, ...]]:
-    """The ckd_tensor of what this process has, without its data, and what must stay alive until the library has read it."""
+    """(the ckd_tensor of this process's part, without its data; the objects that must live until the library has read it)."""
     tensor = ffi.new("ckd_tensor *")
     tensor.struct_size = ffi.sizeof("ckd_tensor")
     name, shape = ffi.new("char[]", t.name.encode()), ffi.new("uint64_t[]", list(t.leaf.shape) or [0])

@@ -1,4 +1,4 @@
-"""Saves beside training: the library's background session for a model, its optimizers and all that training goes on from."""
+"""Background saves: the library's session for a model, its optimizers and everything else that a resume needs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
 
 _NEVER = 1 << 62  # the session is asked to save; it does not decide itself
-_LEAVE_S = 10.0  # what a failing rank 0 gives the others to complete a save
+_LEAVE_S = 10.0  # how long a failing rank 0 waits for the others to complete a save
 _MAX_STEP = (1 << 63) - 1
 
 
 class Session:
-    """Saves in the background while training goes on, and restores everything that training goes on from.
+    """Saves in the background while training continues, and restores everything that a resume needs.
 
     ::
 
@@ -46,43 +46,42 @@ class Session:
                 session.step()
             session.save()
 
-    step() returns when everything is copied that anything but an optimizer may change. Parameters and states of optimizers are
-    copied while the next forward and backward pass runs; a hook lets the next optimizer.step() wait for that. Threads of low
-    priority encode and write. One save is under way at a time: the next one waits until it is durable. A kill therefore costs
-    `every` steps and those that were made while the last save was written, fewer than twice `every` in all; with max_lag=K at most
-    `every` + K steps.
+    step() returns when everything is copied except parameters and states of optimizers. These are copied while the next forward and
+    backward pass runs; a hook makes the next optimizer.step() wait for that. Threads of low priority encode and write. One save is
+    under way at a time: the next one waits until it is durable. A kill therefore loses `every` steps and those that were made while
+    the last save was written, fewer than twice `every` in all. With max_lag=K it loses at most `every` + K steps.
 
-    All calls come from one thread at a time, in the process that made the session. Parameters of an optimizer whose step() does not
-    call the hooks of torch are copied before step() returns. What else writes to parameters between step() and the next step of
-    their optimizer must call fence() first.
+    Calls may come from one thread at a time, in the process that made the session. Parameters of an optimizer whose step() does not
+    call torch's hooks are copied before step() returns, and so are GPU tensors. Other code that writes to parameters between step()
+    and the next step of their optimizer must call fence() first.
 
-    With torch.distributed, all ranks of a group make the session together, and call step(), save(), restore() and close() alike.
-    Each rank saves its parts of distributed tensors (FSDP2, DTensor); what all have alike (DDP) is saved once. `loader` and `rng` are
-    each rank's own. All else is rank 0's. Another number of ranks may restore: each then reads its new parts. A rank beyond those that
-    saved takes rank 0's `loader` and leaves its random states as they are. Only `every` decides when to save. If a rank dies, saves
-    fail on all others; what is durable stays.
+    With torch.distributed, all ranks of a group make the session together, and all call step(), save(), restore() and close() in the
+    same order. Each rank saves its parts of distributed tensors (FSDP2, DTensor). Replicated parameters (DDP) are saved once. `loader`
+    and `rng` are each rank's own. Everything else is rank 0's. Any number of ranks may restore: each reads the parts that it needs. A
+    rank that the checkpoint does not have takes rank 0's `loader` and leaves its random states as they are. Only `every` decides when
+    to save. If a rank dies, saves fail on all others; durable checkpoints stay.
 
     Args:
         store: an open store, not a read-only one. The session opens it once more for itself.
         run: as for Store.save().
-        model, optimizer, scheduler, scaler, loader: what is saved; each a single object or a dict or list of them, None: none. All
-            but the model need state_dict() and load_state_dict().
+        model, optimizer, scheduler, scaler, loader: to be saved; each a single object, or a dict or list of them, or None. All but the
+            model need state_dict() and load_state_dict().
         more: other members of the state. Dicts and lists in it, such as ``{"progress": {"epoch": 0}}``, are restored in place. A bare
-            number is saved, but a restore has nowhere to put it.
+            number is saved but not restored, because nothing refers to it.
         rng: save and restore the generators of random, numpy, torch and CUDA.
         every: steps; save at multiples of it.
         every_s: seconds between the beginnings of saves.
-        overhead: save as often as saves cost at most this share of training's time. 0.035 if none of the three is given.
-        max_lag: steps by which training may be ahead of a save that is not durable yet; then step() waits. 0: step() returns when
-            its save is durable. None: until the next save.
+        overhead: save as often as possible while saves cost at most this share of training time. 0.035 if none of the three is given.
+        max_lag: steps by which training may be ahead of a save that is not durable yet; after these step() waits. 0: step() returns
+            when its save is durable. None: only the next save waits.
         fidelity, role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate: as for Store.save(). A run that is
-            continued from an older checkpoint goes on as the branch ``RUN~2``.
-        metric: name of the value that step() and save() take.
-        snapshot_bytes: host memory for copies; 0: as much as the state. With room for two (exact saves), the next save need not read
-            its parent.
-        restore_older: restore() takes the newest checkpoint that is not damaged. Not with several ranks, which might not agree.
+            continued from an older checkpoint becomes the branch ``RUN~2``.
+        metric: name of the value that step() and save() accept.
+        snapshot_bytes: host memory for copies; 0: as much as the state. With room for two copies (exact saves), a save need not read its
+            parent from the store.
+        restore_older: restore() takes the newest checkpoint that is not damaged. Not with several ranks, which might choose differently.
         group: the process group whose ranks save together; None: the default group, if torch.distributed is initialised.
-        alone: this process saves by itself, whatever torch.distributed is.
+        alone: this process saves by itself, even if torch.distributed is initialised.
         timeout: seconds to wait for a rank that is late.
 
     Errors: InvalidError, ReadOnlyError, and those of open().
@@ -121,7 +120,7 @@ class Session:
         self._base = self._logged = 0  # saves that were durable at the last restore, and when the last one was logged
         self._failed = 0  # saves of the library's session whose failure was taken
         self._failure: Error | None = None
-        self._past = Costs(0, 0, 0, 0, 0, 0)  # of library's sessions that were closed
+        self._past = Costs(0, 0, 0, 0, 0, 0)  # of the library's sessions that were closed
         self._registered: Registered | None = None
         self._moves: dict[str, int] = {}  # how often a tensor was found at another address
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
@@ -179,13 +178,13 @@ class Session:
 
         Returns: its step; 0 if step is None and the run has no checkpoint. Later saves are deltas on it.
 
-        Errors: NotFoundError (no such step), those of Store.load(). Later saves go on as if it had not been called. After an error
-        of a damaged store some objects have the checkpoint's values and some have not: restore another one.
+        Errors: NotFoundError (no such step), and those of Store.load(). After an error, later saves continue as if it had not been called.
+        If the store is damaged, some objects may have the checkpoint's values and others not: restore another checkpoint.
         """
         return self._go_on(step, self._load_together)
 
     def _go_on(self, step: int | None, load: Callable[[Checkpoint], Checkpoint]) -> int:
-        """restore(), by a function that loads the checkpoint or an older one, and returns which."""
+        """restore() with a function that loads the checkpoint or an older one, and returns the one that it loaded."""
         self._check_process()
         with self._lock:
             self._check_open()
@@ -198,7 +197,7 @@ class Session:
             try:
                 found = load(at)
             except BaseException:
-                self._end()  # it stands at a checkpoint that the trainer's state is not of
+                self._end()  # the library's session would continue from a checkpoint that was not loaded
                 raise
             self._reported, self._staged, self._run, self._resumed = found.step, -1, found.run, (found.run, found.step)
             self._base = self._saved()[0]
@@ -207,7 +206,7 @@ class Session:
             return found.step
 
     def step(self, step: int | None = None, *, metric: float | None = None) -> bool:
-        """To be called once after each optimizer step, when everything is as the next step is to find it. Saves if that is due.
+        """Call it once after each optimizer step, when the state is ready for the next step. Saves if a save is due.
 
         Args:
             step: the number of the step; None: one more than the last one.
@@ -215,8 +214,8 @@ class Session:
 
         Returns: whether a save began.
 
-        Errors: InvalidError (a step that is not after the last one; something in the state that cannot be stored); and the failure
-        of an earlier save, in which case this step has done its work: training can go on.
+        Errors: InvalidError (a step that is not after the last one; a value that cannot be stored); and the failure of an earlier save.
+        In that case this call has done its own work, and training can continue.
         """
         self._check_process()
         with self._lock:
@@ -238,7 +237,7 @@ class Session:
             return due
 
     def save(self, *, metric: float | None = None) -> bool:
-        """Saves the last step that was reported, unless it is saved or its save is under way, such as the last one of training.
+        """Saves the last reported step, for example at the end of training, unless it is saved or its save is under way.
 
         Returns: whether a save began. Errors: as for step().
         """
@@ -254,7 +253,7 @@ class Session:
             return due
 
     def fence(self) -> None:
-        """Returns when parameters and states of optimizers may change. The hook of optimizer.step() calls it."""
+        """Waits until parameters and states of optimizers are copied and may change. The hook of optimizer.step() calls it."""
         if self._process == os.getpid():
             with self._lock:
                 lib.ckd_session_fence(self._owner.session)
@@ -285,8 +284,8 @@ class Session:
             self._updates.close()
 
     def _leave_behind(self) -> None:
-        """Rank 0 waits for the other ranks when it leaves. They may be waiting for this one, which failed, and do not get on with
-        their saves: a thread waits for them, and this call not long."""
+        """Rank 0 has to wait for the other ranks when it leaves. But they may be waiting for rank 0, which failed, and then cannot complete
+        their saves. So a thread waits for them, and this call waits only a short time."""
         with self._lock:
             if self._closed:
                 return
@@ -303,7 +302,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------------ the library
 
     def _check_process(self) -> None:
-        """Before any lock is taken, which another thread may have held at the fork."""
+        """Must run before any lock is taken: another thread may have held the lock at the fork."""
         if self._process != os.getpid():
             raise StateError("a session belongs to the process that made it: make another one in a forked child")
 
@@ -333,7 +332,7 @@ class Session:
         call.check(lib.pyckd_session_open(self._owner, path_bytes(self._store.path), options, call.err))
 
     def _ensure_open(self) -> None:
-        """A session of the library registers its memory once. The next one goes on where the last one was."""
+        """A session of the library registers its memory once. The next session continues where the last one ended."""
         if self._owner.session:
             return
         saved, last = self._saved()
@@ -358,7 +357,7 @@ class Session:
         del self._keep[2:]
 
     def _place(self, step: int) -> Checkpoint:
-        """Lets the library's session, which has nothing registered, go on from a checkpoint."""
+        """Makes the library's session, which must have nothing registered, continue from a checkpoint."""
         call, info = Call(), ffi.new("ckd_checkpoint *")
         call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
         return checkpoint_from(info)
@@ -367,7 +366,7 @@ class Session:
         return bool(self._owner.session) and self._registered is None
 
     def _find_place(self, step: int) -> Checkpoint | None:
-        """The checkpoint to restore, on which the library's session goes on; None: the newest of a run that has none."""
+        """The checkpoint to restore, from which the library's session continues; None: the newest was asked for, and the run has none."""
         found: Checkpoint | None = None
         failure: Error | None = None
         try:
@@ -442,7 +441,7 @@ class Session:
                 self._updates.saved()
 
     def _take_apart(self) -> tuple[Snapshot, bool]:
-        """(what is to be saved, whether memory that is registered does not serve it). Errors: of any rank, on all of them."""
+        """(the snapshot to save, whether memory must be registered again). Errors: a failure of any rank is raised on all."""
         failure: Error | None = None
         state = Snapshot([], b"", {}, set(), set())
         try:
@@ -459,7 +458,7 @@ class Session:
         return state, self._registered is not None and not fits
 
     def _count_moves(self, registered: Registered, state: Snapshot) -> None:
-        """What moves again and again is read from a buffer, so that no further registration is needed."""
+        """Tensors that move again and again are read from a buffer, so that no further registration is needed."""
         for name in registered.moved_in(state):
             self._moves[name] = self._moves.get(name, 0) + 1
             if self._moves[name] > 1:

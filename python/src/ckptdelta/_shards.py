@@ -1,5 +1,5 @@
-"""Shards that torch.distributed.checkpoint writes as safetensors (HuggingFaceStorageWriter with save_distributed): each file tells where in
-the whole tensors its parts lie. No file tells how many there are, so one that is missing shows only where it leaves a hole."""
+"""Shards that torch.distributed.checkpoint writes as safetensors (HuggingFaceStorageWriter with save_distributed): each file says where in
+the whole tensors its parts belong. No file says how many files there are, so a missing one is noticed only if it leaves a hole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFFSETS = "saved_offsets"
 
 @dataclass
 class _Whole:
-    """A tensor, and the parts that files have of it: by offsets, (file, shape)."""
+    """A tensor, and its parts in files: by offsets, (file, shape)."""
 
     dtype: Any
     parts: dict[tuple[int, ...], tuple[Path, tuple[int, ...]]] = field(default_factory=dict)
@@ -32,19 +32,19 @@ class _Whole:
 
 
 def shard_names(path: Path) -> set[str]:
-    """Names of the files in a folder that are such shards."""
+    """Names of the shards in a folder."""
     return {file.name for file in path.glob("*.safetensors") if file.is_file() and _has_info(file)}
 
 
 def _has_info(file: Path) -> bool:
     with open(file, "rb") as f:
         size = int.from_bytes(f.read(8), "little")
-        # Other metadata of a writer is short, and comes first.
+        # Only short metadata of the writer comes before it.
         return f'"{INFO}"'.encode() in f.read(min(size, 4 << 20))
 
 
 def read_shards(path: Path, names: set[str]) -> dict[str, Any]:
-    """The whole tensors by name; they are read when they are saved. Errors: CorruptError, UnsupportedError."""
+    """The whole tensors by name. Their elements are read when they are saved. Errors: CorruptError, UnsupportedError."""
     files = {path / name: _opened(path / name) for name in sorted(names)}
     wholes: dict[str, _Whole] = {}
     for file, opened in files.items():

@@ -118,7 +118,7 @@ class Store:
              metric: tuple[str, float] | None = None, codec: Literal["auto", "raw", "zstd", "lz4"] = "auto", level: int = 0,
              effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0, max_load_cost: float = 0.0,
              staging_bytes: int = 0, updates: Updates | None = None, progress: Progress | None = None) -> Checkpoint:
-        """Saves a state as the checkpoint `step` of `run`. It is durable when the call returns.
+        """Saves a state as the checkpoint `step` of `run`. The checkpoint is durable when the call returns.
 
         The state is a module, an optimizer, an array, or dicts, lists and tuples of these and of plain values. An object
         with state_dict() and load_state_dict() stands for its state_dict(). Arrays of any shape go to the engine from
@@ -134,8 +134,8 @@ class Store:
             state: what to save.
             run: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash.
             step: 0 to 2**64 - 2. The run must not have it.
-            fidelity: ``"exact"``, ``"near"`` or ``"coarse"``. Buffers of modules, integers, f64, and what is no weight,
-                moment or master stay exact in any case. Other float arrays outside modules and optimizers count as weights.
+            fidelity: ``"exact"``, ``"near"`` or ``"coarse"``. Only weights, moments and masters are stored lossily. Buffers of modules,
+                integers and f64 stay exact in any case. Other float arrays outside modules and optimizers count as weights.
             role_fidelity: of single roles.
             base: depend on no other checkpoint.
             parent: the checkpoint that this one is a delta on; None: the newest of the run before `step`.
@@ -171,7 +171,7 @@ class Store:
         return done
 
     def _commit(self, content: Content, chosen: Options, progress: Progress | None = None) -> Checkpoint:
-        """Saves what a state has been taken apart into."""
+        """Saves the tensors and the record of a state."""
         options = options_of(chosen)
         call = Call(progress)
         with self._using() as store:
@@ -184,29 +184,30 @@ class Store:
 
     def import_checkpoints(self, path: str | os.PathLike[str], *, run: str, step: int | None = None, fidelity: Fidelity = "exact",
                            pickle: bool = False, progress: Progress | None = None) -> Sequence[Checkpoint]:
-        """Saves checkpoints that other libraries wrote. state_dict() gives back what they hold.
+        """Saves checkpoints that other libraries wrote. state_dict() returns their contents.
 
         The path is a file of torch.save() (.pt, .pth, .bin, .ckpt of Lightning) or of safetensors, a folder of transformers
         with or without what its Trainer needs to resume, one of torch.distributed.checkpoint, of Megatron (torch_dist) or of
-        DeepSpeed (ZeRO 1 to 3, or universal), or a folder of several of these. Content tells what it is, not the name. What
-        ranks cut becomes whole tensors. Of several, the oldest comes first, and steps that the run has already are left out: an
-        import that was interrupted goes on when it is called again. Two of the same step are an error. States of optimizers get
-        the names of their parameters where the order of the model is known and the shapes leave no doubt.
+        DeepSpeed (ZeRO 1 to 3, or universal), or a folder of several of these. Forms are recognised by content, not by name.
+        Tensors that were sharded over ranks become whole. Of several checkpoints, the oldest comes first, and steps that the run
+        already has are left out, so an interrupted import continues when it is called again. Two checkpoints of the same step are
+        an error. States of optimizers get the names of their parameters if the order of the model is known and the shapes leave no
+        doubt.
 
         Args:
-            path: what to save.
-            run: the run that they become steps of.
-            step: of one checkpoint; None: the step that it tells of (``global_step``, ``step``, ``iteration`` and the
+            path: the file or folder to import.
+            run: the run to save to.
+            step: of a single checkpoint; None: the step that it records (``global_step``, ``step``, ``iteration`` and the
                 like), else the last number in its name.
             fidelity: as for save().
             pickle: restore objects that only pickle can restore. That runs code from the files.
-            progress: as for save(), but it counts bytes of the files, over all of them; those that are left out are done at once.
+            progress: as for save(), but it counts bytes of all files; those that are left out count as done.
 
         Returns: the new checkpoints.
 
-        Errors: NotFoundError; UnsupportedError (it is no such checkpoint, or needs pickle, or a package that is not installed);
-        CorruptError; InvalidError (no step is known; a value cannot be stored); and those of save(). What was saved before an
-        error stays.
+        Errors: NotFoundError; UnsupportedError (the form is not known, or needs pickle, or a package that is not installed);
+        CorruptError; InvalidError (no step is known; a value cannot be stored); and those of save(). Checkpoints that were saved
+        before an error stay.
         """
         done = []
         found, several = find_all(path)
@@ -215,7 +216,7 @@ class Store:
         there = {checkpoint.step for checkpoint in self.checkpoints(run)} if several else set()
         seen: dict[int, Path] = {}
         parts = Parts(progress, [size_of(one.path) for one in found])
-        for part, one in zip(parts, found):  # in this order, so that the parts come to their end
+        for part, one in zip(parts, found):  # in this order, so that the iteration of the parts ends and reports the last one as done
             state = one.read(pickle)
             at = step_of(state, one) if step is None else step
             if at is None:
@@ -235,15 +236,15 @@ class Store:
 
     def export_checkpoint(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None,
                           form: Literal["torch", "transformers", "dcp", "deepspeed"] | None = None, progress: Progress | None = None) -> Checkpoint:
-        """Writes a checkpoint as other libraries do, from host memory that holds all of it. The path must not exist.
+        """Writes a checkpoint in the form of another library. All of it is held in host memory. The path must not exist.
 
         Args:
             path: the file or folder to make.
             run, step: as for load().
             form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
                 checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint;
-                ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: by the path's suffix a
-                file, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
+                ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: a file of torch.save() if the
+                path has its suffix, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
             progress: as for load().
 
         Returns: the checkpoint. The file or folder is durable.
@@ -264,10 +265,10 @@ class Store:
         Args:
             path: the folder to make.
             run, step: as for load().
-            like: a model, which is not changed, its configuration, or a folder with a configuration. None: the configuration that
-                the checkpoint has, from ckptdelta.transformers or from an imported folder.
+            like: a model, which is not changed, its configuration, or a folder with a configuration. None: the checkpoint's own
+                configuration, which ckptdelta.transformers and imported folders have.
             member: the model's path in the state; ``""``: the state is the model.
-            max_shard_size: bytes, or ``"5GB"``: of each file of weights. None: as save_pretrained() has it.
+            max_shard_size: of each file of weights, in bytes, or as ``"5GB"``. None: the default of save_pretrained().
             progress: as for load().
 
         Returns: the checkpoint. The folder is durable.
@@ -298,11 +299,12 @@ class Store:
                 paths in the state are the names of tensors.
             run: None: the only run of the store.
             step: None: the newest.
-            strict: without it, what the checkpoint does not have stays as it is, and what a module has no place for is left out.
+            strict: if False, objects that the checkpoint does not have stay as they are, and tensors that a module has no place for are
+                left out.
             progress: called between batches of 256 MiB with bytes done and in total; False cancels the load, and what was
                 read so far has been written.
 
-        Returns: the checkpoint that was loaded; its `step` is where training goes on.
+        Returns: the checkpoint that was loaded; training continues after its `step`.
 
         Errors: NotFoundError, MismatchError (names the first differences; nothing was written), InvalidError (with the path of
         what nothing can be loaded into), CorruptError and InputOutputError (then the state is partly overwritten: load
@@ -321,7 +323,7 @@ class Store:
             tensors: the library whose arrays are made; None: the one that each array was saved from (numpy for DLPack).
             progress: as for load().
 
-        Returns: what was saved, with state_dict()s in place of objects. Arrays that were the same memory are the same array.
+        Returns: the saved state, with state_dict()s in place of objects. Arrays that were the same memory are the same array.
         For a checkpoint of the command or of a C program: a dict of all tensors by name.
 
         Errors: as for load(), and NotFoundError if there is nothing below `only`.
@@ -339,7 +341,7 @@ class Store:
 
     def _restore(self, run: str | None, step: int | None, plan: Callable[[Any, Restorer], None], *, strict: bool = True,
                  tensors: str | None = None, progress: Progress | None = None, rank: int = 0) -> Checkpoint:
-        """rank: in a session of several; it gets what is its own."""
+        """rank: this process in a session of several ranks; it gets its own members."""
         call = Call(progress)
         with self._using() as store:
             info = find_checkpoint(store, run, step, call)
@@ -390,18 +392,18 @@ class Store:
     # -------------------------------------------------------------------------------------------------- retention
 
     def delete(self, *, run: str, step: int | Iterable[int], undo_s: float = DAY) -> Sequence[Checkpoint]:
-        """Deletes checkpoints: all of them, or none if one may not go. Deltas on them load as before.
+        """Deletes checkpoints: all of them, or none if one must not be deleted. Deltas on them load as before.
 
         A deletion waits for saves under way. That of a Session may itself wait for the next step of the optimizer: call the
         session's fence() before a deletion or a prune on the thread that trains.
 
         Args:
-            run: whose.
+            run: the run that has them.
             step: one, or several.
-            undo_s: seconds for which undelete() brings them back. Their files go when that time is over, with the next open for
-                writing or collect(); 0: now. Files that others build on stay until these are compacted.
+            undo_s: seconds for which undelete() can restore them. After that time, the next open for writing or collect() removes
+                their files; 0: now. Files that other checkpoints need stay until these are compacted.
 
-        Returns: what was deleted.
+        Returns: the deleted checkpoints.
 
         Errors: NotFoundError, StateError (one is pinned or tagged), InvalidError, BusyError, CorruptError, ReadOnlyError,
         NoSpaceError, InputOutputError.
@@ -418,7 +420,7 @@ class Store:
     def undelete(self, *, run: str, step: int | Iterable[int]) -> Sequence[Checkpoint]:
         """Restores deleted checkpoints: all of them, or none.
 
-        Returns: what was restored. Errors: NotFoundError (not in the trash, or its files are gone), ExistsError (the step was
+        Returns: the restored checkpoints. Errors: NotFoundError (not in the trash, or the files are removed), ExistsError (the step was
         saved again), and those of delete().
         """
         call = Call()
@@ -437,15 +439,15 @@ class Store:
         return found
 
     def prune(self, policy: Policy, *, run: str | None = None, dry_run: bool = False) -> Pruned:
-        """Deletes what a policy does not keep. The newest two of each run stay, and are verified before anything goes.
+        """Deletes the checkpoints that a policy does not keep. The newest two of each run stay, and are verified before any deletion.
 
         Args:
-            policy: what to keep.
+            policy: the rules.
             run: None: every run by itself.
-            dry_run: only say what would go.
+            dry_run: delete nothing; only return the result.
 
-        Errors: InvalidError (it keeps nothing), NotFoundError (the run), CorruptError (one of the newest two is damaged, or it is
-        not known what depends on what; nothing was deleted), and those of delete().
+        Errors: InvalidError (it keeps nothing), NotFoundError (the run), CorruptError (one of the newest two is damaged, or the
+        dependencies are not known; nothing was deleted), and those of delete().
         """
         call = Call()
         name = native_text(run, "run") if run is not None else ffi.NULL
@@ -460,13 +462,13 @@ class Store:
             return Pruned(kept, deleted, int(done.bytes))
 
     def set_policy(self, policy: Policy | None, *, run: str | None = None) -> None:
-        """Stores a policy in the store, for all who save to it; None removes it. By itself that deletes nothing.
+        """Stores a policy in the store, for all programs that save to it; None removes it. This call deletes nothing.
 
-        With `automatic`, each save of the run applies it in its commit, and compacts what builds on deleted checkpoints. A failure
-        of that is a warning of the log and never one of the save.
+        With `automatic`, a save of the run applies the policy in its commit, once that many checkpoints can be deleted, and compacts
+        deltas on deleted checkpoints. If that fails, the log has a warning, and the save succeeds.
 
         Args:
-            run: which need not exist yet; None: all runs without one of their own.
+            run: need not exist yet; None: all runs without a policy of their own.
 
         Errors: InvalidError (it keeps nothing), NotFoundError (there is none to remove), ReadOnlyError, BusyError, NoSpaceError,
         InputOutputError.
@@ -491,9 +493,9 @@ class Store:
         return policy_from(found.policy)
 
     def collect(self) -> int:
-        """Removes deleted checkpoints whose time is over for good, when no load or save of any process is under way.
+        """Removes for good the deleted checkpoints whose `undo_s` is over, when no load or save of any process is under way.
 
-        Returns: the bytes that became free. Errors: BusyError (loads and saves did not end within lock_timeout), and those of
+        Returns: the number of bytes freed. Errors: BusyError (loads and saves did not end within lock_timeout), and those of
         delete().
         """
         with self._using() as store:

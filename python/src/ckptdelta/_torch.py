@@ -65,7 +65,7 @@ def _why_not(tensor: Any) -> str | None:
 
 
 def key_of(tensor: Any) -> Hashable | None:
-    """Equal for tensors that are the same memory seen the same way; of a distributed tensor, the memory of this process."""
+    """Equal for tensors that are the same memory seen the same way. For a distributed tensor, this process's memory counts."""
     try:
         tensor = local_of(tensor)
         if tensor.numel() == 0:
@@ -143,7 +143,7 @@ class _Torch:
 
 
 def empty_like(tensor: Any, dtype: str) -> Any | None:
-    """A distributed tensor that is cut as another one, its elements undefined; None if that one is not distributed."""
+    """A distributed tensor that is sharded like another one, with undefined elements; None if that one is not distributed."""
     torch = loaded()
     found = getattr(torch, dtype, None)
     if not is_dtensor(tensor) or not isinstance(found, torch.dtype):

@@ -1,4 +1,4 @@
-"""Files of torch.save(): how they are read, and what their values become."""
+"""Reads files of torch.save(), and makes their values plain."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
 
 
 class Attributes(dict[str, Any]):
-    """Stands for an object of another library: its attributes are all that is read of it."""
+    """Stands for an object of another library. Only its attributes are read."""
 
-    def __init__(self, *_: object) -> None:  # arguments of the class are not its attributes
+    def __init__(self, *_: object) -> None:  # arguments of the class are not attributes
         super().__init__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def read_torch(path: Path, unsafe: bool = False, classes: Mapping[str, Any] | No
     """A file of torch.save(). Tensors stay in the file, mapped into memory, where its format allows that.
 
     Args:
-        unsafe: restore what needs code.
+        unsafe: restore objects that need code.
         classes: by full name, the classes that stand for those of another library, which need not be installed.
     """
     torch = _torch.load_torch(str(path))

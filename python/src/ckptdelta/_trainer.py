@@ -1,8 +1,8 @@
 """A Trainer of transformers whose checkpoints are in a store.
 
-A Trainer gives the path of a checkpoint's folder to the methods that load its parts. Here the folder is a temporary one, which has
-trainer_state.json and nothing else, and these methods load from the store. They are private to transformers, as are the attributes with
-losses that are not logged yet; tests/python/test_python_transformers.py shows when they change.
+A Trainer passes the path of a checkpoint folder to the methods that load its parts. Here the folder is a temporary one that has only
+trainer_state.json, and these methods load from the store. They are private to transformers, as are the attributes with losses that are
+not logged yet; tests/python/test_python_transformers.py fails if they change.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ START_OVER = "resume (resume_from_checkpoint=True), or save to a new run (run=..
 
 
 _Trainer: Any = object
-"""The class that StoreMixin is mixed into: what it does not have itself is a Trainer's."""
+"""The class that StoreMixin is mixed into. Attributes that StoreMixin does not define are the Trainer's."""
 
 
 class StoreMixin(_Trainer):  # type: ignore[misc]
     """Lets a Trainer of transformers save into a store and resume from it. with_store() and Trainer are made with it.
 
-    Args, beside those of the Trainer:
+    Args, besides those of the Trainer:
         store: an open store or the path of one, which is made if it is not there.
         run: the run that checkpoints belong to; its steps are the Trainer's global steps.
         fidelity: of the saves: ``"exact"``, ``"near"`` or ``"coarse"``.
         save_options: other arguments of Session: role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate,
             snapshot_bytes, max_lag.
         args: TrainingArguments say when to save. save_total_limit, load_best_model_at_end, save_only_model and metric_for_best_model
-            have their meaning; at least two checkpoints stay.
+            mean the same as in transformers, but at least two checkpoints stay.
 
-    Saves go on in the background while training continues: see Session. train() returns when all are durable.
+    Saves run in the background while training continues: see Session. train() returns when all are durable.
 
     Errors: UnsupportedError (FSDP, DeepSpeed, XLA, sagemaker: use ckptdelta.dcp), InvalidError, and those of open().
     """
@@ -89,14 +89,15 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
 
         Args:
             resume_from_checkpoint: True: the newest checkpoint of the run or of a branch that continues it. If the run has none, the
-                newest folder in output_dir, so that a training can change over; if there is none either, training begins at the
-                beginning: the same command starts and restarts. A number, or its digits: that step of the run; later saves then go to a
-                branch, such as ``gpt~2``. ``"RUN@STEP"``: a checkpoint, also of another run. The path of a folder: as in transformers.
+                newest folder in output_dir, so that an existing training can move to a store. If there is no folder either, training
+                starts from the beginning, so the same command starts and restarts. A number, also as a string: that step of the run;
+                if the run has later steps, new saves go to a branch, such as ``gpt~2``. ``"RUN@STEP"``: a checkpoint, also of another
+                run. The path of a folder: as in transformers.
             args, kwargs: as for train() of the Trainer.
 
-        Returns: what train() of the Trainer returns, when all saves are durable.
+        Returns: the result of the Trainer's train(), when all saves are durable.
 
-        Errors: NotFoundError (no such checkpoint), ExistsError (training does not resume, and the run has gone farther), CorruptError
+        Errors: NotFoundError (no such checkpoint), ExistsError (training does not resume, and the run has later steps), CorruptError
         (pass an older step), MismatchError (another model), the failure of a save, and those of the Trainer.
         """
         self._resumed = None
@@ -110,7 +111,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             return super().train(path, *args, **kwargs)
 
     def _place_of(self, wanted: Any) -> Checkpoint | str | None:
-        """The checkpoint or folder to resume from; None: training begins. Errors: as for train()."""
+        """The checkpoint or folder to resume from; None: training starts from the beginning. Errors: as for train()."""
         store, run = self._saves.store, self.checkpoint_run
         found: Checkpoint | str | None
         if wanted is None or wanted is False:
@@ -141,7 +142,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             saves.refuse_to_start_over(self._saves.store, self.checkpoint_run, step, START_OVER)
 
     def _agreed(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on all ranks; its error as well."""
+        """Runs a function on rank 0, and returns its result, or raises its error, on all ranks."""
         if self.args.world_size <= 1:
             return decide()
         from accelerate.utils import broadcast_object_list
@@ -150,14 +151,14 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             try:
                 answer[0] = decide()
             except Exception as error:
-                answer[1] = error  # the other ranks would wait for this one otherwise
+                answer[1] = error  # otherwise the other ranks would wait for this one
         broadcast_object_list(answer)
         if answer[1] is not None:
             raise answer[1]
         return answer[0]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self._saves.end()  # of an attempt with a larger batch that did not fit into memory
+        self._saves.end()  # the session of an earlier attempt, whose larger batch did not fit into memory
         self._files = {}
         try:
             result = super()._inner_training_loop(*args, **kwargs)
@@ -194,7 +195,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             self._saves.fence_at_once()
 
     def _parts(self) -> dict[str, Any]:
-        """The members of the state. What is not there is None."""
+        """The members of the state. Members that the Trainer does not have are None."""
         processing = getattr(self, "processing_class", None)
         self._files = self._files or parts.files_of(self.model, processing or getattr(self.data_collator, "tokenizer", None))
         found: dict[str, Any] = {"model": parts.model_member(self.model)}
@@ -210,7 +211,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         return self._ranks[rank]["rng"]
 
     def _gathered(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """By rank."""
+        """Each rank's value, by rank."""
         if self.args.world_size <= 1:
             return [mine]
         from accelerate.utils import gather_object
@@ -225,7 +226,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         return float(loss.item()) if loss is not None else 0.0
 
     def _progress(self) -> dict[str, Any]:
-        """What a Trainer's folder does not have: without it, the first loss after a resume is logged for a part of its steps only."""
+        """Losses that are not logged yet. A Trainer's folder does not have them, so its first log after a resume covers only part of the steps."""
         return {"pending_losses": [rank["loss"] for rank in self._ranks], "last_logged": getattr(self, "_globalstep_last_logged", None)}
 
     def _note_best(self) -> None:
@@ -234,7 +235,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             self.state.best_model_checkpoint = self._agreed(lambda: f"{self._saves.branch}@{best}")
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Where the Trainer looks for folders of checkpoints to delete: those that are there are not ours."""
+        """Where the Trainer looks for checkpoint folders to delete. It must not find those in output_dir, which this training did not make."""
         return os.path.join(super()._get_output_dir(trial), "ckptdelta")
 
     # ----------------------------------------------------------------------------------------------------------- load
@@ -284,7 +285,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
 
 
 class _Resumed:
-    """A checkpoint that training resumes from: what of it a Trainer reads besides objects with a state."""
+    """A checkpoint that training resumes from: the parts that a Trainer reads, besides objects with a state."""
 
     def __init__(self, store: Store, checkpoint: Checkpoint, folder: str, members: set[str]) -> None:
         self.store, self.checkpoint, self.folder, self._members = store, checkpoint, folder, members
@@ -303,7 +304,7 @@ class _Resumed:
         found.best = state.get("best_model_checkpoint")
         if "progress" in members:
             found.progress = saves.member(store, checkpoint, "progress")
-        # The Trainer would look for a folder of that name.
+        # With a name, the Trainer would look for a folder of that name.
         (path / STATE_FILE).write_text(json.dumps({**state, "best_model_checkpoint": None}))
         return found
 
@@ -313,7 +314,7 @@ class _Resumed:
 
 
 class _Begin(transformers.TrainerCallback):  # type: ignore[misc]
-    """Begins the session before the first step, which it has to see, and sets what a Trainer sets itself after it has loaded a checkpoint."""
+    """Begins the session before the first step, which it has to see, and restores values that a Trainer resets after it has loaded a checkpoint."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -329,7 +330,7 @@ class _Begin(transformers.TrainerCallback):  # type: ignore[misc]
         losses, logged = resumed.progress.get("pending_losses", []), resumed.progress.get("last_logged")
         if getattr(trainer, "_tr_loss", None) is not None and logged is not None and len(losses) == args.world_size:
             trainer._tr_loss += losses[args.process_index]
-            trainer._total_loss_scalar -= sum(losses) / len(losses)  # the mean at the end is of the steps after the resume
+            trainer._total_loss_scalar -= sum(losses) / len(losses)  # the mean at the end covers only steps after the resume
             trainer._globalstep_last_logged = logged
 
 
@@ -348,9 +349,9 @@ class Trainer(StoreMixin, transformers.Trainer):  # type: ignore[misc]
 def with_store(trainer: Any) -> Any:
     """A subclass of a Trainer whose checkpoints are in a store: ``with_store(trl.SFTTrainer)(..., store="runs", run="sft")``.
 
-    It is a decorator for classes as well. The subclass takes the arguments of the Trainer and those of StoreMixin.
+    It is also a decorator for classes. The subclass takes the arguments of the Trainer and those of StoreMixin.
 
-    Errors: InvalidError (no subclass of transformers.Trainer).
+    Errors: InvalidError (not a subclass of transformers.Trainer).
     """
     if not isinstance(trainer, type) or not issubclass(trainer, transformers.Trainer):
         raise InvalidError(f"with_store() takes a subclass of transformers.Trainer, not {trainer!r}")

@@ -1,4 +1,4 @@
-"""Checkpoints in a store beside those of a Trainer, or in their place, for a Trainer that stays as it is."""
+"""A callback that saves checkpoints in a store, beside a plain Trainer's folders or in place of them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         trainer = transformers.Trainer(..., callbacks=[callback])
         trainer.train(resume_from_checkpoint=callback.restore(trainer))
 
-    Prefer ckptdelta.transformers.Trainer or with_store() where you can choose the class: a callback does not see the states of other
-    callbacks and losses that are not logged yet, and cannot load without a folder.
+    Prefer ckptdelta.transformers.Trainer or with_store() if you can choose the class. A callback cannot save the states of other
+    callbacks, nor losses that are not logged yet, and needs a folder to load.
 
     Args:
         store: an open store or the path of one.
         run: as for Store.save().
         instead: the Trainer makes no folders. The callback then saves at the end of a step, before the Trainer logs and evaluates it, so the
-            best model is not tracked: use it neither with load_best_model_at_end nor with save_strategy="best".
+            best model is not tracked: do not use it with load_best_model_at_end or save_strategy="best".
         fidelity, save_options: as for StoreMixin.
 
-    Errors: InvalidError; when training begins, UnsupportedError (several ranks), ExistsError (the run has gone farther), and those of open().
+    Errors: InvalidError; when training begins, UnsupportedError (several ranks), ExistsError (the run has later steps), and those of open().
     """
 
     def __init__(self, store: Store | str | os.PathLike[str], run: str, *, instead: bool = False, fidelity: Fidelity = "exact",
@@ -48,7 +48,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         Args:
             step: None: the newest.
 
-        Returns: the folder, ``checkpoint-STEP``, which may have been there; None if the run has no checkpoint and step is None.
+        Returns: the folder, ``checkpoint-STEP``, which is kept if it exists; None if the run has no checkpoint and step is None.
 
         Errors: NotFoundError, and those of Store.export_checkpoint().
         """

@@ -25,7 +25,7 @@ _EVERY_STEP, _WHEN_ASKED = 1, 1 << 62
 
 
 def find(store: Store, run: str, step: int | None = None) -> Checkpoint | None:
-    """The checkpoint that a session of the run would go on from: the newest, or the one of a step; None: the run is new.
+    """The checkpoint from which a session of the run would continue: the newest, or the one of a step; None: the run is new.
 
     Errors: NotFoundError (no such step), CorruptError, InputOutputError.
     """
@@ -48,7 +48,7 @@ def steps_of(store: Store, run: str) -> list[int]:
 
 
 def refuse_to_start_over(store: Store, run: str, step: int, how: str) -> None:
-    """Says at the start, rather than at the first save, that a run has gone farther. how: what to do about it."""
+    """Raises an error if a run has later steps, so that training fails at the start and not at its first save. how: the remedy."""
     newest = find(store, run)
     if newest is not None and newest.step > step:
         raise ExistsError(f"run {run} in the store {store.path} has checkpoints up to step {newest.step}, and training begins at step {step}: {how}")
@@ -97,7 +97,7 @@ class Saves:
         self._given, self.run, self.options, self._read_only = store, run, dict(options), read_only
         self._store: Store | None = None
         self._session: Session | None = None
-        self._run = run  # or the branch on which training goes on
+        self._run = run  # or the branch on which training continues
         self._fence = False
         self._best: int | None = None  # the best step that is durable
 
@@ -131,7 +131,7 @@ class Saves:
         return self._session is not None
 
     def go_on(self, found: Checkpoint, read: Callable[[Checkpoint], None]) -> None:
-        """Lets saves continue from a checkpoint, which `read` loads. One of another run is only loaded, and the run begins with a base."""
+        """Makes saves continue from a checkpoint, which `read` loads. A checkpoint of another run is only loaded, and the run begins with a base."""
         session = self._session
         if session is None:
             raise InvalidError("there is no session that could go on")
@@ -155,8 +155,8 @@ class Saves:
         """Saves the present state as a step in the background, once.
 
         Args:
-            limit, best: as for rotate(). Checkpoints are deleted before the save begins: a deletion would wait for the lock of a save
-                that itself waits for the next step of the optimizer.
+            limit, best: as for rotate(). Checkpoints are deleted before the save begins. Later, a deletion would wait for the lock of
+                the save, which itself waits for the next step of the optimizer.
 
         Errors: those of Session.step(), and the failure of an earlier save.
         """
@@ -172,7 +172,7 @@ class Saves:
             session.fence()
 
     def fence_at_once(self) -> None:
-        """From now on save() returns when all is copied: something else than steps of optimizers changes parameters."""
+        """From now on save() returns when everything is copied, because not only optimizer steps change parameters."""
         self._fence = True
 
     def wait(self) -> None:
@@ -180,7 +180,7 @@ class Saves:
             self._session.wait()
 
     def end(self, *, quietly: bool = False) -> None:
-        """Waits for the saves under way. quietly: their failure is logged, as another exception goes first."""
+        """Waits for the saves under way. quietly: their failure is only logged, because another exception is being raised."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -195,7 +195,7 @@ class Saves:
                 self._run = session.last.run
 
     def best(self, step: int) -> Checkpoint:
-        """The checkpoint of a step that this training has saved, when it is durable. Errors: NotFoundError; the failure of a save."""
+        """Waits until saves are durable, and returns this training's checkpoint of a step. Errors: NotFoundError; the failure of a save."""
         self.wait()
         found = find(self.store, self.branch, step)
         if found is None:
@@ -206,9 +206,9 @@ class Saves:
         return step in steps_of(self.store, self.run)
 
     def rotate(self, limit: int | None, best: int | None) -> None:
-        """Deletes the oldest checkpoints until `limit` are left, as a Trainer does with folders: never the best one.
+        """Deletes the oldest checkpoints until `limit` are left, but never the best one, as a Trainer does with folders.
 
-        The newest two stay in any case: the one under way is a delta on the newest, and each is a spare for the other.
+        The newest two always stay: the next save is a delta on the newest, and each of them is a spare for the other.
         """
         if limit is None or limit <= 0:
             return

@@ -1,8 +1,8 @@
 """The state of a Trainer of transformers as members of a checkpoint.
 
-The members are those of an imported checkpoint folder: model, optimizer, scheduler, scaler, rng_state, trainer_state, files. So a folder
-that was imported can be resumed from, and Store.export_checkpoint() makes a folder from which a plain Trainer resumes. There are
-two more: training_args, to be read by people, and progress.
+The members are those of an imported checkpoint folder: model, optimizer, scheduler, scaler, rng_state, trainer_state, files. So a
+Trainer can resume from an imported folder, and Store.export_checkpoint() makes a folder from which a plain Trainer resumes. There are
+two more members: training_args, for people to read, and progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHT_FILES = (".safetensors", ".bin")
 
 
 class Live:
-    """A member whose value is asked for at each save."""
+    """A member whose value is read at each save."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
@@ -33,11 +33,11 @@ class Live:
         return self._read()
 
     def load_state_dict(self, state: Any) -> None:
-        """Nothing: the Trainer asks for these members when it needs them."""
+        """Does nothing: the Trainer reads these members when it needs them."""
 
 
 def plain_json(value: Any, what: str) -> Any:
-    """What JSON makes of a value. Errors: InvalidError."""
+    """The value after a round trip through JSON. Errors: InvalidError."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ def trainer_state(state: Any) -> dict[str, Any]:
 
 
 def arguments(args: Any) -> dict[str, Any]:
-    """Training arguments, to be read by people: what is no plain value is text. Tokens are left out."""
+    """Training arguments, for people to read. Values that are not plain become text. Tokens are left out."""
     found: dict[str, Any] = json.loads(json.dumps(args.to_dict(), default=str))
     return found
 
@@ -62,14 +62,14 @@ def adapters_of(model: Any) -> Any:
 
 
 def model_member(model: Any) -> Any:
-    """The model; of one with adapters of peft what is trained, as a Trainer's folder has it: the rest is that of the base model."""
+    """The model. If it has adapters of peft, only the trained parameters, as in a Trainer's folder: the base model has the rest."""
     if not adapters_of(model):
         return model
     return {name: p for name, p in _torch.unwrapped(model).named_parameters() if p.requires_grad}
 
 
 def files_of(model: Any, processing_class: Any) -> dict[str, Any]:
-    """What from_pretrained() reads beside the weights, such as config.json and the tokenizer: bytes as tensors by the files' names."""
+    """The files that from_pretrained() needs besides the weights, such as config.json and the tokenizer's: tensors of bytes by file name."""
     with tempfile.TemporaryDirectory(prefix="ckptdelta-") as name:
         folder = Path(name)
         _write_config(model, folder)
@@ -79,7 +79,7 @@ def files_of(model: Any, processing_class: Any) -> dict[str, Any]:
 
 
 def bytes_of(folder: Path) -> dict[str, Any]:
-    """The files of a folder but weights, as tensors of bytes."""
+    """The files of a folder, except weights, as tensors of bytes."""
     torch = _torch.load_torch("files")
     return {f.name: torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8) for f in sorted(folder.iterdir())
             if f.is_file() and f.suffix not in WEIGHT_FILES and f.stat().st_size}
@@ -133,12 +133,12 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def writes_outside_steps(optimizer: Any) -> bool:
-    """Does it change parameters when training pauses for an evaluation, as optimizers without schedules do?"""
+    """Does the optimizer also change parameters before and after an evaluation, as schedule-free optimizers do?"""
     return any(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 def metric_of(state: Any, name: str | None) -> float | None:
-    """The value that an evaluation at the present step has logged."""
+    """The value that an evaluation at the current step has logged."""
     key = name if name is None or name.startswith("eval_") else f"eval_{name}"
     for entry in reversed(state.log_history):
         if entry.get("step") != state.global_step:

@@ -1,4 +1,4 @@
-"""What the store says about its content: plain, immutable records."""
+"""Descriptions of a store's content: plain, immutable records."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification read, and the damage that it found. It is true if there is none."""
+    """The amounts that a verification read, and the damage that it found. It is true if there is no damage."""
 
     checkpoints: int
     files: int

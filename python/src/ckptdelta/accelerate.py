@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: states of a training in a store, without pickle, each as a delta on the one before.
+"""Hugging Face accelerate: saves the state of a training in a store, without pickle, each save as a delta on the one before.
 
     from ckptdelta.accelerate import load_state, save_state
 

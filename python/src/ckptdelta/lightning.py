@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a plugin that saves a Trainer's checkpoints in a store, each as a delta on the one before.
+"""PyTorch Lightning: a plugin that saves a Trainer's checkpoints in a store, each as a delta on the previous one.
 
     from lightning.pytorch import Trainer
     from ckptdelta.lightning import CheckpointIO
@@ -6,7 +6,7 @@
     trainer = Trainer(plugins=[CheckpointIO("runs")], callbacks=[ModelCheckpoint(every_n_train_steps=100, save_last=True)])
     trainer.fit(model, ckpt_path="last")
 
-Needs Lightning, as the package lightning or as pytorch_lightning.
+Needs Lightning: the package lightning or pytorch_lightning.
 """
 
 from ._lightning_io import CheckpointIO

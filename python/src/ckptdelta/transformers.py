@@ -5,8 +5,8 @@
     trainer = Trainer(model=model, args=args, train_dataset=dataset, store="runs", run="gpt")
     trainer.train(resume_from_checkpoint=True)                  # the newest checkpoint of the run, or from the beginning
 
-with_store() does the same for other classes of trainers, such as trl's. CheckpointCallback saves beside a trainer that stays as
-it is. Store.export_hf() writes a folder that from_pretrained() reads. Needs transformers.
+with_store() does the same for other Trainer classes, such as trl's. CheckpointCallback saves beside a Trainer whose class you
+cannot choose. Store.export_hf() writes a folder that from_pretrained() reads. Needs transformers.
 """
 
 from ._trainer import StoreMixin, Trainer, with_store
