@@ -191,8 +191,7 @@ typedef struct ckd_store_options {
     uint32_t threads;         /* coding and decoding workers; 0: one per core, at most 16 */
     ckd_message_fn on_message;
     void *message_context;
-    /* Receives what stored policies did as they should: deletions, compactions. NULL: on_message receives that, too. */
-    ckd_message_fn on_info;
+    ckd_message_fn on_info; /* deletions and compactions by stored policies; NULL: on_message receives them */
 } ckd_store_options;
 #define CKD_STORE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_store_options) }

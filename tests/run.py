@@ -237,6 +237,8 @@ def judge(job, status, xml_files, filtered):
             job.failed.append(("-", f"exit status {status}"))
     elif job.kind == "pytest" and status == 5 and filtered and counted == 0:
         pass  # the filter left nothing of this file
+    elif job.kind == "pytest" and status == 5 and counted == len(job.skipped) > 0:
+        pass  # the file skips itself as a whole
     elif status != 0 and not job.failed:
         job.failed.append(("-", f"exit status {status}, but no failed test in its results"))
     elif counted == 0:
@@ -259,7 +261,9 @@ def read_xml(job, path):
         if bad:
             job.failed.append((name, "\n".join((e.get("message") or e.text or "").strip() for e in bad)))
         elif skipped is not None:
-            job.skip(name, skipped.get("message") or skipped.text or skip_reason(job.output))
+            of_file = skipped.get("message") == "collection skipped"  # the reason is in a tuple that pytest prints
+            text = (skipped.text or "").partition("Skipped: ")[2].rstrip("\"')") if of_file else skipped.get("message") or skipped.text
+            job.skip(name, text or skip_reason(job.output))
         else:
             job.passed += 1
 

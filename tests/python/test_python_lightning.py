@@ -47,6 +47,12 @@ if ckptdelta is not None and torch is not None:
             optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
             return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)}
 
+    class Worse(Module):
+        """The name of its metric has a slash, and its value grows with each epoch."""
+
+        def validation_step(self, batch, _):
+            self.log("val/loss", 0.3 + self.current_epoch)
+
 
 class Stopped(Exception):
     """An interruption of training."""
@@ -233,6 +239,43 @@ def test_top_k_deletes_and_best_is_the_best(path, tmp_path):
     assert metrics == {int(pathlib.Path(p).stem.split("=")[1]): ("val", score.item()) for p, score in best.best_k_models.items()}
     scores = [r["val"] for r in trainer.validate(module, torch.utils.data.DataLoader(samples(), batch_size=16), ckpt_path="best", verbose=False)]
     assert scores == [pytest.approx(best.best_model_score.item())]
+
+
+def test_markers_in_subfolders_count(path, tmp_path):
+    def saves():
+        return ModelCheckpoint(tmp_path / "marks", filename="{epoch}-{val/loss:.2f}", monitor="val/loss", save_top_k=1, save_last=True)
+
+    fit(CheckpointIO(path), saves(), epochs=1, module=Worse())
+    best, = (tmp_path / "marks").rglob("*loss*.ckpt")
+    assert best.parent != tmp_path / "marks"
+    fit(CheckpointIO(path), saves(), epochs=2, module=Worse(), ckpt_path=tmp_path / "marks/last.ckpt")
+    assert steps(path) == [4, 8] and load_checkpoint(best)["global_step"] == 4
+
+
+def test_the_working_folder_does_not_matter(path, tmp_path, monkeypatch):
+    plugin = CheckpointIO(path)
+    _, trainer = fit(plugin, epochs=1)
+    monkeypatch.chdir(tmp_path)
+    trainer.save_checkpoint("a.ckpt")
+    trainer.save_checkpoint("marks/b.ckpt")
+    monkeypatch.chdir(tmp_path / "marks")
+    plugin.remove_checkpoint("b.ckpt")
+    assert steps(path) == [4] and load_checkpoint(tmp_path / "a.ckpt")["global_step"] == 4
+    # A file of a writer that was killed stands for nothing, and does not keep others.
+    (tmp_path / ".a.ckpt.new-1").write_text("ckptdelta marker 1\nhalf")
+    plugin.remove_checkpoint(tmp_path / "a.ckpt")
+    assert steps(path) == []
+
+
+def test_a_link_that_is_replaced_leaves_its_target(path, tmp_path):
+    plugin = CheckpointIO(path)
+    _, trainer = fit(plugin, epochs=1)
+    elsewhere = tmp_path / "elsewhere/a.ckpt"
+    trainer.save_checkpoint(elsewhere)
+    other = CheckpointIO(path)
+    (tmp_path / "link.ckpt").symlink_to(elsewhere)
+    fit(other, epochs=2, module=trainer.lightning_module)[1].save_checkpoint(tmp_path / "link.ckpt")
+    assert load_checkpoint(elsewhere)["global_step"] == 4
 
 
 def test_versions_of_a_name_links_and_exceptions(path, tmp_path):

@@ -21,11 +21,11 @@ def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(tmp_path):
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path):
-    """FSDP2 on 4, 2, 3 and 1 ranks; at last into a process without a group."""
-    for world in (4, 2, 3, 1):
+    """FSDP2 on 1, 4, 2 and 3 ranks; at last into a process without a group."""
+    for world in (1, 4, 2, 3):
         support_ranked.launch("reshard", world, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:
-        assert [(c.step, c.world) for c in store.checkpoints("gpt")] == [(2, 4), (4, 4), (6, 2), (8, 2), (10, 3), (12, 3), (14, 1), (16, 1)]
+        assert [(c.step, c.world) for c in store.checkpoints("gpt")] == [(2, 1), (4, 1), (6, 4), (8, 4), (10, 2), (12, 2), (14, 3), (16, 3)]
         assert store.verify()
         content = torch.load(tmp_path / "content.pt", weights_only=False)
         for state in (store.state_dict(run="gpt")["model"],):

@@ -61,6 +61,17 @@ def test_without_a_time_to_undo_it_is_gone(store):
     assert store.runs() == ["gpt"] and sum(c.stored_bytes for c in store.checkpoints()) < before
 
 
+def test_files_that_cannot_go_yet_do_not_undo_a_deletion(store, monkeypatch, caplog):
+    def busy(*_):
+        raise ckptdelta.BusyError("somebody loads")
+
+    fill(store, (1, 2, 3, 4))
+    monkeypatch.setattr(ckptdelta.Store, "_collect", staticmethod(busy))
+    assert len(store.delete(run="gpt", step=1, undo_s=0)) == 1
+    assert len(store.prune(ckptdelta.Policy(keep_last=2, undo_s=0)).deleted) == 1
+    assert steps(store) == [3, 4] and caplog.text.count("still take space") == 2
+
+
 def test_collect_frees_only_what_is_over(store):
     fill(store, (1, 2, 3))
     store.delete(run="gpt", step=1)

@@ -295,6 +295,30 @@ def test_the_best_model_is_kept_and_loaded(store, tmp_path, limit, kept):
     assert all(torch.equal(best[name], value) for name, value in trainer.model.state_dict().items())
 
 
+def test_the_best_model_is_one_that_was_saved(store, tmp_path):
+    """Evaluated at every step and saved at every second one. Step 5 is the best, and was not saved."""
+    scores = Scores({step: {4: 5.0, 5: 9.0}.get(step, 1.0) for step in range(1, 16)})
+    trainer = make(store, tmp_path, callbacks=[scores], settings={**BEST, "eval_steps": 1, "save_steps": 2, "save_total_limit": 2})
+    trainer.train()
+    assert trainer.state.best_global_step == 5 and trainer.state.best_model_checkpoint == "gpt@4"
+    assert steps(store)[0] == 4 and len(steps(store)) == 3
+    best = store.state_dict(run="gpt", step=4, only="model")["model"]
+    assert all(torch.equal(best[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_what_is_resumed_from_stays_until_there_is_a_newer_one(store, tmp_path):
+    make(store, tmp_path, callbacks=[Scores({3: 0.0, 6: 1.0, 9: 0.0, 12: 0.0, 15: 0.0})], settings=BEST).train()
+    settings = {**BEST, "save_total_limit": 2}
+    scores = Scores({9: 7.0, 12: 1.0, 15: 2.0})
+    resumed = make(store, tmp_path, callbacks=[scores], settings=settings)
+    resumed.train(resume_from_checkpoint=6)
+    assert steps(store) == [3, 6, 9, 12, 15] and steps(store, "gpt~2") == [9, 12, 15]
+    assert resumed.state.best_model_checkpoint == "gpt~2@9"
+    best = store.state_dict(run="gpt~2", step=9, only="model")["model"]
+    assert all(torch.equal(best[name], value) for name, value in resumed.model.state_dict().items())
+    assert store.verify()
+
+
 def test_the_best_model_is_known_after_a_resume(store, tmp_path):
     scores = Scores({3: 1.0, 6: 3.0, 9: 2.0, 12: 0.0, 15: 2.5})
     interrupted(make(store, tmp_path, callbacks=[scores, Interrupt(13)], settings={**BEST, "save_total_limit": 1}))
@@ -420,10 +444,17 @@ def test_the_callback(store, tmp_path, instead):
     callback = CheckpointCallback(store, "gpt", instead=instead)
     resumed = plain(tmp_path, settings=settings, callbacks=[callback])
     path = callback.restore(resumed)
-    assert path == str(tmp_path / "plain/checkpoint-9") == callback.restore(resumed)
+    assert path.endswith("/checkpoint-9") and path == callback.restore(resumed)
     resumed.train(resume_from_checkpoint=path)
     assert same_weights(resumed.model, whole.model) and steps(store) == [12, 15]
     assert [e for e in logs(resumed) if e["step"] > 9] == [e for e in logs(whole) if e["step"] > 9]
+    # An older step goes on in a branch, whose checkpoints are others than those of the same step before.
+    callback = CheckpointCallback(store, "gpt", instead=True)
+    branch = plain(tmp_path, settings={**settings, "max_steps": 15}, callbacks=[callback])
+    branch.train(resume_from_checkpoint=callback.restore(branch, 12))
+    assert steps(store) == [12, 15] and steps(store, "gpt~2") == [15] and store.find(run="gpt~2").resumed_from == store.find(run="gpt", step=12).id
+    newest = CheckpointCallback(store, "gpt")
+    assert store.find(run="gpt~2").id in newest.restore(branch)
     with pytest.raises(ckptdelta.ExistsError, match=r"resume from callback.restore\(trainer\)"):
         plain(tmp_path, settings=settings, callbacks=[CheckpointCallback(store, "gpt")]).train()
 

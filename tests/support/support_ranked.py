@@ -160,6 +160,10 @@ def fails(kind, text, call):
     raise AssertionError(f"no failure with {text!r}")
 
 
+def broken():
+    raise KeyError("no state")
+
+
 def trouble(rank, world, folder):
     """What goes wrong on one rank is an error on all, and the next save works."""
     mesh = open_world(rank, world)
@@ -179,6 +183,17 @@ def trouble(rank, world, folder):
                 fails(ckptdelta.StateError, "rank 1: ", one.step)
             training.progress["what"] = "x" * 100
             assert one.save()
+            assert not one.save()
+            states, parameter = training.optimizer.state, training.model.up.weight
+            whole_state = states[parameter]["exp_avg"]
+            states[parameter]["exp_avg"] = whole_state.to_local()
+            training.scheduler.state_dict = broken if rank == 0 else training.scheduler.state_dict
+            one._reported += 1
+            fails((ckptdelta.Error, KeyError), "", one.save)
+            training.scheduler.__dict__.pop("state_dict", None)
+            fails(ckptdelta.InvalidError, "each rank has for itself", one.save)
+            states[parameter]["exp_avg"] = whole_state
+            one._reported -= 1
             # Of one rank the record grows, of another one a tensor moves.
             for step in range(2, 6):
                 training.step()

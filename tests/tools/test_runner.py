@@ -151,6 +151,15 @@ def test_pytest_files(tree):
     assert tree.run("--pytest-args=-k good", "--only", "a")[0] == (1, 0, 0)
 
 
+def test_a_pytest_file_may_skip_itself(tree):
+    (tree.root / "tests" / "test_a.py").write_text("import pytest\npytest.importorskip('nowhere', reason='no nowhere')\n"
+                                                   "def test_left(): pass\n")
+    counts, out = tree.run()
+    assert counts == (0, 0, 1) and "no nowhere" in out
+    (tree.root / "tests" / "test_a.py").write_text("")
+    assert tree.run()[0] == (0, 1, 0)
+
+
 def test_a_name_is_unique(tree):
     for folder in ("a", "b"):
         (tree.root / "tests" / folder).mkdir()

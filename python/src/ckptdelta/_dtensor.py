@@ -21,6 +21,11 @@ def is_dtensor(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def is_cut(tensor: object) -> bool:
+    """Is it a DTensor of which this process may have a part only?"""
+    return is_dtensor(tensor) and not all(placement.is_replicate() for placement in tensor.placements)  # type: ignore[attr-defined]
+
+
 def local_of(tensor: Any) -> Any:
     """The elements that this process has; the tensor itself if it is not distributed."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor

@@ -159,7 +159,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         check_free(target)
         flat = taken_apart(checkpoint, self.pickle)
         save = partial(self._save, flat if not self.background else flat.copied(), target, checkpoint.get("global_step"),
-                       "" if OPTIMIZERS in checkpoint else "weights", _metric(checkpoint, target), folders_of(checkpoint))
+                       "" if OPTIMIZERS in checkpoint else "weights", _metric(checkpoint, path), folders_of(checkpoint))
         self._do(save)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         with self._lock:
             self._folders |= {path.parent, *folders}
             store = self._opened()
-            old = _marker_or_none(path)
+            old = None if path.is_symlink() else _marker_or_none(path)  # of a link, the target stays
             found, changes = self._stored(store, flat, step, kind, metric)
             Marker(os.path.abspath(self._where()), found.run, found.step, found.id, changes).write(path)
             if old is not None and old.id != found.id:
@@ -316,7 +316,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             parent = first
         resumed = self._resumed_from if lineage == MAIN else None
         resumed = resumed if resumed is not None and _by_id(store, resumed) is not None else None
-        continued = last is not None and _without_branch(last.run) == run
+        continued = last is not None and run in (last.run, _without_branch(last.run))
         if last is not None and continued:
             run = last.run
         elif lineage == MAIN or self._loaded is None:
@@ -456,12 +456,12 @@ def _moved(value: Any, location: Any) -> Any:
     return value
 
 
-def _metric(checkpoint: dict[str, Any], path: Path) -> tuple[str, float] | None:
+def _metric(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> tuple[str, float] | None:
     """Name and value that a ModelCheckpoint monitors, if it has ranked this checkpoint."""
     callbacks = checkpoint.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
         best = state.get("best_k_models") if isinstance(state, dict) else None
-        score = best.get(str(path)) if isinstance(best, dict) else None
+        score = best.get(os.fspath(path)) if isinstance(best, dict) else None
         name = state.get("monitor") if isinstance(state, dict) else None
         if score is not None and isinstance(name, str) and 0 < len(name.encode()) < 32:
             return name, float(score)

@@ -25,6 +25,7 @@ ckptdelta.lightning.CheckpointIO reads it when its path is passed as ckpt_path; 
 without a Trainer. Whoever deletes it by hand leaves the checkpoint in the store.
 
 """
+_UNFINISHED = re.compile(r"\..*\.new-\d+")  # a marker whose writer was killed
 MEMBERS = {"store": str, "run": str, "step": int, "id": str, "changes": list}
 
 
@@ -75,7 +76,7 @@ def path_of(path: str | os.PathLike[str]) -> Path:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise UnsupportedError(f"{text} is not in the local file system: the marker of a checkpoint must be, such as with "
                                "ModelCheckpoint(dirpath=...). The store itself is where CheckpointIO was told", file=text)
-    return Path(text)
+    return Path(os.path.abspath(text))  # the working folder may be another one when a marker is looked for
 
 
 def read_marker(path: Path) -> Marker | None:
@@ -105,7 +106,7 @@ def is_marked(checkpoint_id: str, folders: Iterable[Path]) -> bool:
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for entry in os.scandir(folder):
-                if not entry.is_file(follow_symlinks=False):
+                if not entry.is_file(follow_symlinks=False) or _UNFINISHED.fullmatch(entry.name):
                     continue
                 try:
                     marker = read_marker(Path(entry.path))
@@ -119,14 +120,19 @@ def is_marked(checkpoint_id: str, folders: Iterable[Path]) -> bool:
 
 
 def folders_of(checkpoint: Any) -> set[Path]:
-    """The folders where the callbacks of a checkpoint save."""
+    """The folders where the callbacks of a checkpoint save. A file name with a slash, such as that of a metric, makes subfolders."""
     callbacks = checkpoint.get("callbacks") if isinstance(checkpoint, dict) else None
     found = set()
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
-        folder = state.get("dirpath") if isinstance(state, dict) else None
-        if isinstance(folder, (str, os.PathLike)) and os.fspath(folder):
+        if isinstance(state, dict):
             with contextlib.suppress(UnsupportedError):
-                found.add(path_of(folder))
+                folder = state.get("dirpath")
+                if isinstance(folder, (str, os.PathLike)) and os.fspath(folder):
+                    found |= {Path(at) for at, _, _ in os.walk(path_of(folder))} | {path_of(folder)}
+                paths = [state.get(name) for name in ("best_model_path", "last_model_path", "kth_best_model_path")]
+                best = state.get("best_k_models")
+                paths += best if isinstance(best, dict) else ()
+                found |= {path_of(path).parent for path in paths if isinstance(path, (str, os.PathLike)) and os.fspath(path)}
     return found
 
 

@@ -71,20 +71,20 @@ class Ranks:
     def all(self, mine: bool) -> bool:
         return all(self.gather(mine))
 
-    def check(self, failure: Error | None) -> None:
+    def check(self, failure: Exception | None) -> None:
         """Raises this rank's failure, else that of the first rank that has one."""
-        self._raise(failure, self.gather(None if failure is None else str(failure)))
+        self._raise(failure, self.gather(_told(failure)))
 
-    def _raise(self, failure: Error | None, found: list[str | None]) -> None:
+    def _raise(self, failure: Exception | None, found: list[str | None]) -> None:
         if failure is not None:
             raise failure
         for rank, text in enumerate(found):
             if text is not None:
                 raise StateError(f"rank {rank}: {text}")
 
-    def place(self, found: Checkpoint | None, failure: Error | None) -> Checkpoint | None:
+    def place(self, found: Checkpoint | None, failure: Exception | None) -> Checkpoint | None:
         """The checkpoint that all ranks restore; None: none of them has found one. Errors: the failure of a rank; StateError."""
-        answers = self.gather((None if failure is None else str(failure), None if found is None else (found.run, found.step, found.id)))
+        answers = self.gather((_told(failure), None if found is None else (found.run, found.step, found.id)))
         self._raise(failure, [text for text, _ in answers])
         for rank, (_, other) in enumerate(answers):
             if other != answers[0][1]:
@@ -92,12 +92,12 @@ class Ranks:
                                  "restore again, or name the step")
         return found
 
-    def prepare(self, failure: Error | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]]) -> bool:
+    def prepare(self, failure: Exception | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]]) -> bool:
         """Before a save: must all ranks close the library's session, because one of them has to register its memory again?
 
         Errors: the failure of a rank; InvalidError (the ranks' states have different tensors).
         """
-        mine = Answer(None if failure is None else str(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
+        mine = Answer(_told(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
         answers: list[Answer] = self.gather(mine)
         self._raise(failure, [answer.error for answer in answers])
         if any(answer.shared != answers[0].shared for answer in answers):
@@ -121,6 +121,12 @@ class Ranks:
         options.struct_size = ffi.sizeof("ckd_ranks_options")
         options.rank, options.world, options.group, options.timeout_ms = self.rank, self.world, name, max(1, round(timeout * 1000))
         return options, name
+
+
+def _told(failure: Exception | None) -> str | None:
+    if failure is None:
+        return None
+    return str(failure) if isinstance(failure, Error) else f"{type(failure).__name__}: {failure}"
 
 
 def _named(found: tuple[str, int, str] | None) -> str:
@@ -150,13 +156,13 @@ def check_schedule(every: Any, every_s: Any, overhead: Any, restore_older: bool)
         raise InvalidError("ranks might not agree on which checkpoint is damaged: with several ranks, leave out restore_older")
 
 
-def with_own(root: Any, rank: int, world: int, record: bytes | None) -> Any:
+def with_own(root: Any, rank: int, record: bytes | None) -> Any:
     """The root of a checkpoint of `world` ranks, with the members that belong to a rank of this session.
 
     Args:
         record: the same rank's; None: there is none. Random states then stay as they are, because two ranks must not draw the same numbers.
     """
-    if rank == 0 or world <= 1 or members(root) is None or "map" not in root:
+    if rank == 0 or members(root) is None or "map" not in root:
         return root
     own = {} if record is None else parse(record).get("map", {})
     left = {key: node for key, node in root["map"].items() if key != "rng"}

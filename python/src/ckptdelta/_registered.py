@@ -14,7 +14,8 @@ from typing import Any
 from . import _torch
 from ._call import Call
 from ._arrays import Leaf
-from ._dtensor import is_dtensor
+from ._dtensor import is_cut, is_dtensor
+from ._errors import InvalidError
 from ._flatten import Flattener, Tensor
 from ._names import is_optimizer
 from ._native import ffi, lib
@@ -104,11 +105,24 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
             others |= {_torch.key_of(t.detach()) for t in _updated(found)}
     snapshot = Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None}, rank=rank)
     if ranks is not None:
+        _check_states(state)
         shared = [t for t in flat.tensors if is_dtensor(t.array) or (t.leaf.key in snapshot.lasting and not t.buffer)]
         snapshot.shared = [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
         if rank:
             snapshot.tensors = shared + [t for t in flat.tensors if t.path.partition(".")[0] in OWN]
     return snapshot
+
+
+def _check_states(state: Any) -> None:
+    """A plain tensor in the state of a distributed parameter has other values on each rank. Errors: InvalidError."""
+    for optimizer in objects_in(state):
+        states = getattr(optimizer, "state", None) if is_optimizer(optimizer) else None
+        for parameter, slots in states.items() if isinstance(states, Mapping) else ():
+            if is_cut(parameter) and isinstance(slots, Mapping):
+                for slot, value in slots.items():
+                    if _torch.is_tensor(value) and value.dim() > 0 and not is_dtensor(value):
+                        raise InvalidError(f"the optimizer keeps {slot} of a distributed parameter as a plain tensor, which each rank has for "
+                                           "itself: use an optimizer whose states are DTensors, or save with ckptdelta.dcp", path=f"optimizer.{slot}")
 
 
 class Registered:

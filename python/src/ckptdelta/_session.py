@@ -188,7 +188,8 @@ class Session:
         self._check_process()
         with self._lock:
             self._check_open()
-            if self._registered is not None or (self._ranks is not None and not self._ranks.all(self._is_fresh())):
+            fresh = self._registered is None if self._ranks is None else self._ranks.all(self._is_fresh())
+            if not fresh:
                 self._end()  # the library would load into the memory that is registered
             self._ensure_open()
             at = self._find_place(lib.CKD_LATEST if step is None else step_number(step))
@@ -246,7 +247,7 @@ class Session:
             self._check_open()
             self._check_metric(metric)
             self._reported = self.at
-            due = not self._has_saved()
+            due = not (self._has_saved() if self._ranks is None else self._ranks.all(self._has_saved()))
             if due:
                 self._begin(self._costs(), metric)
             self._follow()
@@ -375,7 +376,11 @@ class Session:
             # If a file is missing, the run is not new.
             failure = None if isinstance(error, NotFoundError) and step == lib.CKD_LATEST and not error.file else error
         if self._ranks is not None:
-            return self._ranks.place(found, failure)
+            try:
+                return self._ranks.place(found, failure)
+            except BaseException:
+                self._end()  # it may stand at a checkpoint at which the others do not
+                raise
         if failure is not None:
             raise failure
         return found
@@ -383,10 +388,10 @@ class Session:
     def _load_together(self, found: Checkpoint) -> Checkpoint:
         if self._ranks is None:
             return self._load(found)
-        failure: Error | None = None
+        failure: Exception | None = None
         try:
             self._load(found)
-        except Error as error:
+        except Exception as error:  # whatever an object's load_state_dict() raises: the others wait for this rank
             failure = error
         self._ranks.check(failure)
         return found
@@ -442,11 +447,11 @@ class Session:
 
     def _take_apart(self) -> tuple[Snapshot, bool]:
         """(the snapshot to save, whether memory must be registered again). Errors: a failure of any rank is raised on all."""
-        failure: Error | None = None
+        failure: Exception | None = None
         state = Snapshot([], b"", {}, set(), set())
         try:
             state = take_apart(self._state, self._updates, self._fenced, self._ranks)
-        except Error as error:
+        except Exception as error:  # whatever an object's state_dict() raises
             failure = error
         state.moved = {name for name, count in self._moves.items() if count > 1}
         fits = self._registered is not None and self._told != self._reported and self._registered.fits(state)

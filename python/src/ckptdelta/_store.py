@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ._call import Call, Parts, Progress, check_process, logger, path_bytes
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_own_record, read_root, run_and_step, step_number,
                        stored_tensors, tensor_from, verification_from)
-from ._errors import InvalidError, NotFoundError, StateError
+from ._errors import Error, InvalidError, NotFoundError, StateError
 from ._export import form_of, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
@@ -351,7 +351,7 @@ class Store:
                 stored = stored_tensors(load.load)
                 root, flat = read_root(load.load, stored, call)
                 if rank:
-                    root = with_own(root, rank, int(info.world), read_own_record(load.load, stored, rank, call))
+                    root = with_own(root, rank, read_own_record(load.load, stored, rank, call))
                 restorer = Restorer(stored, flat=flat, tensors=tensors, strict=strict)
                 plan(root, restorer)
                 restorer.run(load.load, call)
@@ -414,7 +414,7 @@ class Store:
             found = [checkpoint_from(find_checkpoint(store, run, one, call)) for one in steps]
             call.check(lib.ckd_store_delete(store, ids_of([one.id for one in found]), len(found), options, call.err))
             if options.undo_s == 0:
-                self._collect(store, call)
+                self._collect_now(store)
         return found
 
     def undelete(self, *, run: str, step: int | Iterable[int]) -> Sequence[Checkpoint]:
@@ -458,7 +458,7 @@ class Store:
             kept = tuple(checkpoint_from(item.checkpoint) for item in items if item.kept)
             deleted = tuple(checkpoint_from(item.checkpoint) for item in items if not item.kept)
             if deleted and not dry_run and policy.undo_s == 0:
-                self._collect(store, call)
+                self._collect_now(store)
             return Pruned(kept, deleted, int(done.bytes))
 
     def set_policy(self, policy: Policy | None, *, run: str | None = None) -> None:
@@ -500,6 +500,13 @@ class Store:
         """
         with self._using() as store:
             return self._collect(store, Call())
+
+    def _collect_now(self, store: Any) -> None:
+        """After a deletion, which has been made whatever comes of this."""
+        try:
+            self._collect(store, Call())
+        except Error as error:
+            logger.warning("%s: deleted checkpoints still take space, until collect() or the next open for writing: %s", self.path, error)
 
     @staticmethod
     def _collect(store: Any, call: Call) -> int:

@@ -167,7 +167,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             raise
         self._saves.end()
         if self.is_world_process_zero() and self.args.save_strategy != "no":
-            self._saves.rotate(self.args.save_total_limit, self.state.best_global_step)
+            self._saves.rotate(self.args.save_total_limit, self.state.best_model_checkpoint)
         return result
 
     # ----------------------------------------------------------------------------------------------------------- save
@@ -185,7 +185,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         if not self._saves.begun:
             self._begin()
         self._saves.save(self.state.global_step, parts.metric_of(self.state, self.args.metric_for_best_model),
-                         limit=self.args.save_total_limit, best=self.state.best_global_step)
+                         limit=self.args.save_total_limit, best=self.state.best_model_checkpoint)
 
     def _begin(self, at: Checkpoint | None = None) -> None:
         state = self._parts()
@@ -230,9 +230,11 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         return {"pending_losses": [rank["loss"] for rank in self._ranks], "last_logged": getattr(self, "_globalstep_last_logged", None)}
 
     def _note_best(self) -> None:
+        """Names the best checkpoint. A step that was evaluated but not saved does not become it, as in transformers."""
         best, now = self.state.best_global_step, self.state.global_step
-        if best and self._agreed(lambda: best == now or self._saves.has(best)):
-            self.state.best_model_checkpoint = self._agreed(lambda: f"{self._saves.branch}@{best}")
+        if best:
+            self.state.best_model_checkpoint = self._agreed(
+                lambda: f"{self._saves.branch}@{best}" if best == now else self._saves.named(best) or self.state.best_model_checkpoint)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Where the Trainer looks for checkpoint folders to delete. It must not find those in output_dir, which this training did not make."""
@@ -278,7 +280,10 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             parts.set_random_state(state)
 
     def _load_best_model(self) -> None:
-        best = self.state.best_global_step
+        best = self.state.best_model_checkpoint
+        if self._saves.placed(best) is None:  # a folder of the training that this one has resumed from
+            super()._load_best_model()
+            return
         found = self._agreed(lambda: self._saves.best(best))
         self._saves.store.load({"model": parts.model_member(self.model)}, run=found.run, step=found.step)
         logger.info("the best model is that of %s (%s %s)", found, self.args.metric_for_best_model, self.state.best_metric)
@@ -302,6 +307,8 @@ class _Resumed:
         path.mkdir()
         found = cls(store, checkpoint, str(path), members)
         found.best = state.get("best_model_checkpoint")
+        if state.get("best_global_step") == checkpoint.step:  # the name was given before the save, which may have begun a branch
+            found.best = str(checkpoint)
         if "progress" in members:
             found.progress = saves.member(store, checkpoint, "progress")
         # With a name, the Trainer would look for a folder of that name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from . import _trainer_saves as saves
 from ._errors import UnsupportedError
 from ._store import Store
 from ._trainer_saves import Saves
-from ._types import Fidelity
+from ._types import Checkpoint, Fidelity
 
 
 class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -41,6 +42,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
                  save_options: Mapping[str, Any] | None = None) -> None:
         self._saves, self._instead = Saves(store, run, {"fidelity": fidelity, **(save_options or {})}), instead
         self._objects: dict[str, Any] = {}
+        self._restored: Checkpoint | None = None
 
     def restore(self, trainer: Any, step: int | None = None) -> str | None:
         """Writes a checkpoint of the run as a folder in output_dir, from which any Trainer resumes.
@@ -55,7 +57,9 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         found = saves.find(self._saves.store, self._saves.run, step)
         if found is None:
             return None
-        path = Path(trainer.args.output_dir, f"checkpoint-{found.step}")
+        self._restored = found
+        # The id tells it from other checkpoints of that step: those of branches, and of what else trains in that folder.
+        path = Path(trainer.args.output_dir, "ckptdelta-restored", found.id, f"checkpoint-{found.step}")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._saves.store.export_checkpoint(path, run=found.run, step=found.step, form="transformers")
@@ -70,7 +74,9 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._saves.end()
         self._objects = objects
         store, run = self._saves.store, self._saves.run
-        found = saves.find(store, run, state.global_step) if state.global_step and self._saves.has(state.global_step) else None
+        found, self._restored = self._restored, None
+        if found is None or found.step != state.global_step:
+            found = saves.find(store, run, state.global_step) if state.global_step and self._saves.has(state.global_step) else None
         if found is None:
             saves.refuse_to_start_over(store, run, state.global_step, "resume from callback.restore(trainer), or save to a new run")
         self._saves.begin(self._parts(args, state), metric=args.metric_for_best_model, each_step=False, at=found)
@@ -89,7 +95,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._saves.end()
-        self._saves.rotate(args.save_total_limit, state.best_global_step)
+        self._saves.rotate(args.save_total_limit, self._best(state))
 
     def _take_over(self, args: Any, state: Any, control: Any) -> None:
         if self._instead and control.should_save:
@@ -98,7 +104,12 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _save(self, args: Any, state: Any) -> None:
         self._saves.save(state.global_step, parts.metric_of(state, args.metric_for_best_model), limit=args.save_total_limit,
-                         best=state.best_global_step)
+                         best=self._best(state))
+
+    def _best(self, state: Any) -> str | None:
+        """The checkpoint beside the best folder of the Trainer."""
+        found = re.search(r"checkpoint-(\d+)$", state.best_model_checkpoint or "")
+        return f"{self._saves.branch}@{found[1]}" if found else None
 
     def _parts(self, args: Any, state: Any) -> dict[str, Any]:
         of = self._objects

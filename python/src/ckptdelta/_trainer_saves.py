@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,6 +101,8 @@ class Saves:
         self._run = run  # or the branch on which training continues
         self._fence = False
         self._best: int | None = None  # the best step that is durable
+        self._last: Checkpoint | None = None  # the newest save of this training that is durable
+        self._steps: set[int] = set()  # that this training has saved, or is saving
 
     @property
     def store(self) -> Store:
@@ -109,9 +112,15 @@ class Saves:
 
     @property
     def branch(self) -> str:
-        """The run that has the last save."""
-        last = self._session.last if self._session is not None else None
+        """The run that has the saves of this training."""
+        last = self.last
         return last.run if last is not None else self._run
+
+    @property
+    def last(self) -> Checkpoint | None:
+        """The newest durable save of this training; None: there is none yet."""
+        last = self._session.last if self._session is not None else None
+        return last if last is not None else self._last
 
     def begin(self, parts: Mapping[str, Any], *, metric: str | None, each_step: bool, at: Checkpoint | None = None) -> None:
         """Makes the session.
@@ -122,6 +131,7 @@ class Saves:
             at: the checkpoint that go_on() will be given.
         """
         self._run = at.run if at is not None and self._is_own(at) else self.run
+        self._best, self._last, self._steps = None, None, set()
         named: dict[str, Any] = {name: parts.get(name) for name in LOADED}
         self._session = Session(self.store, self._run, **named, more={k: v for k, v in parts.items() if k not in LOADED}, rng=False,
                                 alone=True, every=_EVERY_STEP if each_step else _WHEN_ASKED, metric=metric, **self.options)
@@ -151,7 +161,7 @@ class Saves:
     def _is_own(self, found: Checkpoint) -> bool:
         return found.run == self.run or found.run.startswith(f"{self.run}~")
 
-    def save(self, step: int, metric: float | None, *, limit: int | None, best: int | None) -> None:
+    def save(self, step: int, metric: float | None, *, limit: int | None, best: str | None) -> None:
         """Saves the present state as a step in the background, once.
 
         Args:
@@ -167,6 +177,7 @@ class Saves:
         self.rotate(limit, best)
         if session.at < step:
             session.step(step, metric=metric)
+        self._steps.add(step)
         session.save(metric=metric)
         if self._fence:
             session.fence()
@@ -192,30 +203,47 @@ class Saves:
             logger.error("%s: %s", self.store.path, error)
         finally:
             if session.last is not None:
-                self._run = session.last.run
+                self._run, self._last = session.last.run, session.last
 
-    def best(self, step: int) -> Checkpoint:
-        """Waits until saves are durable, and returns this training's checkpoint of a step. Errors: NotFoundError; the failure of a save."""
-        self.wait()
-        found = find(self.store, self.branch, step)
+    def named(self, step: int) -> str | None:
+        """RUN@STEP of a save of this training; None: it has not saved the step. The run may turn out to be a branch: see placed()."""
+        return f"{self.branch}@{step}" if step in self._steps else None
+
+    def placed(self, name: str | None) -> tuple[str, int] | None:
+        """(run, step) of a checkpoint that was named; None if it is no such name."""
+        found = re.fullmatch(r"([^/@]+)@(\d+)", name or "")
         if found is None:
-            raise NotFoundError(f"run {self.branch} has no checkpoint at step {step}, the best one")
-        return found
+            return None
+        step = int(found[2])
+        return (self.branch if step in self._steps else found[1]), step
+
+    def best(self, name: str) -> Checkpoint:
+        """The best checkpoint, when it is durable. Errors: NotFoundError; the failure of a save."""
+        self.wait()
+        at = self.placed(name)
+        if at is None:
+            raise NotFoundError(f"{name} is no checkpoint of a store")
+        return self.store.find(run=at[0], step=at[1])
 
     def has(self, step: int) -> bool:
         return step in steps_of(self.store, self.run)
 
-    def rotate(self, limit: int | None, best: int | None) -> None:
-        """Deletes the oldest checkpoints until `limit` are left, but never the best one, as a Trainer does with folders.
+    def rotate(self, limit: int | None, best: str | None) -> None:
+        """Deletes the oldest checkpoints until `limit` are left, as a Trainer does with folders: never the best one.
 
-        The newest two always stay: the next save is a delta on the newest, and each of them is a spare for the other.
+        The newest two stay in any case: the one under way is a delta on the newest, and each is a spare for the other. Nothing goes
+        before this training has a durable save: until then it may need the checkpoint that it resumed from, which may be an old one.
+
+        Args:
+            best: RUN@STEP of the best checkpoint.
         """
-        if limit is None or limit <= 0:
+        last = self.last
+        if limit is None or limit <= 0 or last is None:
             return
-        run = self.branch
+        run, at = last.run, self.placed(best)
         steps = [c.step for c in self.store.checkpoints(run)]
-        if best in steps:
-            self._best = best
+        if at is not None and at[0] == run and at[1] in steps:
+            self._best = at[1]
         protected = {*steps[-NEWEST_KEPT:], *({self._best} & set(steps))}
         left, keep = len(steps), max(limit, len(protected))
         for step in steps:
