@@ -50,7 +50,8 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         Args:
             step: None: the newest.
 
-        Returns: the folder, ``checkpoint-STEP``, which is kept if it exists; None if the run has no checkpoint and step is None.
+        Returns: the folder ``ckptdelta-restored/ID/checkpoint-STEP`` below output_dir, which is kept if it exists; None if the run has no
+        checkpoint and step is None.
 
         Errors: NotFoundError, and those of Store.export_checkpoint().
         """
