@@ -332,8 +332,8 @@ def make(shape):
 
 def snapshot(model, optimizer):
     found = [t.detach().clone() for t in model.state_dict().values()]
-    for slots in optimizer.state_dict()["state"].values():
-        found += [slots[name].clone() for name in sorted(slots)]  # a load may have put them in another order
+    for _, slots in sorted(optimizer.state_dict()["state"].items()):
+        found += [slots[name].clone() for name in sorted(slots)]  # a load may leave another order
     return found
 
 
