@@ -11,3 +11,6 @@ free=$(df -Pk "$(dirname "$folder")" | awk 'NR == 2 {print int($4 / 1048576)}')
 "$python" -m venv "$folder"
 "$folder/bin/pip" install -q --disable-pip-version-check --no-input \
     torch transformers accelerate lightning safetensors numpy pytest cffi setuptools wheel zstandard lz4 xxhash tqdm
+# Tests skip themselves where an import fails, so a broken installation must not look like a good one.
+"$folder/bin/python" -W ignore -c 'import torch, transformers, accelerate, lightning, safetensors, cffi, pytest
+assert torch.distributed.is_gloo_available()'

@@ -193,18 +193,28 @@ class DCP(Method):
         if self.how:
             dist.init_process_group("gloo", init_method=f"file://{folder}-group", rank=0, world_size=1)
 
+    def place(self, step):
+        """Arguments of DCP that say where a checkpoint is saved."""
+        return {"checkpoint_id": str(self.folder / str(step))}
+
+    def source(self, step):
+        """The same for a load."""
+        return self.place(step)
+
+    def state(self):
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
     def save(self, step):
         import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import get_state_dict
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        state, place = {"model": model, "optimizer": optimizer}, str(self.folder / str(step))
         if self.how is None:
-            dcp.save(state, checkpoint_id=place)
+            dcp.save(self.state(), **self.place(step))
             return
         self.done()  # one at a time, as DCP asks for
         kind = AsyncCheckpointerType.THREAD if self.how == "thread" else AsyncCheckpointerType.PROCESS
-        self.pending = dcp.async_save(state, checkpoint_id=place, async_checkpointer_type=kind)
+        self.pending = dcp.async_save(self.state(), async_checkpointer_type=kind, **self.place(step))
 
     def done(self):
         if self.pending is not None:
@@ -212,10 +222,9 @@ class DCP(Method):
 
     def load(self, step):
         import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        state = {"model": model, "optimizer": optimizer}
-        dcp.load(state, checkpoint_id=str(self.folder / str(step)))
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        state = self.state()
+        dcp.load(state, **self.source(step))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
@@ -247,31 +256,20 @@ class OurSave(Method):
         self.store.close()
 
 
-class OurDCP(DCP):
+class OurDCP(DCPThread):
     """torch.distributed.checkpoint with our writer, in a thread."""
-
-    how = "thread"
 
     def __init__(self, folder, model, optimizer):
         super().__init__(folder, model, optimizer)
         from ckptdelta.dcp import StorageWriter
         self.writer = StorageWriter(self.folder / "store", "gpt")
 
-    def save(self, step):
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import get_state_dict
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        self.done()
-        self.pending = dcp.async_save({"model": model, "optimizer": optimizer}, checkpoint_id=str(step), storage_writer=self.writer)
+    def place(self, step):
+        return {"checkpoint_id": str(step), "storage_writer": self.writer}
 
-    def load(self, step):
-        import torch.distributed.checkpoint as dcp
+    def source(self, step):
         from ckptdelta.dcp import StorageReader
-        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        state = {"model": model, "optimizer": optimizer}
-        dcp.load(state, checkpoint_id=str(step), storage_reader=StorageReader(self.folder / "store", "gpt"))
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        return {"checkpoint_id": str(step), "storage_reader": StorageReader(self.folder / "store", "gpt")}
 
 
 class OurSession(Method):

@@ -610,7 +610,7 @@ def test_errors_in_the_background_are_told(path, tmp_path):
         plugin.teardown()
     plugin.teardown()
     path.unlink()
-    with pytest.raises(ckptdelta.InvalidError):  # what cannot be stored is told at once
+    with pytest.raises(ckptdelta.InvalidError):  # the save itself fails, not the one after it
         plugin.save_checkpoint({"x": object()}, tmp_path / "b.ckpt")
     plugin.save_checkpoint(state, tmp_path / "b.ckpt")
     plugin.teardown()
