@@ -126,8 +126,8 @@ static ckd_status sync_parent(const char *path, ckd_error *err) {
 typedef ckd_status (*give_name_fn)(const char *from, const char *to, ckd_error *err);
 
 /* Writes a whole file under a temporary name, then gives it its final name. */
-static ckd_status put_bytes(const char *path, const char *temp, const void *data, size_t size,
-                            give_name_fn give_name, ckd_error *err) {
+static ckd_status write_and_name(const char *path, const char *temp, const void *data, size_t size,
+                                 give_name_fn give_name, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, temp, 0, err);
     if (status != CKD_OK) {
@@ -150,12 +150,12 @@ static ckd_status put_bytes(const char *path, const char *temp, const void *data
 
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
                                ckd_error *err) {
-    return put_bytes(path, temp, data, size, file_rename_noreplace, err);
+    return write_and_name(path, temp, data, size, file_rename_noreplace, err);
 }
 
 ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
                                 ckd_error *err) {
-    return put_bytes(path, temp, data, size, file_rename, err);
+    return write_and_name(path, temp, data, size, file_rename, err);
 }
 
 bool file_exists(const char *path) {

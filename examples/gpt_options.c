@@ -30,6 +30,7 @@ enum {
     O_CLIP,
     O_LOG_EVERY,
     O_EVAL_EVERY,
+    O_EVAL_BATCHES,
     O_LOSSES,
     O_STORE,
     O_RUN,
@@ -70,6 +71,7 @@ static const struct argp_option option_table[] = {
     {0, 0, 0, 0, "Output:", 3},
     {"log-every", O_LOG_EVERY, "N", 0, "print a line every N steps (10)", 3},
     {"eval-every", O_EVAL_EVERY, "N", 0, "print the validation loss every N steps (at the end)", 3},
+    {"eval-batches", O_EVAL_BATCHES, "N", 0, "batches of a validation loss, evenly spaced (16)", 3},
     {"losses", O_LOSSES, "FILE", 0, "append a line for each step: step, loss as a C hex float, loss", 3},
     {0, 0, 0, 0, "Checkpoints:", 4},
     {"store", O_STORE, "DIR", 0, "save to this ckptdelta store, which is created if needed", 4},
@@ -258,6 +260,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
     case O_EVAL_EVERY:
         o->eval_every = whole(state, text, 1, INT64_MAX);
         break;
+    case O_EVAL_BATCHES:
+        o->eval_batches = whole(state, text, 1, GPT_EVAL_BATCHES_MAX);
+        break;
     case O_LOSSES:
         o->losses = text;
         break;
@@ -292,6 +297,7 @@ void gpt_options_parse(gpt_options *out, int argc, char **argv) {
         .steps = 200,
         .seed = 1,
         .log_every = 10,
+        .eval_batches = 16,
         .run = "gpt",
         .resume_step = CKD_LATEST,
         .text = text && *text ? text : NULL,

@@ -4,7 +4,7 @@
 
 #include "examples/gpt.h"
 
-enum { GPT_DUMP_STEPS_MAX = 64 };
+enum { GPT_DUMP_STEPS_MAX = 64, GPT_EVAL_BATCHES_MAX = 4096 };
 
 typedef struct gpt_options {
     gpt_config model;
@@ -16,6 +16,7 @@ typedef struct gpt_options {
     const char *text;
     int keep_text;                  /* write it first if it does not exist */
     uint64_t log_every, eval_every; /* eval_every 0: at the end only */
+    size_t eval_batches;            /* of one validation loss */
     const char *losses;             /* file for every step's loss; NULL: none */
     const char *store, *run;
     uint64_t save_every;    /* 0: at the end only */

@@ -82,10 +82,10 @@ static void saved(void *context, const ckd_saved *saved) {
     if (saved->status != CKD_OK)
         return; /* the next step reports it */
     printf("saved step %" PRIu64
-           ": %s, %.2f MB for %.2f MB, training waited %.1f ms, durable after %.0f ms\n",
-           saved->step, ckd_kind_name(saved->checkpoint.kind), (double)saved->checkpoint.stored_bytes / 1e6,
-           (double)saved->checkpoint.raw_bytes / 1e6, (double)saved->stall_ns / 1e6,
-           (double)saved->persist_ns / 1e6);
+           ": %s, %.2f MiB for %.2f MiB, training waited %.1f ms, durable after %.0f ms\n",
+           saved->step, ckd_kind_name(saved->checkpoint.kind),
+           (double)saved->checkpoint.stored_bytes / 1048576, (double)saved->checkpoint.raw_bytes / 1048576,
+           (double)saved->stall_ns / 1e6, (double)saved->persist_ns / 1e6);
 }
 
 static ckd_status open_session(gpt_session *s, ckd_error *err) {

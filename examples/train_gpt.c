@@ -13,8 +13,6 @@
 
 #include "examples/gpt_options.h"
 
-enum { VALIDATION_BATCHES = 16 };
-
 typedef struct trainer {
     const gpt_options *options;
     gpt_pool *pool;
@@ -145,11 +143,12 @@ static void tear_down(trainer *t) {
 
 static double validation_loss(trainer *t) {
     double sum = 0;
-    for (size_t i = 0; i < VALIDATION_BATCHES; i++) {
-        gpt_text_validation(&t->text, &t->model->config, i, VALIDATION_BATCHES, t->tokens, t->targets);
+    size_t batches = t->options->eval_batches;
+    for (size_t i = 0; i < batches; i++) {
+        gpt_text_validation(&t->text, &t->model->config, i, batches, t->tokens, t->targets);
         sum += gpt_forward(t->model, t->tokens, t->targets);
     }
-    return sum / VALIDATION_BATCHES;
+    return sum / (double)batches;
 }
 
 static int due(uint64_t step, uint64_t every) {
@@ -171,8 +170,9 @@ static int save(trainer *t, double loss) {
     if (gpt_state_save(t->store, &t->lineage, t->model, &t->text, &t->progress, loss, &info))
         return -1;
     t->lineage.branch = 0;
-    printf("saved step %" PRIu64 ": %s, %.2f MB for %.2f MB, %.0f ms\n", info.step, ckd_kind_name(info.kind),
-           (double)info.stored_bytes / 1e6, (double)info.raw_bytes / 1e6, 1e3 * (seconds() - start));
+    printf("saved step %" PRIu64 ": %s, %.2f MiB for %.2f MiB, %.0f ms\n", info.step,
+           ckd_kind_name(info.kind), (double)info.stored_bytes / 1048576, (double)info.raw_bytes / 1048576,
+           1e3 * (seconds() - start));
     return 0;
 }
 
@@ -199,7 +199,7 @@ static int after_step(trainer *t, double loss, double norm) {
     if (o->dump && dump_due(o, step) && gpt_state_dump(o->dump, t->model, step))
         return -1;
     if (due(step, o->eval_every) || step == o->steps)
-        printf("step %" PRIu64 "  validation loss %.4f\n", step, validation_loss(t));
+        printf("step %" PRIu64 "  validation loss %.6f\n", step, validation_loss(t));
     fflush(stdout);
     return 0;
 }

@@ -128,8 +128,8 @@ CKD_API const char *ckd_role_name(ckd_role role);
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
     CKD_EXACT = 1,            /* bit for bit */
-    CKD_NEAR = 2,  /* lossy, for resuming: bounded errors, small against the changes between two saves */
-    CKD_COARSE = 3 /* lossy, pruned and quantised: the smallest checkpoints */
+    CKD_NEAR = 2,  /* lossy, for resuming: a resume loses some of the steps since the save before */
+    CKD_COARSE = 3 /* lossy, the smallest checkpoints: a resume loses more of them */
 } ckd_fidelity;
 CKD_API const char *ckd_fidelity_name(ckd_fidelity fidelity);
 
@@ -371,9 +371,9 @@ typedef enum ckd_optimizer_kind {
 
 /*
  * The optimizer update between the parent checkpoint and this one. It helps only if exactly one update separates them.
- * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. Only the
- * difference is stored. Values stay bit-exact, whatever computed them. A wrong prediction, such as after several
- * updates or with other hyperparameters, is not used and costs only time.
+ * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. Stored is
+ * the gradient if it was bf16 (mixed precision), else the first moment, and what is not predicted. Values stay bit-exact.
+ * A wrong prediction, such as after several updates or with other hyperparameters, is not used and costs only time.
  */
 typedef struct ckd_optimizer {
     size_t struct_size;
@@ -400,6 +400,8 @@ typedef struct ckd_device {
 } ckd_device;
 #define CKD_DEVICE_INIT \
     { .struct_size = sizeof(ckd_device) }
+/* May tensors be on this device? Errors: DEVICE (no backend, no driver or no such device: the message says), NOMEM. */
+CKD_API ckd_status ckd_device_check(int device, ckd_error *err);
 
 typedef struct ckd_tensor {
     size_t struct_size;
@@ -438,9 +440,8 @@ typedef struct ckd_tensor {
  * masters before their bf16 weights. In a lossy save, the last moment of a parameter is coded so that updates stay
  * small (engine/lossy/DECISIONS.md). If one of the two moments is exact, save that one first.
  *
- * Errors: INVALID, MISMATCH (the same name with another shape, dtype or role; or the region overlaps one of the last
- * 1,024 saved; the commit checks all), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier call
- * failed).
+ * Errors: INVALID, MISMATCH (the name has another shape, dtype or role; or the region overlaps one of the last 1,024
+ * saved; the commit checks all), NOSPACE, IO, NOMEM, CORRUPT (the parent), CANCELLED, STATE (an earlier call failed).
  */
 CKD_API ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *err);
 
@@ -483,7 +484,7 @@ typedef struct ckd_load_request {
     ckd_region region; /* region to load, in global coordinates, whatever the saved layout */
     void *data;        /* space for the region's elements, any alignment */
     size_t size;       /* bytes of data; must be the region's size */
-    /* Where `data` is; NULL: the host. A device decodes what it can and retains about twice staging_bytes of memory. */
+    /* Where `data` is; NULL: host. A device decodes what it can, with about twice staging_bytes until ckd_load_end. */
     const ckd_device *device;
 } ckd_load_request;
 #define CKD_LOAD_REQUEST_INIT \
@@ -577,9 +578,8 @@ typedef struct ckd_rebuild_result {
     uint64_t skipped;     /* damaged manifests; on_message names each */
 } ckd_rebuild_result;
 /*
- * Rebuilds the catalog from manifests and chunk files, with the tensors of all checkpoints. The old one becomes
- * catalog.db.old; only timings and caches are lost. Needs no open handle. BUSY while another process writes. result may
- * be NULL.
+ * Rebuilds the catalog from manifests and chunk files, with all tensors. The old one becomes catalog.db.old; only
+ * timings and caches are lost. Needs no open handle. BUSY while another process writes. result may be NULL.
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
                                      const ckd_store_options *options, ckd_error *err);

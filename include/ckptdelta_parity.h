@@ -27,7 +27,7 @@ typedef struct ckd_parity_options {
      * More than one parity file needs ISA-L (libisal2), both to make parity and to rebuild from it.
      */
     uint32_t data, parity;
-    int off;                     /* instead: make no parity from now on, and remove what exists */
+    int off; /* instead: make no parity from now on, and remove what exists, except that of damaged files */
     int dry_run;                 /* count only */
     uint64_t bytes_per_s;        /* read limit; 0: none */
     ckd_progress_fn on_progress; /* Counts bytes read. If it cancels, finished groups stay. */
@@ -46,9 +46,10 @@ typedef struct ckd_parity_result {
 /*
  * Makes missing parity group by group. Each group is durable before the next begins; after an interruption the next
  * call continues. Chunk files are verified before they are covered. A group that is not full is replaced by one that
- * also has newer files; a group that lost a member by deletion is replaced by one of the remaining members. The store
- * must be open for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE
- * (ISA-L is missing), BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
+ * also has newer files; a group that lost a member by deletion is replaced by one of the remaining members. A group is
+ * not removed while a file that it covers is missing or damaged; what it covers is read first. The store must be open
+ * for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE (ISA-L is
+ * missing), BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_parity(ckd_parity_result **out, ckd_store *store,
                                     const ckd_parity_options *options, ckd_error *err);
@@ -110,6 +111,9 @@ typedef struct ckd_repair_result {
  * Reads the whole store as a quick verification does, and rebuilds lost or damaged chunk files and parity files from
  * their groups. A file is rebuilt beside the damaged one, checked against its manifest down to each record, and made
  * durable. Only then does it take over the name. The damaged file stays as data/q/NAME.TIME until it is purged.
+ *
+ * If a file that a compaction wrote cannot be rebuilt, and the files that it replaced are still there and intact, the
+ * checkpoints are listed by those again, and the file counts as repaired.
  *
  * A lost manifest is written again from its chunk files and a catalog. If the only catalog that knows its checkpoint is
  * older than some deletion, the checkpoint may have been deleted. A message then says so, and the checkpoint comes back

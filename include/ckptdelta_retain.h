@@ -54,6 +54,13 @@ CKD_API void ckd_trash_free(ckd_trash *trash);
  */
 CKD_API ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                                       ckd_error *err);
+/*
+ * Restores those that can be restored, and leaves the others. left: an array of `count` errors that the call fills; the
+ * status is CKD_OK for a checkpoint that was restored, and otherwise NOT_FOUND or EXISTS, as above. Errors: those of
+ * ckd_store_delete; nothing is restored then.
+ */
+CKD_API ckd_status ckd_store_undelete_each(ckd_error *left, ckd_store *store, const ckd_id *checkpoints,
+                                           size_t count, ckd_error *err);
 
 typedef struct ckd_collect_options {
     size_t struct_size;
@@ -257,6 +264,7 @@ typedef struct ckd_policy_list {
  * to one of its runs. That never makes a save fail or wait for others: on_message receives its errors, and the next
  * commit tries again. A subsequent compaction (compact_share) folds deleted checkpoints into those that build on them.
  * Once it has read and written four times the bytes of a state, it starts no further checkpoint; the next commit does.
+ * Merging files has the same limit once more. If more than compact_share stays, on_message says so once.
  *
  * Errors: INVALID (it keeps nothing; the run), READ_ONLY, BUSY, UNSUPPORTED (a newer version's policy exists), NOSPACE,
  * IO, NOMEM.

@@ -143,10 +143,10 @@ typedef struct ckd_session_options {
      */
     uint64_t device_bytes;
     /*
-     * Bytes of device memory for a copy of the weights as a load would return them; 0: none. The next save then need
-     * not read, decode and transfer its parent. The copy takes as much as the weights; for exact states in mixed
-     * precision, as much as the masters. For weights that do not fit, the parent is read from the store. The first save
-     * after a restart reads it, too.
+     * Bytes of device memory for a copy of the weights as a load would return them; 0: none. For lossy saves of tensors
+     * whose snapshots are in device memory: the next save then need not read, decode and transfer its parent. The copy
+     * takes as much as the weights. For weights that do not fit, the parent is read from the store. The first save after
+     * a restart reads it, too.
      */
     uint64_t device_reference_bytes;
     /*
@@ -174,8 +174,8 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
  * tensor->data and read are ignored. tensor->optimizer: NULL, or valid as long as data. It is read whenever a snapshot
  * is taken, and used where the save is one step after its parent. `group`: any number; ckd_session_fence_group waits
  * for the tensors of one group. tensor->device: NULL, or the device of `data` and the stream on which the trainer reads
- * and writes it. The device makes the copy in the order of that stream. Neither ckd_session_step nor a fence waits for
- * it; later work on the stream does.
+ * and writes it. The device makes the copy in the order of that stream, groups by their numbers. Neither ckd_session_step
+ * nor a fence waits for it; later work on the stream does.
  *
  * Errors: INVALID (also: the name is registered, and its region overlaps this one, or it has another shape or dtype),
  * NOMEM.

@@ -32,7 +32,8 @@ typedef enum ckd_copy_state {
     CKD_COPY_MOVED = 1,    /* copied */
     CKD_COPY_PRESENT = 2,  /* already in the destination; its damaged files there were replaced */
     CKD_COPY_RESTORED = 3, /* restored from the destination's trash */
-    CKD_COPY_LEFT = 4      /* not copied: it is damaged, or it is in the destination and damaged there */
+    /* not copied: it is damaged, or it is in the destination and damaged there, or its trash cannot restore it */
+    CKD_COPY_LEFT = 4
 } ckd_copy_state;
 typedef struct ckd_copied {
     ckd_checkpoint checkpoint; /* as in the destination, or as it would be */
@@ -78,9 +79,11 @@ typedef struct ckd_copy_result {
  * returns from the trash. The replaced file stays as data/q/NAME.TIME. If `from` has no intact copy of the file, the
  * checkpoint is left out.
  *
+ * A checkpoint in the trash of `to` that ckd_store_undelete refuses is left out in the same way.
+ *
  * Errors: INVALID (both are the same store; a duplicate id; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS
  * (nothing was copied: the destination has another checkpoint at that run and step, or has this one elsewhere and
- * as_run is set, or has the tag on another one), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from`
+ * as_run is set, or has the tag on another one; or, if *out is set, one stays in the trash of `to`), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from`
  * cannot replace; err->file names it; *out is set), STATE (a checkpoint there was deleted meanwhile), BUSY (another
  * copy between the two is in progress), READ_ONLY, NOSPACE, IO, NOMEM, CANCELLED.
  */

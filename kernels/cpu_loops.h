@@ -158,16 +158,33 @@ DEFINE_STEP(sgd_0, ((void)b, scalar_sgd_0(s, x, a)))
 DEFINE_STEP(sgd_1, ((void)b, scalar_sgd_1(s, x, a)))
 DEFINE_STEP(nesterov_0, scalar_sgd_0(s, x, scalar_nesterov(s, a, b)))
 DEFINE_STEP(nesterov_1, scalar_sgd_1(s, x, scalar_nesterov(s, a, b)))
+DEFINE_STEP(moment_0, ((void)b, scalar_moment_0(s, x, a)))
+DEFINE_STEP(moment_1, ((void)b, scalar_moment_1(s, x, a)))
+DEFINE_STEP(moment_2, ((void)b, scalar_moment_2(s, x, a)))
+DEFINE_STEP(moment_3, ((void)b, scalar_moment_3(s, x, a)))
+DEFINE_STEP(moment_4, ((void)b, scalar_moment_4(s, x, a)))
+DEFINE_STEP(moment_5, ((void)b, scalar_moment_5(s, x, a)))
+DEFINE_STEP(momentum_0, ((void)b, scalar_momentum_0(s, x, a)))
+DEFINE_STEP(momentum_1, ((void)b, scalar_momentum_1(s, x, a)))
+DEFINE_STEP(bf16_0, scalar_square_0(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP(bf16_1, scalar_square_1(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP(bf16_2, scalar_square_2(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP(bf16_3, scalar_square_3(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP(bf16_4, scalar_square_4(s, x, scalar_gradient_bf16(s, a, b)))
 
 typedef void (*step_loop)(const scalar_step *, void *, const void *, const void *, const void *, size_t);
 
 /* By number. */
 static const step_loop step_loops[] = {
-    [1] = step_lerp_0,  [2] = step_lerp_1,  [3] = step_lerp_2,      [4] = step_lerp_3,
-    [5] = step_lerp_4,  [6] = step_mul_0,   [7] = step_mul_1,       [8] = step_mul_2,
-    [9] = step_mul_3,   [10] = step_mul_4,  [17] = step_adam_0,     [18] = step_adam_1,
-    [19] = step_adam_2, [20] = step_adam_3, [21] = step_adam_4,     [22] = step_adam_5,
-    [33] = step_sgd_0,  [34] = step_sgd_1,  [35] = step_nesterov_0, [36] = step_nesterov_1,
+    [1] = step_lerp_0,    [2] = step_lerp_1,    [3] = step_lerp_2,      [4] = step_lerp_3,
+    [5] = step_lerp_4,    [6] = step_mul_0,     [7] = step_mul_1,       [8] = step_mul_2,
+    [9] = step_mul_3,     [10] = step_mul_4,    [17] = step_adam_0,     [18] = step_adam_1,
+    [19] = step_adam_2,   [20] = step_adam_3,   [21] = step_adam_4,     [22] = step_adam_5,
+    [33] = step_sgd_0,    [34] = step_sgd_1,    [35] = step_nesterov_0, [36] = step_nesterov_1,
+    [49] = step_moment_0, [50] = step_moment_1, [51] = step_moment_2,   [52] = step_moment_3,
+    [53] = step_moment_4, [54] = step_moment_5, [55] = step_momentum_0, [56] = step_momentum_1,
+    [65] = step_bf16_0,   [66] = step_bf16_1,   [67] = step_bf16_2,     [68] = step_bf16_3,
+    [69] = step_bf16_4,
 };
 
 static bool optimizer_step(const step_rule *rule, void *out, const void *before, const void *first,

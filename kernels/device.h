@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define DEVICE_VERSION 10
+#define DEVICE_VERSION 11
 
 typedef enum device_result {
     DEVICE_DONE,
@@ -138,6 +138,15 @@ typedef struct device_exception_copy {
     const void *from;
     uint32_t size; /* of an element: 2 or 4 */
 } device_exception_copy;
+
+/* Listed elements, written over those that are there: to[at[i]] = from[i]. */
+typedef struct device_scattering {
+    void *to;
+    const uint32_t *at; /* no place twice */
+    const void *from;
+    uint64_t count;
+    uint32_t size; /* of an element: 2 or 4; `to` and `from` are aligned to it */
+} device_scattering;
 
 /*
  * Integers of a tile on their way to a device, packed in groups of DEVICE_GROUP. A group takes as few bits
@@ -369,12 +378,16 @@ typedef struct device_rounding {
 
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
 
-/* Rows of `bytes` bytes on a device, `stride` bytes apart, and the contiguous memory that they are copied to. */
+/*
+ * Rows of `bytes` bytes, `stride` bytes apart, and where they are copied to: contiguous memory, or rows `to_stride` bytes
+ * apart. Strides are at least `bytes` and below 2^31. Not from the host.
+ */
 typedef struct device_rows {
     void *to;
     const void *from;
     size_t bytes, stride, rows;
     device_direction direction;
+    size_t to_stride; /* 0: contiguous */
 } device_rows;
 
 typedef struct device_backend {
@@ -432,6 +445,8 @@ typedef struct device_backend {
     device_result (*move_levels)(const device_queue *queue, const device_levels *tile, device_failure *why);
     device_result (*keep)(const device_queue *queue, const device_exception_copy *keeping,
                           device_failure *why);
+    device_result (*scatter)(const device_queue *queue, const device_scattering *scattering,
+                             device_failure *why);
     device_result (*residuals)(const device_queue *queue, const device_residuals *residuals,
                                device_failure *why);
     device_result (*gather)(const device_queue *queue, const device_gathering *gathering,

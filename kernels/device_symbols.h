@@ -97,7 +97,7 @@ typedef struct device_tables {
     uint32_t first[DEVICE_STREAM_TABLES + 1]; /* first symbol of each table; then the end */
     uint32_t tables, log, lanes;              /* lanes: 1, 2, 4 or 8 */
     uint32_t width, shift; /* shift: number of an integer's lowest bits that are not in the stream */
-    uint32_t unused;
+    uint32_t zero;         /* 0: the context of all elements of a stream without contexts */
 } device_tables;
 
 /* How to write a finest symbol. */

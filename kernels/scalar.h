@@ -12,6 +12,7 @@
 #define KERNELS_SCALAR_H
 
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__CUDACC__)
 #define KERNELS_FN static __host__ __device__ __forceinline__
@@ -128,7 +129,10 @@ KERNELS_FN uint32_t scalar_f32_from_f64(uint64_t bits) {
 
 /* ---- optimizer steps: FORMAT.md, "Optimizer steps", has the rules by number ---- */
 
-/* A group record's coefficients, and the same numbers rounded to f32. */
+/*
+ * A group record's coefficients, and the same numbers rounded to f32. `rate` is the gradient's scale in rules that have
+ * one.
+ */
 typedef struct scalar_step {
     double beta1, rest1, beta2, rest2, keep, decay, rate, root, eps, bias1, bias2, lr, weight_decay, momentum,
         undamped;
@@ -158,6 +162,50 @@ KERNELS_FN float scalar_gradient_lerp(const scalar_step *s, float m1, float m0) 
 }
 KERNELS_FN float scalar_gradient_mul(const scalar_step *s, float m1, float m0) {
     return (m1 - s->beta1_f * m0) / s->rest1_f;
+}
+
+/*
+ * The same for a gradient that was a bf16 number times a scale. Rounding gives its very bits, unless it is so far below
+ * the moment that it hardly moved it.
+ */
+KERNELS_FN float scalar_gradient_bf16(const scalar_step *s, float m1, float m0) {
+    float unscaled = (float)(((double)m1 - s->beta1 * (double)m0) / s->rest1 / s->rate);
+    uint32_t bits;
+    memcpy(&bits, &unscaled, sizeof(bits));
+    bits = (uint32_t)scalar_bf16_from_f32(bits) << 16;
+    memcpy(&unscaled, &bits, sizeof(bits));
+    return unscaled * s->rate_f;
+}
+
+/* A first moment from its earlier value and the gradient before it was scaled, as programs round it. */
+KERNELS_FN float scalar_moment_0(const scalar_step *s, float m, float g) {
+    return m + s->rest1_f * (g * s->rate_f - m);
+}
+KERNELS_FN float scalar_moment_1(const scalar_step *s, float m, float g) {
+    float way = g * s->rate_f - m;
+    return (float)((double)m + (double)s->rest1_f * (double)way);
+}
+KERNELS_FN float scalar_moment_2(const scalar_step *s, float m, float g) {
+    return s->beta1_f * m + s->rest1_f * (g * s->rate_f);
+}
+KERNELS_FN float scalar_moment_3(const scalar_step *s, float m, float g) {
+    float kept = s->beta1_f * m, scaled = g * s->rate_f;
+    return (float)((double)kept + (double)s->rest1_f * (double)scaled);
+}
+KERNELS_FN float scalar_moment_4(const scalar_step *s, float m, float g) {
+    float added = s->rest1_f * (g * s->rate_f);
+    return (float)((double)s->beta1_f * (double)m + (double)added);
+}
+KERNELS_FN float scalar_moment_5(const scalar_step *s, float m, float g) {
+    float scaled = g * s->rate_f;
+    return (float)(s->beta1 * (double)m + s->rest1 * (double)scaled);
+}
+KERNELS_FN float scalar_momentum_0(const scalar_step *s, float m, float g) {
+    return s->momentum_f * m + s->undamped_f * (g * s->rate_f);
+}
+KERNELS_FN float scalar_momentum_1(const scalar_step *s, float m, float g) {
+    float kept = s->momentum_f * m, scaled = g * s->rate_f;
+    return (float)((double)kept + (double)s->undamped_f * (double)scaled);
 }
 
 /* exp_avg_sq from its earlier value and the gradient, as programs round it. */

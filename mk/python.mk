@@ -8,7 +8,8 @@ PYTHON_CPPFLAGS = -DPy_LIMITED_API=0x030a0000 -isystem $(shell $(PYTHON) -c 'imp
 PYTHON_STATIC_LIBS := -Wl,-Bstatic -lzstd -llz4 -lsqlite3 -ljansson -Wl,-Bdynamic $(SYS_LIBS)
 
 .PHONY: python-package python-for-tests wheel wheel-run
-python-package: $(PYTHON_FILES) $(PYTHON_PACKAGE)/_native.abi3.so $(PYTHON_PACKAGE)/bin/ckptdelta $(PYTHON_PACKAGE)/notices.txt
+python-package: $(PYTHON_FILES) $(PYTHON_PACKAGE)/_native.abi3.so $(if $(CUDA_LIB),$(PYTHON_PACKAGE)/$(notdir $(CUDA_LIB))) $(PYTHON_PACKAGE)/bin/ckptdelta \
+    $(PYTHON_PACKAGE)/notices.txt
 
 $(PYTHON_FILES): $(PYTHON_PACKAGE)/%: python/src/ckptdelta/%
 	@mkdir -p $(@D)
@@ -34,7 +35,10 @@ $(PYTHON_PACKAGE)/_native.abi3.so: $(B)/obj/python/native.o $(STATIC_LIB)
 	@mkdir -p $(@D)
 	@$(call link_package,-shared -Wl$(comma)-z$(comma)text -Wl$(comma)--exclude-libs$(comma)ALL $^)
 	@strip --strip-unneeded $@
-	@if [ -e '$(B)/libckptdelta_cuda.so' ]; then cp '$(B)/libckptdelta_cuda.so' $(@D)/; fi
+
+$(PYTHON_PACKAGE)/libckptdelta_cuda.so: $(B)/libckptdelta_cuda.so
+	@mkdir -p $(@D)
+	@cp $< $@
 
 $(PYTHON_PACKAGE)/bin/ckptdelta: $(CLI_OBJ) $(STATIC_LIB)
 	$(call say,LINK,$@)
@@ -59,7 +63,7 @@ wheel-run: python-package
 	@ls '$(B)'/wheel/*.whl
 
 # Where the package cannot be built, its tests are skipped and say why.
-python-for-tests: $(STATIC_LIB) $(CLI_OBJ)
+python-for-tests: $(STATIC_LIB) $(CUDA_LIB) $(CLI_OBJ)
 	@mkdir -p '$(B)/python'
 	@+why='$(if $(SANFLAGS),the run time of a sanitizer cannot be loaded into Python)'; [ -n "$$why" ] || why=$$($(PYTHON) python/can_build.py); \
 	if [ -n "$$why" ]; then echo "$$why" >'$(B)/python/why_not'; else rm -f '$(B)/python/why_not' && $(SUBMAKE) python-package; fi

@@ -121,7 +121,7 @@ test:
 test-full:
 	@+$(SUBMAKE) test CKD_TEST_LEVEL=full
 
-build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) python-for-tests
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) $(B)/tests/libemulated_device.so python-for-tests
 
 # One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests
@@ -153,7 +153,7 @@ trust:
 	@+$(SUBMAKE) trust-run
 
 trust-run: programs
-	@$(PYTHON) scripts/trust.py --build '$(B)' --rows '$(ROWS)' --length '$(or $(LENGTH),1)' --seed '$(or $(SEED),1)'
+	@$(PYTHON) scripts/trust.py --build '$(B)' --rows '$(ROWS)' --length '$(or $(LENGTH),1)'
 
 # Breaks the code in COUNT places, one at a time, and sees whether the tests notice.
 mutants:

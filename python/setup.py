@@ -2,6 +2,8 @@
 
 `pip install ./python` in a checkout builds the C library first. `make wheel` has built it already, and says in
 CKPTDELTA_BUILD where. The tree around this folder is left as it is: everything made lies in the build folder.
+
+A source distribution has the sources of the C library in its folder `library`, and builds as a checkout does.
 """
 
 import os
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
@@ -20,14 +23,18 @@ except ImportError:  # before setuptools 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+HEADER = "include/ckptdelta.h"
+ROOT = HERE / "library" if (HERE / "library" / HEADER).is_file() else HERE.parent
+SOURCES = ("Makefile", "LICENSE", "NOTICE", "docs/THIRD-PARTY.md", "python/*.h", "python/*.py", *(
+    f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "cli", "include", "mk", "scripts")))
 BUILT = ("_native.abi3.so", "bin/ckptdelta", "notices.txt", "libckptdelta_cuda.so")
 
 
 def version():
-    header = ROOT / "include" / "ckptdelta.h"
+    header = ROOT / HEADER
     if not header.is_file():
-        sys.exit("ckptdelta: the sources of the C library are not beside this folder: install from a checkout (pip install ./python), or a wheel")
+        sys.exit("ckptdelta: the sources of the C library are not beside this folder: install from a checkout (pip install ./python), a wheel, "
+                 "or a source distribution")
     return ".".join(re.search(rf"define CKD_VERSION_{part} +(\d+)", header.read_text()).group(1) for part in ("MAJOR", "MINOR", "PATCH"))
 
 
@@ -73,11 +80,23 @@ class Wheel(bdist_wheel):
         super().finalize_options()
 
 
+class WithLibrary(sdist):
+    """A source distribution, with the sources of the C library."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        for file in sorted({file for pattern in SOURCES for file in ROOT.glob(pattern)}):
+            target = Path(base_dir) / "library" / file.relative_to(ROOT)
+            if file.is_file() and file.suffix != ".pyc":
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, target)
+
+
 work = Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build" / "python-wheel") / "wheel-work"
 work.mkdir(parents=True, exist_ok=True)
 setup(
     version=version(),
     ext_modules=[Extension("ckptdelta._native", [], py_limited_api=True)],
-    cmdclass={"build_ext": BuiltByMake, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuiltByMake, "bdist_wheel": Wheel, "sdist": WithLibrary},
     options={"build": {"build_base": str(work)}, "egg_info": {"egg_base": str(work)}, "bdist_wheel": {"bdist_dir": str(work / "bdist")}},
 )

@@ -2,8 +2,9 @@
 
     trust.py --build FOLDER [--rows 'kills power ...'] [--length N]
 
-Rows that are not asked for stay as they were, with their dates; those that were never run say so. --length: 1 takes minutes for each, and N about N times as
-long where that can be chosen. A row that fails says so, and so does the exit status.
+Rows that are not asked for stay as they were, with their dates; those that were never run say so. --length: 1 takes minutes for each, and N
+about N times as long where that can be chosen. The campaign and the mutants add up over runs; 0 writes what is recorded of them. A row that
+fails says so, and so does the exit status.
 """
 
 import argparse
@@ -18,6 +19,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/campaign"))
+import record  # noqa: E402
+
 PAGE = ROOT / "docs" / "trust.md"
 COVERED = ("commit", "recovery", "compaction", "deletion")
 
@@ -42,6 +46,8 @@ TAIL = """
   or gets a page of zeros or older content. The files are chunk files, manifests, metadata files, parity, tombstones,
   the identity and the catalog. `verify` must find all damage that matters, and `repair` must restore what parity and
   manifests promise.
+- **Campaign**: random commands of several processes, kills, faults and damage, beside a model of what must be readable
+  (`tests/README.md`). The hours are those played on the sources of the product as they were then, by any number of runs.
 - **Mutants**: the code is broken in one place, and the tests of its area must notice (`tests/mutants/`).
 - **Coverage**: branches that the tests of an area take; `tests/mutants/areas.json` names the areas.
 
@@ -146,17 +152,25 @@ def fuzz(r):
 
 def campaign(r):
     seconds = 60 * r.args.length
-    text = r.run(["make", "campaign", f"SECONDS={seconds}", f"SEED={int(time.time()) % 100000}"])
-    last = text.strip().split("\n")[-1]
-    return f"{seconds / 3600:.2f} hours: scripts {last}"
+    if not seconds and not record.summary():
+        raise Failed("no campaign was recorded on these sources")
+    if seconds:
+        r.run(["make", "campaign", f"SECONDS={seconds}", f"SEED={int(time.time()) % 100000}", "CAMPAIGN_ARGS=--record"])
+    return record.summary()
 
 
 def mutants(r):
-    text = r.run([sys.executable, "tests/mutants/mutants.py", "--count", str(10 * r.args.length), "--seconds", str(600 * r.args.length),
-                  "--seed", str(r.args.seed), "--out", str(Path(r.build) / "mutants.json")])
-    survivors = re.findall(r"^survived: (\S+) (.*?):", text, re.M)
-    names = "; survived: " + ", ".join(f"{where.rstrip(':')} ({what})" for where, what in survivors) if survivors else ""
-    return f"seed {r.args.seed}: {text.strip().split(chr(10))[-1]}{names}"
+    """Goes on with the draw that results.json has begun."""
+    path = ROOT / "tests/mutants/results.json"
+    saved = json.loads(path.read_text())
+    if r.args.length:
+        r.run([sys.executable, "tests/mutants/mutants.py", "--count", str(len(saved["results"]) + 10 * r.args.length), "--campaign", "180",
+               "--seconds", str(600 * r.args.length), "--seed", str(saved["seed"]), "--out", str(path)])
+        saved = json.loads(path.read_text())
+    tried = [m for m in saved["results"] if m["caught"] is not None]
+    survived = [f"{m['mutant'].split(':')[0]} ({m['kind']})" for m in tried if not m["caught"]]
+    names = f"; survived, as tests/mutants/results.json says in full: {', '.join(survived)}" if survived else ""
+    return f"seed {saved['seed']}: {len(tried)} tried, {len(tried) - len(survived)} caught{names}"
 
 
 def coverage(r):
@@ -212,7 +226,6 @@ def main():
     parser.add_argument("--build", required=True)
     parser.add_argument("--rows", default="", help=f"of {' '.join(ROWS)}; default: all")
     parser.add_argument("--length", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1, help="of mutants")
     args = parser.parse_args()
     wanted = args.rows.split() or list(ROWS)
     if set(wanted) - set(ROWS):

@@ -157,6 +157,8 @@ def environment(args, temporary):
     gap = ":protect_shadow_gap=0" if args.cuda else ""
     env.setdefault("ASAN_OPTIONS", "detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1" + gap)
     env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
+    # Several jobs share the cores. Threads of torch that wait for each other would spin meanwhile.
+    env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1")
     return env
 

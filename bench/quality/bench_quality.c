@@ -5,7 +5,8 @@
  *
  * For each model and seed it trains the example GPT (kept in bench/series/, continued after an interruption). It codes a chain of its
  * states with every coder in closed loop, through files. It saves the last reconstructed state, trains on from it on the same batches as
- * the exact resume, and compares. Exact resumes on other batches give the run-to-run noise. --curves does this with several steps of each
+ * the exact resume, and compares. Exact resumes on other batches give the run-to-run noise. A gap of validation losses over the fall of
+ * the exact run's in one step is the number of steps lost. --curves does this with several steps of each
  * coder; --resumes saves and resumes many times in a row; --merge codes every 2nd, 4th and 8th state; --drift codes one long chain.
  */
 #include <argp.h>
@@ -30,6 +31,7 @@ enum {
     O_EVERY,
     O_DELTAS,
     O_RESUMED,
+    O_EVAL_BATCHES,
     O_ORDERS,
     O_THREADS,
     O_JSON,
@@ -52,7 +54,8 @@ static const struct argp_option option_table[] = {
     {"start", O_START, "N", 0, "step of the chain's first state, a multiple of --every (500)", 2},
     {"every", O_EVERY, "N", 0, "steps between states (50)", 2},
     {"deltas", O_DELTAS, "N", 0, "states after the first (10)", 2},
-    {"resumed", O_RESUMED, "N", 0, "steps trained on from the last state (50)", 2},
+    {"resumed", O_RESUMED, "N", 0, "steps trained on from the last state, a multiple of 5 (40)", 2},
+    {"eval-batches", O_EVAL_BATCHES, "N", 0, "batches of 512 bytes of a validation loss (64)", 2},
     {"orders", O_ORDERS, "N", 0, "exact resumes on other batches (3)", 2},
     {"only", O_ONLY, "NAMES", 0, "coders to measure beside exact, separated by commas (all)", 2},
     {"load-cost", O_LOAD_COST, "X", 0,
@@ -85,10 +88,13 @@ static error_t parse_chain(int key, char *text, struct argp_state *state) {
         o->deltas = integer(state, text, 2, QUALITY_MAX_DELTAS);
         break;
     case O_RESUMED:
-        o->resumed = integer(state, text, 1, 1000000);
+        o->resumed = integer(state, text, QUALITY_EVALS, 1000000);
+        break;
+    case O_EVAL_BATCHES:
+        o->eval_batches = integer(state, text, 1, 4096);
         break;
     case O_ORDERS:
-        o->orders = integer(state, text, 1, QUALITY_MAX_ORDERS);
+        o->orders = integer(state, text, 0, QUALITY_MAX_ORDERS);
         break;
     case O_ONLY:
         o->only = text;
@@ -102,6 +108,12 @@ static error_t parse_chain(int key, char *text, struct argp_state *state) {
     case ARGP_KEY_END:
         if (o->start % o->every != 0) {
             argp_error(state, "--start is not a multiple of --every");
+        }
+        if (o->resumed % QUALITY_EVALS != 0) {
+            argp_error(state, "--resumed is not a multiple of %d", QUALITY_EVALS);
+        }
+        if (o->mode == QUALITY_RESUMES) {
+            o->deltas = o->resumes; /* the series ends where the resumes do */
         }
         if (o->mode == QUALITY_MERGE && o->deltas < QUALITY_MAX_MERGED) {
             argp_error(state, "--merge needs at least %d --deltas", QUALITY_MAX_MERGED);
@@ -179,6 +191,7 @@ static void measure_seed(quality_group *g, const quality_options *o, int seed) {
     quality_make_series(&series, o, g->width, g->beta2, seed + 1);
     quality_load_chain(states, &series);
     g->parameters = states[0].parameters;
+    g->fall[seed] = quality_fall(&series, quality_judged_step(o));
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         fprintf(stderr, "width %d, beta2 %g, seed %d: %s\n", g->width, g->beta2, seed + 1,
                 quality_coders[c].name);
@@ -244,8 +257,14 @@ static void name_outputs(quality_options *o, char *json, char *svg, size_t size)
 }
 
 int main(int argc, char **argv) {
-    quality_options o = {
-        .start = 500, .every = 50, .deltas = 10, .resumed = 50, .orders = 3, .width = 128, .beta2 = 0.95};
+    quality_options o = {.start = 500,
+                         .every = 50,
+                         .deltas = 10,
+                         .resumed = 40,
+                         .eval_batches = 64,
+                         .orders = 3,
+                         .width = 128,
+                         .beta2 = 0.95};
     const struct argp argp = {.options = option_table,
                               .parser = parse,
                               .doc = "Sizes of lossy chains, and the loss after resuming from them."};

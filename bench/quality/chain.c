@@ -1,11 +1,14 @@
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/quality/quality.h"
 #include "bench/support/support.h"
+
+#define MOST_SCALED 4.0
 
 /* Encodes in a process of its own, so that the decoder gets nothing but files. */
 static void encode_apart(const quality_coder *coder, const char *dir, const quality_state *now,
@@ -48,8 +51,8 @@ static void note_shares(quality_result *r, const quality_state *now, const quali
     r->kept = kept / (double)now->parameters;
 }
 
-quality_state quality_run_chain(quality_result *r, const quality_coder *coder, const char *dir,
-                                const quality_state *states, int count) {
+quality_state quality_run_chain(quality_result *r, quality_state *parent, const quality_coder *coder,
+                                const char *dir, const quality_state *states, int count) {
     quality_state before = {0};
     *r = (quality_result){0};
     for (int i = 0; i < count; i++) {
@@ -65,10 +68,72 @@ quality_state quality_run_chain(quality_result *r, const quality_coder *coder, c
         if (i) {
             note_shares(r, &now, &before);
         }
-        quality_free(&before);
+        if (parent && i == count - 1) {
+            *parent = before;
+        } else {
+            quality_free(&before);
+        }
         before = now;
     }
     return before;
+}
+
+void quality_restore(quality_state *s, const quality_state *exact, unsigned lossy) {
+    for (size_t i = 0; lossy && i < s->count; i++) {
+        for (int part = 0; part < QUALITY_PARTS; part++) {
+            if (!(lossy >> part & 1)) {
+                memcpy(s->tensors[i].parts[part], exact->tensors[i].parts[part],
+                       s->tensors[i].count * sizeof(float));
+            }
+        }
+    }
+}
+
+static double product(const float *a, const float *b, size_t count) {
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        sum += (double)a[i] * (double)b[i];
+    }
+    return sum;
+}
+
+static void mix_tensor(float *w, const float *exact, const float *parent, size_t count, quality_mix mix) {
+    float *all = bench_allocated(malloc(2 * count * sizeof(float) + 1)), *kept = all + count;
+    for (size_t i = 0; i < count; i++) {
+        all[i] = exact[i] - parent[i];
+        kept[i] = w[i] - parent[i];
+    }
+    double energy = product(all, all, count), along = product(all, kept, count);
+    double lag = energy > 0 ? 1 - along / energy : 0, scale = along > 0 ? energy / along : 1;
+    scale = scale < MOST_SCALED ? scale : MOST_SCALED;
+    for (size_t i = 0; i < count; i++) {
+        w[i] = mix == QUALITY_LAG    ? exact[i] - (float)lag * all[i]
+               : mix == QUALITY_REST ? w[i] + (float)lag * all[i]
+                                     : parent[i] + (float)scale * kept[i];
+    }
+    free(all);
+}
+
+double quality_lag(const quality_state *s, const quality_state *exact, const quality_state *parent) {
+    double energy = 0, along = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        const float *w = s->tensors[i].parts[0], *x = exact->tensors[i].parts[0],
+                    *p = parent->tensors[i].parts[0];
+        for (size_t k = 0; k < s->tensors[i].count; k++) {
+            double all = (double)x[k] - (double)p[k];
+            energy += all * all;
+            along += all * ((double)w[k] - (double)p[k]);
+        }
+    }
+    return energy > 0 ? 1 - along / energy : 0;
+}
+
+void quality_mix_weights(quality_state *s, const quality_state *exact, const quality_state *parent,
+                         quality_mix mix) {
+    for (size_t i = 0; mix != QUALITY_DECODED && i < s->count; i++) {
+        mix_tensor(s->tensors[i].parts[0], exact->tensors[i].parts[0], parent->tensors[i].parts[0],
+                   s->tensors[i].count, mix);
+    }
 }
 
 void quality_measure_coder(quality_result *r, const quality_coder *coder, const quality_series *series,
@@ -79,7 +144,11 @@ void quality_measure_coder(quality_result *r, const quality_coder *coder, const 
     if (mkdir(dir, 0777) != 0) {
         bench_die(dir, "cannot be created");
     }
-    quality_state last = quality_run_chain(r, coder, dir, states, count);
+    quality_state parent, last = quality_run_chain(r, &parent, coder, dir, states, count);
+    r->lag = quality_lag(&last, &states[count - 1], &parent);
+    quality_mix_weights(&last, &states[count - 1], &parent, coder->mix);
+    quality_restore(&last, &states[count - 1], coder->lossy);
+    quality_free(&parent);
     bench_remove_tree(dir);
     r->losses = quality_resume(series, coder->name, &last, 0);
     quality_free(&last);

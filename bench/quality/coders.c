@@ -13,16 +13,19 @@
 #include "bench/quality/quality.h"
 #include "bench/support/support.h"
 
+#define PERTURBATION 1e-5f /* relative */
+
 /* ---- files through xz ---- */
 
 static void file_path(char path[QUALITY_PATH], const char *dir, uint64_t step) {
     snprintf(path, QUALITY_PATH, "%.400s/%" PRIu64 ".xz", dir, step);
 }
 
+/* level NULL: as it is. */
 static void write_xz(const char *level, const char *dir, uint64_t step, const uint8_t *data, size_t size) {
     char path[QUALITY_PATH], line[QUALITY_PATH + 32];
     file_path(path, dir, step);
-    snprintf(line, sizeof(line), "xz %s -c >'%s'", level, path);
+    snprintf(line, sizeof(line), "%s %s >'%s'", level ? "xz -c" : "cat", level ? level : "", path);
     FILE *pipe = popen(line, "w");
     if (!pipe || fwrite(data, 1, size, pipe) != size || pclose(pipe) != 0) {
         bench_die(path, "xz failed");
@@ -34,7 +37,8 @@ static uint8_t *read_xz(size_t *size, uint64_t *stored, const char *dir, uint64_
     char path[QUALITY_PATH], line[QUALITY_PATH + 32];
     struct stat info;
     file_path(path, dir, step);
-    snprintf(line, sizeof(line), "xz -dc <'%s'", path);
+    snprintf(line, sizeof(line), "xz -dcf --format=xz <'%s'",
+             path); /* -f: what is not compressed stays as it is */
     FILE *pipe = stat(path, &info) == 0 ? popen(line, "r") : NULL;
     uint8_t *data = NULL;
     size_t n = pipe != NULL;
@@ -51,7 +55,7 @@ static uint8_t *read_xz(size_t *size, uint64_t *stored, const char *dir, uint64_
 
 /* ---- plain floats: first states, and those without moments ---- */
 
-static void plain_encode(const char *dir, const quality_state *now, int parts) {
+static void plain_encode(const char *level, const char *dir, const quality_state *now, int parts) {
     excp_bytes bytes = {.data = malloc(now->parameters * sizeof(float) * (size_t)parts)};
     for (int part = 0; bytes.data && part < parts; part++) {
         for (size_t i = 0; i < now->count; i++) {
@@ -63,7 +67,7 @@ static void plain_encode(const char *dir, const quality_state *now, int parts) {
     if (!bytes.data) {
         bench_die(dir, "no memory");
     }
-    write_xz(parts == QUALITY_PARTS ? "-6" : "-0", dir, now->step, bytes.data, bytes.size);
+    write_xz(level, dir, now->step, bytes.data, bytes.size);
     free(bytes.data);
 }
 
@@ -93,13 +97,33 @@ static uint64_t plain_decode(const char *dir, quality_state *now, int parts) {
 static void weights_encode(const quality_coder *coder, const char *dir, const quality_state *now,
                            const quality_state *before) {
     (void)coder;
-    plain_encode(dir, now, before ? 1 : QUALITY_PARTS);
+    plain_encode(NULL, dir, now, before ? 1 : QUALITY_PARTS);
 }
 
 static uint64_t weights_decode(const quality_coder *coder, const char *dir, quality_state *now,
                                const quality_state *before) {
     (void)coder;
     return plain_decode(dir, now, before ? 1 : QUALITY_PARTS);
+}
+
+/* The encoder's process ends afterwards, so it may change the state. */
+static void perturbed_encode(const quality_coder *coder, const char *dir, const quality_state *now,
+                             const quality_state *before) {
+    (void)coder;
+    uint64_t seed = now->step + 1;
+    for (size_t i = 0; before && i < now->count; i++) {
+        for (size_t k = 0; k < now->tensors[i].count; k++) {
+            now->tensors[i].parts[0][k] *= 1 + PERTURBATION * bench_normal(&seed);
+        }
+    }
+    plain_encode(NULL, dir, now, QUALITY_PARTS);
+}
+
+static uint64_t perturbed_decode(const quality_coder *coder, const char *dir, quality_state *now,
+                                 const quality_state *before) {
+    (void)coder;
+    (void)before;
+    return plain_decode(dir, now, QUALITY_PARTS);
 }
 
 /* ---- the library: it has the reconstructed state itself ---- */
@@ -159,7 +183,7 @@ static void excp_prune(float *parts[QUALITY_PARTS], const quality_tensor *now, c
 static void excp_encode(const quality_coder *coder, const char *dir, const quality_state *now,
                         const quality_state *before) {
     if (!before) {
-        plain_encode(dir, now, QUALITY_PARTS);
+        plain_encode("-6", dir, now, QUALITY_PARTS);
         return;
     }
     excp_bytes all = {0};
@@ -217,6 +241,25 @@ static uint64_t excp_decode(const quality_coder *coder, const char *dir, quality
         of "*" #scale, of ", steps times " #scale, LIBRARY, .library = {fidelity_, .step_scale = scale}, \
                                                             .curve = of, .knob = scale, .curve_only = 1  \
     }
+/* Exact states but for one part, to see where the loss comes from: 0 weights, 1 first moments, 2 second moments. */
+#define ONE_PART(of, fidelity_, letter, part, words)                                       \
+    {                                                                                      \
+        of "-" letter, of ", only " words, LIBRARY, .unsized = 1, .library = {fidelity_},  \
+                                                    .lossy = 1u << (part), .named_only = 1 \
+    }
+/* Exact states but for weights that are not the decoded ones. */
+#define MIX(of, fidelity_, name_, mix_, words)                                                       \
+    {                                                                                                \
+        of "-" name_, of ", only weights, " words, LIBRARY, .unsized = 1, .library = {fidelity_},    \
+                                                            .mix = mix_, .lossy = 1, .named_only = 1 \
+    }
+#define MIXES(of, fidelity_)                                                    \
+    MIX(of, fidelity_, "lag", QUALITY_LAG, "only what they lag behind"),        \
+        MIX(of, fidelity_, "rest", QUALITY_REST, "only the rest of the error"), \
+        MIX(of, fidelity_, "scaled", QUALITY_SCALED, "the delta scaled up until nothing lags")
+#define PARTS(of, fidelity_)                                                                      \
+    ONE_PART(of, fidelity_, "w", 0, "weights"), ONE_PART(of, fidelity_, "m", 1, "first moments"), \
+        ONE_PART(of, fidelity_, "v", 2, "second moments")
 #define MEDIANS(cap) \
     { "excp-" #cap, "ExCP, always " #cap " medians", EXCP, OF_EXCP(cap), .curve_only = 1 }
 
@@ -227,6 +270,10 @@ const quality_coder quality_coders[] = {
     {"near", "the library, near", LIBRARY, .library = {CKD_NEAR}, .curve = "near", .knob = 1},
     STEPS("near", CKD_NEAR, 1.4),
     {"near-16", "near, loads of up to 16 base loads", LIBRARY, .library = {CKD_NEAR, .max_load_cost = 16}},
+    {"near-cm*0.7", "near, first moments as in coarse, steps times 0.7", LIBRARY,
+     .library = {CKD_NEAR, .step_scale = 0.7, .moments = CKD_COARSE}, .named_only = 1},
+    {"near-cm*0.5", "near, first moments as in coarse, steps times 0.5", LIBRARY,
+     .library = {CKD_NEAR, .step_scale = 0.5, .moments = CKD_COARSE}, .named_only = 1},
     STEPS("coarse", CKD_COARSE, 0.5),
     STEPS("coarse", CKD_COARSE, 0.7),
     STEPS("coarse", CKD_COARSE, 0.85),
@@ -248,6 +295,12 @@ const quality_coder quality_coders[] = {
     MEDIANS(3),
     MEDIANS(4),
     {"no-moments", "exact weights, zero moments", weights_encode, weights_decode, .unsized = 1},
+    {"perturbed", "exact, weights times 1 + 1e-5 x normal: the noise of the measure", perturbed_encode,
+     perturbed_decode, .unsized = 1},
+    PARTS("near", CKD_NEAR),
+    PARTS("coarse", CKD_COARSE),
+    MIXES("near", CKD_NEAR),
+    MIXES("coarse", CKD_COARSE),
 };
 const size_t quality_coder_count = sizeof(quality_coders) / sizeof(quality_coders[0]);
 _Static_assert(sizeof(quality_coders) / sizeof(quality_coders[0]) <= QUALITY_MAX_CODERS,
@@ -273,9 +326,12 @@ static int is_measured(const quality_coder *coder, const quality_options *o) {
     case QUALITY_DRIFT:
         return lossy && (o->only ? named(coder, o->only) : coder->knob == 1);
     case QUALITY_CURVES:
-        return coder->bit_exact || (o->only ? named(coder, o->only) : coder->curve || coder->unsized);
+        return coder->bit_exact || (o->only          ? named(coder, o->only)
+                                    : coder->unsized ? !coder->named_only
+                                                     : coder->curve != NULL);
     default:
-        return coder->bit_exact || (o->only ? named(coder, o->only) : !coder->curve_only);
+        return coder->bit_exact ||
+               (o->only ? named(coder, o->only) : !coder->curve_only && !coder->named_only);
     }
 }
 

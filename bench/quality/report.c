@@ -15,7 +15,7 @@ quality_figure quality_figure_of(const double *values, int count) {
 }
 
 quality_row quality_summary(const quality_group *g, int coder, int deltas) {
-    enum { FIGURES = 8 };
+    enum { FIGURES = 10 };
     double values[FIGURES][QUALITY_MAX_SEEDS];
     quality_figure f[FIGURES];
     for (int seed = 0; seed < g->seeds; seed++) {
@@ -29,11 +29,13 @@ quality_row quality_summary(const quality_group *g, int coder, int deltas) {
         values[5][seed] = r->losses.after - exact->after;
         values[6][seed] = r->moved;
         values[7][seed] = r->kept;
+        values[9][seed] = r->lag;
+        values[8][seed] = (r->losses.after - exact->after) / g->fall[seed];
     }
     for (int i = 0; i < FIGURES; i++) {
         f[i] = quality_figure_of(values[i], g->seeds);
     }
-    return (quality_row){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]};
+    return (quality_row){f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]};
 }
 
 /* The series' own batches are one of the orders. */
@@ -74,17 +76,28 @@ static void print_row(const quality_coder *coder, const quality_row *r, int seed
     print_gap(r->at_load, seeds);
     print_gap(r->training, seeds);
     print_gap(r->after, seeds);
+    printf("  %5.1f%%  %+7.2f", 100 * r->lag.mean, r->steps.mean);
+    if (seeds > 1) {
+        printf(" (%.2f)", r->steps.spread);
+    }
     printf("\n");
 }
 
-void quality_print(const quality_group *g, const quality_options *o) {
+static void print_noise(const quality_group *g, const quality_options *o) {
     quality_losses noise = quality_noise(g, o->orders);
-    double exact[3] = {0};
+    printf(
+        "noise: %d other batch order%s of the exact resume spread by %.4f in training and %.4f in validation loss\n",
+        o->orders, o->orders == 1 ? "" : "s", noise.training, noise.after);
+}
+
+void quality_print(const quality_group *g, const quality_options *o) {
+    double exact[4] = {0};
     for (int seed = 0; seed < g->seeds; seed++) {
         const quality_losses *l = &g->results[0][seed].losses;
         exact[0] += l->at_load / g->seeds;
         exact[1] += l->training / g->seeds;
         exact[2] += l->after / g->seeds;
+        exact[3] += g->fall[seed] / g->seeds;
     }
     printf(
         "\nwidth %d (%zu parameters), beta2 %g, %d seed%s; steps %d ... %d by %d, %d deltas, %d steps resumed\n",
@@ -92,17 +105,18 @@ void quality_print(const quality_group *g, const quality_options *o) {
         (int)quality_last_step(o), o->every, o->deltas, o->resumed);
     printf("%-12s %15s  %15s  %13s   loss minus the exact resume's: mean%s\n", "", "bits/parameter",
            "of fp32 W+m+v", "last delta", g->seeds > 1 ? " (spread over seeds)" : "");
-    printf("%-12s %7s %7s  %7s %7s  %6s %6s  %17s %17s %17s\n", "coder", "mean", "late", "mean", "late",
-           "W moved", "m kept", "val. at load", "training", "val. after");
+    printf("%-12s %7s %7s  %7s %7s  %6s %6s  %17s %17s %17s  %s\n", "coder", "mean", "late", "mean", "late",
+           "W moved", "m kept", "val. at load", "training", "val. after", "  lag  steps lost");
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         quality_row row = quality_summary(g, (int)c, o->deltas);
         print_row(&quality_coders[c], &row, g->seeds);
     }
-    printf("exact resume: validation %.4f at load, training %.4f, validation %.4f after\n", exact[0],
-           exact[1], exact[2]);
     printf(
-        "noise: %d other batch order%s of the exact resume spread by %.4f in training and %.4f in validation loss\n",
-        o->orders, o->orders == 1 ? "" : "s", noise.training, noise.after);
+        "exact resume: validation %.4f at load, training %.4f, validation %.4f after, falling by %.5f in a step\n",
+        exact[0], exact[1], exact[2], exact[3]);
+    if (o->orders) {
+        print_noise(g, o);
+    }
     fflush(stdout);
 }
 
@@ -110,9 +124,9 @@ void quality_print(const quality_group *g, const quality_options *o) {
 
 static void json_losses(FILE *f, const quality_losses *l) {
     if (!isnan(l->at_load)) {
-        fprintf(f, "\"validation_at_load\": %.4f, ", l->at_load);
+        fprintf(f, "\"validation_at_load\": %.6f, ", l->at_load);
     }
-    fprintf(f, "\"training\": %.6f, \"validation_after\": %.4f", l->training, l->after);
+    fprintf(f, "\"training\": %.6f, \"validation_after\": %.6f", l->training, l->after);
 }
 
 static void json_seed(FILE *f, const quality_result *r, const quality_coder *coder, int seed, int deltas,
@@ -143,9 +157,11 @@ static void json_coder(FILE *f, const quality_group *g, int c, const quality_opt
     }
     fprintf(
         f,
-        "\"gap_at_load\": %.4f, \"gap_training\": %.5f, \"gap_after\": %.4f, \"gap_at_load_spread\": %.4f, "
-        "\"gap_training_spread\": %.5f, \"gap_after_spread\": %.4f,\n       \"seeds\": [\n",
-        r.at_load.mean, r.training.mean, r.after.mean, r.at_load.spread, r.training.spread, r.after.spread);
+        "\"steps_lost\": %.3f, \"steps_lost_spread\": %.3f, \"lag\": %.4f, \"gap_at_load\": %.5f, \"gap_training\": %.5f, "
+        "\"gap_after\": %.6f,\n       \"gap_at_load_spread\": %.5f, \"gap_training_spread\": %.5f, "
+        "\"gap_after_spread\": %.6f,\n       \"seeds\": [\n",
+        r.steps.mean, r.steps.spread, r.lag.mean, r.at_load.mean, r.training.mean, r.after.mean,
+        r.at_load.spread, r.training.spread, r.after.spread);
     for (int seed = 0; seed < g->seeds; seed++) {
         json_seed(f, &g->results[c][seed], coder, seed, o->deltas, seed + 1 == g->seeds);
     }
@@ -158,7 +174,11 @@ static void json_group(FILE *f, const quality_group *g, const quality_options *o
         f,
         "    {\"width\": %d, \"parameters\": %zu, \"beta2\": %g,\n     \"noise_training\": %.5f, \"noise_validation\": %.4f,\n",
         g->width, g->parameters, g->beta2, noise.training, noise.after);
-    fprintf(f, "     \"other_batch_orders\": [\n");
+    fprintf(f, "     \"fall_of_validation_loss_in_a_step\": [");
+    for (int seed = 0; seed < g->seeds; seed++) {
+        fprintf(f, "%s%.6f", seed ? ", " : "", g->fall[seed]);
+    }
+    fprintf(f, "],\n     \"other_batch_orders\": [\n");
     for (int i = 0; i < o->orders * g->seeds; i++) {
         fprintf(f, "      {\"seed\": %d, ", i % g->seeds + 1);
         json_losses(f, &g->orders[i / g->seeds][i % g->seeds]);
@@ -176,8 +196,9 @@ void quality_write_json(const quality_group *groups, int count, const quality_op
     fprintf(f, "{\n  \"benchmark\": \"quality\",\n  \"machine\": \"%s\",\n", bench_machine());
     fprintf(
         f,
-        "  \"start\": %d, \"every\": %d, \"deltas\": %d, \"resumed_steps\": %d, \"seeds\": %d,\n  \"models\": [\n",
-        o->start, o->every, o->deltas, o->resumed, o->seeds);
+        "  \"start\": %d, \"every\": %d, \"deltas\": %d, \"resumed_steps\": %d, \"eval_batches\": %d, \"seeds\": %d,\n"
+        "  \"models\": [\n",
+        o->start, o->every, o->deltas, o->resumed, o->eval_batches, o->seeds);
     for (int i = 0; i < count; i++) {
         json_group(f, &groups[i], o, i + 1 == count);
     }

@@ -16,6 +16,7 @@ typedef struct resumed_run {
     uint32_t lossy_resumes; /* of the last state, from the catalog */
 } resumed_run;
 
+static double fall[QUALITY_MAX_SEEDS]; /* of validation loss in one step, in the end */
 static resumed_run exact[QUALITY_MAX_SEEDS], orders[QUALITY_MAX_ORDERS][QUALITY_MAX_SEEDS];
 static resumed_run lossy[QUALITY_MAX_CODERS][QUALITY_MAX_SEEDS];
 
@@ -58,7 +59,8 @@ static void run_lossy(resumed_run *run, const quality_series *s, const quality_s
 static void measure_seed(int seed, const quality_options *o) {
     quality_series series;
     quality_make_series(&series, o, o->width, o->beta2, seed + 1);
-    quality_state start = quality_load(NULL, series.store, "gpt", (uint64_t)o->start);
+    quality_state start = quality_load_step(&series, (uint64_t)o->start);
+    fall[seed] = quality_fall(&series, quality_last_step(o));
     fprintf(stderr, "seed %d: without resumes\n", seed + 1);
     run_exactly(&exact[seed], &series, &start, 0);
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
@@ -84,6 +86,7 @@ typedef enum summary {
     ALL_TRAINING, /* mean training loss over all steps */
     LAST_TRAINING,
     LAST_AFTER, /* validation loss in the end */
+    STEPS_LOST, /* the same over its fall in one step */
     SUMMARIES
 } summary;
 
@@ -97,6 +100,7 @@ static quality_figure gap_of(const resumed_run *runs, summary what, const qualit
     double gaps[QUALITY_MAX_SEEDS];
     for (int seed = 0; seed < o->seeds; seed++) {
         gaps[seed] = summary_of(&runs[seed], what, o->resumes) - summary_of(&exact[seed], what, o->resumes);
+        gaps[seed] /= what == STEPS_LOST ? fall[seed] : 1;
     }
     return quality_figure_of(gaps, o->seeds);
 }
@@ -109,7 +113,8 @@ static double noise_of(summary what, const quality_options *o) {
         for (int i = 0; i < o->orders; i++) {
             values[i + 1] = summary_of(&orders[i][seed], what, o->resumes);
         }
-        squares += pow(quality_figure_of(values, o->orders + 1).spread, 2);
+        double scale = what == STEPS_LOST ? fall[seed] : 1;
+        squares += pow(quality_figure_of(values, o->orders + 1).spread / scale, 2);
     }
     return sqrt(squares / o->seeds);
 }
@@ -118,8 +123,8 @@ static void print(const quality_options *o) {
     printf("\nwidth %d, beta2 %g, %d seed%s: %d resumes in a row, every %d steps from step %d\n", o->width,
            o->beta2, o->seeds, o->seeds > 1 ? "s" : "", o->resumes, o->every, o->start);
     printf("%-12s  loss minus that without resumes: mean (spread over seeds)\n", "");
-    printf("%-12s %20s %20s %20s  %s\n", "coder", "training, all steps", "training, last", "validation after",
-           "lossy resumes in the catalog");
+    printf("%-12s %20s %20s %20s %20s  %s\n", "coder", "training, all steps", "training, last",
+           "validation after", "steps lost", "lossy resumes in the catalog");
     for (size_t c = quality_next(o, 0); c < quality_coder_count; c = quality_next(o, c + 1)) {
         printf("%-12s", quality_coders[c].name);
         for (summary what = 0; what < SUMMARIES; what++) {
@@ -155,7 +160,8 @@ static void write_run(FILE *f, const char *name, int seed, const resumed_run *ru
 }
 
 static void write_gaps(FILE *f, const quality_options *o) {
-    static const char *const names[SUMMARIES] = {"training_all", "training_last", "validation_after"};
+    static const char *const names[SUMMARIES] = {"training_all", "training_last", "validation_after",
+                                                 "steps_lost"};
     fprintf(f, "  \"noise\": {");
     for (summary what = 0; what < SUMMARIES; what++) {
         fprintf(f, "\"%s\": %.5f%s", names[what], noise_of(what, o), what + 1 < SUMMARIES ? ", " : "},\n");

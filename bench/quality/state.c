@@ -114,6 +114,7 @@ uint32_t quality_save(const char *path, const char *run, const quality_state *s,
     options.effort = how->effort;
     options.max_load_cost = how->max_load_cost;
     options.step_scale = how->step_scale;
+    options.role_fidelity[CKD_ROLE_EXP_AVG] = how->moments;
     options.base = base;
     if (resumed_from) {
         options.resumed_from_run = run;

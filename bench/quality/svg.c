@@ -1,6 +1,6 @@
 /*
- * The size ratio late in the chain (logarithmic) against the gap after the resume, in light or dark colours as the reader prefers. There
- * is one panel for each model, two in a row. Curves have two panels: the gap during training, and afterwards.
+ * The size ratio late in the chain (logarithmic) against the steps lost by a resume, in light or dark colours as the reader prefers. There
+ * is one panel for each model, two in a row. Curves have two panels: the gap in training loss, and the steps lost.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 #include "bench/quality/quality.h"
 #include "bench/support/support.h"
 
+#define MOST_SAVES 2.0 /* steps lost that a panel has room for, in steps between two saves */
 enum { WIDTH = 460, HEIGHT = 340, LEFT = 76, RIGHT = 24, TOP = 46, BOTTOM = 52 };
 
 static const char style[] =
@@ -32,10 +33,10 @@ static const char style[] =
 /* One panel's scales. */
 typedef struct panel {
     FILE *f;
-    int training;     /* the gap in training, not the validation loss's afterwards */
+    int training;     /* the gap in training, not the steps lost */
     double left, top; /* of the panel */
     double least_ratio, most_ratio;
-    double least, most, step; /* gaps */
+    double least, most, step; /* gaps; what is above is drawn at the edge */
 } panel;
 
 static double x_of(const panel *p, double ratio) {
@@ -44,16 +45,16 @@ static double x_of(const panel *p, double ratio) {
 }
 
 static double y_of(const panel *p, double gap) {
-    return p->top + TOP + (p->most - gap) / (p->most - p->least) * (HEIGHT - TOP - BOTTOM);
+    return p->top + TOP + (p->most - fmin(gap, p->most)) / (p->most - p->least) * (HEIGHT - TOP - BOTTOM);
 }
 
 static quality_figure gap_of(const panel *p, const quality_row *row) {
-    return p->training ? row->training : row->after;
+    return p->training ? row->training : row->steps;
 }
 
+/* Of training: a resume on other batches. Steps lost are differences on equal batches, whose noise is too small to be seen. */
 static double noise_of(const panel *p, const quality_group *g, const quality_options *o) {
-    quality_losses noise = quality_noise(g, o->orders);
-    return p->training ? noise.training : noise.after;
+    return p->training ? quality_noise(g, o->orders).training : 0;
 }
 
 /* Five to ten steps of 1, 2 or 5 x 10^n. */
@@ -77,6 +78,7 @@ static void set_scales(panel *p, const quality_group *g, const quality_options *
         p->least = fmin(p->least, gap.mean - gap.spread);
         p->most = fmax(p->most, gap.mean + gap.spread);
     }
+    p->most = p->training ? p->most : fmin(p->most, MOST_SAVES * o->every);
     p->step = nice_step(fmax(p->most - p->least, 0.005));
     p->least = (floor(p->least / p->step) - 0.5) * p->step;
     p->most = (ceil(p->most / p->step) + 0.5) * p->step;
@@ -96,7 +98,7 @@ static void draw_axes(const panel *p) {
         fprintf(p->f, "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", p->left + LEFT - 6,
                 y + 4);
         if (i) {
-            fprintf(p->f, "%+.*f", p->step < 0.01 ? 3 : 2, i * p->step);
+            fprintf(p->f, "%+.*f", p->step < 0.01 ? 3 : p->step < 1 ? 2 : 0, i * p->step);
         } else {
             fprintf(p->f, "0");
         }
@@ -117,8 +119,9 @@ static void draw_axes(const panel *p) {
         (p->left + LEFT + right) / 2, bottom + 36);
     fprintf(
         p->f,
-        "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">%s loss - exact resume's</text>\n",
-        p->left + 16, (p->top + TOP + bottom) / 2, p->training ? "training" : "validation");
+        "  <text class=\"soft\" transform=\"translate(%.1f %.1f) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+        p->left + 16, (p->top + TOP + bottom) / 2,
+        p->training ? "training loss - exact resume's" : "steps lost");
 }
 
 static void draw_whisker(const panel *p, double x, quality_figure gap) {
@@ -227,11 +230,11 @@ static void draw_panel(panel *p, const quality_group *g, const quality_options *
             p->left + LEFT, p->top + 20, g->width, g->beta2,
             o->mode != QUALITY_CURVES ? ""
             : p->training             ? ": while training goes on"
-                                      : ": afterwards");
-    fprintf(
-        p->f,
-        "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%d seed%s, %d deltas; band: other batch orders</text>\n",
-        p->left + LEFT, p->top + 36, g->seeds, g->seeds > 1 ? "s" : "", o->deltas);
+                                      : ": steps lost");
+    fprintf(p->f,
+            "  <text class=\"soft\" x=\"%.1f\" y=\"%.1f\">%d seed%s, %d deltas %d steps apart%s</text>\n",
+            p->left + LEFT, p->top + 36, g->seeds, g->seeds > 1 ? "s" : "", o->deltas, o->every,
+            p->training ? "; band: other batch orders" : "");
     fprintf(p->f, "  <rect class=\"band\" x=\"%.1f\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n",
             p->left + LEFT, top, WIDTH - LEFT - RIGHT, y_of(p, -noise) - top);
     draw_axes(p);
@@ -254,7 +257,7 @@ void quality_write_svg(const quality_group *groups, int count, const quality_opt
     fprintf(
         f,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n"
-        "  <title>Size ratio of checkpoint chains against the loss gap after resuming from their ends</title>\n%s"
+        "  <title>Size ratio of checkpoint chains against the steps lost by resuming from their ends</title>\n%s"
         "  <rect class=\"back\" width=\"100%%\" height=\"100%%\"/>\n",
         columns * WIDTH, rows * HEIGHT, columns * WIDTH, rows * HEIGHT, style);
     for (int i = 0; i < panels; i++) {

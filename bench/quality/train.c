@@ -1,5 +1,6 @@
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,7 +9,8 @@
 #include "bench/quality/quality.h"
 #include "bench/support/support.h"
 
-enum { MAX_ARGUMENTS = 48 };
+enum { MAX_ARGUMENTS = 48, SPINE_EVERY = 100 /* steps */ };
+#define SPINE "gpt"
 
 /* A command line for train_gpt. */
 typedef struct command {
@@ -60,22 +62,38 @@ uint64_t quality_last_step(const quality_options *o) {
     return (uint64_t)(o->start + o->every * o->deltas);
 }
 
-/* Series of different lengths share the run, which is continued for longer ones. */
-static int has_step(const char *path, uint64_t step) {
+static bool has_step(const char *path, const char *run, uint64_t step) {
     ckd_store *store;
     ckd_checkpoint found;
     if (ckd_store_open(&store, path, CKD_OPEN_READ, NULL, NULL) != CKD_OK) {
-        return 0;
+        return false;
     }
-    int has = ckd_store_find(&found, store, "gpt", step, NULL) == CKD_OK;
+    bool has = ckd_store_find(&found, store, run, step, NULL) == CKD_OK;
     ckd_store_close(store);
     return has;
 }
 
+static void train_series(const quality_series *s, const char *run, uint64_t from, uint64_t last, int every) {
+    if (has_step(s->store, run, last)) {
+        return;
+    }
+    command c = training(s);
+    add(&c, "--store", s->store);
+    add(&c, "--run", run);
+    add_number(&c, "--steps", last);
+    add_number(&c, "--save-every", (uint64_t)every);
+    if (from && !has_step(s->store, run, CKD_LATEST)) {
+        add(&c, "--resume-run", SPINE);
+        add_number(&c, "--resume-step", from);
+    } else {
+        add(&c, "--resume", NULL);
+    }
+    bench_run_trainer(arguments(&c));
+}
+
 void quality_make_series(quality_series *out, const quality_options *o, int width, double beta2, int seed) {
     *out = (quality_series){.options = o, .width = width, .seed = seed, .beta2 = beta2};
-    snprintf(out->dir, sizeof(out->dir), "bench/series/quality-w%d-b%g-every%d-s%d", width, beta2, o->every,
-             seed);
+    snprintf(out->dir, sizeof(out->dir), "bench/series/quality-w%d-b%g-s%d", width, beta2, seed);
     snprintf(out->store, sizeof(out->store), "%.400s/store", out->dir);
     snprintf(out->work, sizeof(out->work), "%.400s/work-%ld", out->dir, (long)getpid());
     mkdir("bench/series", 0777);
@@ -84,22 +102,35 @@ void quality_make_series(quality_series *out, const quality_options *o, int widt
     if (mkdir(out->work, 0777) != 0) {
         bench_die(out->work, "cannot be created; run the benchmark in the root of the sources");
     }
-    if (has_step(out->store, quality_last_step(o))) {
-        return;
+    uint64_t last = quality_last_step(o);
+    bool all_on_spine = o->start % SPINE_EVERY == 0 && o->every % SPINE_EVERY == 0;
+    out->spine = all_on_spine ? last : (uint64_t)(o->start / SPINE_EVERY * SPINE_EVERY);
+    snprintf(out->run, sizeof(out->run), SPINE);
+    if (out->spine) {
+        train_series(out, SPINE, 0, out->spine, SPINE_EVERY);
     }
-    command c = training(out);
-    add(&c, "--store", out->store);
-    add(&c, "--run", "gpt");
-    add_number(&c, "--steps", quality_last_step(o));
-    add_number(&c, "--save-every", (uint64_t)o->every);
-    add(&c, "--resume", NULL);
-    bench_run_trainer(arguments(&c));
+    if (!all_on_spine) {
+        snprintf(out->run, sizeof(out->run), "every%d-from%" PRIu64, o->every, out->spine);
+        train_series(out, out->run, out->spine, last, o->every);
+    }
+}
+
+quality_state quality_load_step(const quality_series *s, uint64_t step) {
+    return quality_load(NULL, s->store, has_step(s->store, s->run, step) ? s->run : SPINE, step);
+}
+
+uint64_t quality_state_before(const quality_series *s, uint64_t step) {
+    uint64_t start = (uint64_t)s->options->start, every = (uint64_t)s->options->every;
+    uint64_t spine = step / SPINE_EVERY * SPINE_EVERY;
+    uint64_t chain = step < start ? 0 : start + (step - start) / every * every;
+    chain = chain > quality_last_step(s->options) ? quality_last_step(s->options) : chain;
+    return spine > chain && has_step(s->store, SPINE, spine) ? spine : chain ? chain : start;
 }
 
 void quality_load_chain(quality_state *states, const quality_series *s) {
     const quality_options *o = s->options;
     for (int i = 0; i <= o->deltas; i++) {
-        states[i] = quality_load(NULL, s->store, "gpt", (uint64_t)(o->start + i * o->every));
+        states[i] = quality_load_step(s, (uint64_t)(o->start + i * o->every));
     }
 }
 
@@ -164,6 +195,7 @@ static void train_on(double *after, const quality_series *s, const going_on *g) 
     if (g->segments > 1) {
         add_number(&c, "--eval-every", (uint64_t)g->steps);
     }
+    add_number(&c, "--eval-batches", (uint64_t)s->options->eval_batches);
     if (g->rate) {
         add(&c, "--lr", g->rate);
     }
@@ -207,8 +239,12 @@ void quality_train_on(double *mean_training, double *after, quality_state *end, 
 
 quality_losses quality_resume(const quality_series *s, const char *name, const quality_state *state,
                               int batch_seed) {
-    quality_losses r = {.at_load = NAN};
-    quality_train_on(&r.training, &r.after, NULL, s, name, state, 1, s->options->resumed, batch_seed);
+    double training[QUALITY_EVALS], after[QUALITY_EVALS];
+    quality_train_on(training, after, NULL, s, name, state, QUALITY_EVALS,
+                     s->options->resumed / QUALITY_EVALS, batch_seed);
+    quality_losses r = {
+        NAN, quality_figure_of(training, QUALITY_EVALS).mean,
+        quality_figure_of(after + QUALITY_EVALS - QUALITY_LATE_EVALS, QUALITY_LATE_EVALS).mean};
     if (!batch_seed) { /* the loss of a step with learning rate 0 */
         char store[QUALITY_PATH];
         snprintf(store, sizeof(store), "%.400s/%.60s", s->work, name);

@@ -1,7 +1,8 @@
 /*
  * bench_save: the cost of saving a state that lies on a device, and of loading it to the device.
  *
- *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity coarse|near|exact] [--json FILE]
+ *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity coarse|near|exact] [--exact-on-device 0|1]
+ *              [--json FILE]
  *
  * The state has N parameters in f32 (2^25): square matrices with their first and second moments. Between saves they move in a few
  * directions, and a little in all others. It prints medians of all saves but the first:
@@ -16,6 +17,8 @@
  *   to host     all tensors to pinned host memory, and a copy to the device, as any system must that decodes on the host
  *   to device   all tensors to the device, which decodes what it can
  *
+ * --exact-on-device 1: the device codes exact blocks, which by default is the host's (engine/save/DECISIONS.md).
+ *
  * It needs a device (CKD_CUDA names another backend). Stores go to TMPDIR.
  */
 #include <ckptdelta.h>
@@ -23,12 +26,13 @@
 
 #include "base/threads.h"
 #include "bench/support/support.h"
+#include "engine/save/device.h"
 #include "kernels/device_open.h"
 
 enum { KINDS = 3, MAX_SAVES = 32, RANK = 4 };
 
 typedef struct settings {
-    int device, saves;
+    int device, saves, exact_on_device;
     uint64_t parameters, side;
     ckd_fidelity fidelity;
     const char *json;
@@ -56,14 +60,14 @@ static void state_begin(state *s, const settings *o) {
     s->side = o->side;
     s->each = o->side * o->side;
     s->layers = o->parameters / s->each ? o->parameters / s->each : 1;
-    size_t bytes = s->layers * s->each * sizeof(float);
+    size_t size = s->layers * s->each * sizeof(float);
     for (int k = 0; k < KINDS; k++) {
         void *memory;
-        s->host[k] = bench_allocated(calloc(1, bytes));
-        must(s, s->backend->allocate(&memory, o->device, bytes, &s->why));
+        s->host[k] = bench_allocated(calloc(1, size));
+        must(s, s->backend->allocate(&memory, o->device, size, &s->why));
         s->device[k] = memory;
     }
-    must(s, s->backend->allocate_pinned(&s->pinned, o->device, bytes, &s->why));
+    must(s, s->backend->allocate_pinned(&s->pinned, o->device, size, &s->why));
     ckd_error err;
     bench_check(pool_create(&s->pool, 0, &err), &err);
     uint64_t seed = 1;
@@ -329,8 +333,10 @@ int main(int argc, char **argv) {
         {"--side", .count = &o.side, .least = 64, .most = UINT64_C(1) << 20},
         {"--saves", .number = &o.saves, .least = 1, .most = MAX_SAVES},
         {"--fidelity", .fidelity = &o.fidelity},
+        {"--exact-on-device", .number = &o.exact_on_device, .least = 0, .most = 1},
         {"--json", .text = &o.json}};
     bench_parse(known, sizeof(known) / sizeof(known[0]), argc, argv);
+    save_device_use(o.exact_on_device);
     state s = {.backend = NULL};
     ckd_error err = {0};
     device_info about;

@@ -50,12 +50,19 @@ static const char doc[] =
     "  ckptdelta compact ckpts --keep-every 1000 --keep-last 5 --undo 0s\n"
     "  ckptdelta compact ckpts --fold --recode-older 7d\n";
 
+/* Bytes of chunk files; of these, what only the trash needs. */
+typedef struct chunk_sizes {
+    bool known;
+    uint64_t all, trash;
+} chunk_sizes;
+
 typedef struct arguments {
     cli_options common;
     ckd_policy policy;
     ckd_delete_options deletion;
     ckd_compact_options compact;
     bool undo_given;
+    chunk_sizes before, after;
 } arguments;
 
 static error_t bad(struct argp_state *state, const char *what, const char *arg) {
@@ -168,7 +175,7 @@ static const struct {
     unsigned bit;
     const char *word, *sentence;
 } reasons[] = {
-    {CKD_COMPACT_FOLD, "fold", "builds on what goes"},
+    {CKD_COMPACT_FOLD, "fold", "builds on deleted checkpoints"},
     {CKD_COMPACT_DEPTH, "depth", "chains are too long"},
     {CKD_COMPACT_STALE, "stale", "chains have become shorter"},
     {CKD_COMPACT_COLD, "cold", "is old"},
@@ -246,6 +253,39 @@ static ckd_status print_table(const arguments *a, const ckd_compaction *done, ck
     return cli_table_print(t, err);
 }
 
+/* A store whose sizes cannot be told is compacted all the same. */
+static chunk_sizes sizes_of(ckd_store *store) {
+    ckd_report *report;
+    ckd_trash *trash;
+    ckd_error why;
+    chunk_sizes sizes = {.known = false};
+    if (ckd_store_report(&report, store, &why) != CKD_OK) {
+        return sizes;
+    }
+    sizes.all = report->chunk_bytes;
+    ckd_report_free(report);
+    if (ckd_store_trash(&trash, store, &why) == CKD_OK) {
+        sizes.known = true;
+        sizes.trash = trash->file_bytes;
+        ckd_trash_free(trash);
+    }
+    return sizes;
+}
+
+/* Says what the compaction freed: also files of deleted checkpoints on which nothing builds any more. */
+static void print_sizes(const arguments *a) {
+    if (!a->before.known || !a->after.known) {
+        return;
+    }
+    printf("chunk files: %s instead of %s", cli_text_size(a->after.all).text,
+           cli_text_size(a->before.all).text);
+    if (a->after.trash) {
+        printf("; removing what is in the trash frees %s: ckptdelta trash --empty --all",
+               cli_text_size(a->after.trash).text);
+    }
+    putchar('\n');
+}
+
 static ckd_status print_text(const arguments *a, const ckd_compaction *done, ckd_error *err) {
     bool would = a->compact.dry_run || a->compact.estimate;
     ckd_status status = done->count ? print_table(a, done, err) : CKD_OK;
@@ -255,6 +295,7 @@ static ckd_status print_text(const arguments *a, const ckd_compaction *done, ckd
     printf("%s %zu of %" PRIu64 " checkpoints: %s instead of %s\n", would ? "would rewrite" : "rewrote",
            done->count - (size_t)done->left, done->checkpoints, cli_text_size(done->after).text,
            cli_text_size(done->before).text);
+    print_sizes(a);
     if (done->pruned) {
         printf("%s %" PRIu64 " checkpoints, %s\n", would ? "would delete" : "deleted", done->pruned->deleted,
                cli_text_size(done->pruned->bytes).text);
@@ -294,12 +335,17 @@ static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_compaction *done = NULL;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
+    bool real = !a->compact.dry_run && !a->compact.estimate;
+    if (status == CKD_OK && real) {
+        a->before = sizes_of(store);
+    }
     THEN(status, compact(&done, a, store, err));
-    if (status == CKD_OK && !a->compact.dry_run && !a->compact.estimate) {
+    if (status == CKD_OK && real) {
         cli_committed("the store is compacted");
         if (done->pruned && a->undo_given) {
-            cli_deleted(store, a->deletion.undo_s == 0);
+            cli_finish_deletion(store, a->deletion.undo_s == 0);
         }
+        a->after = sizes_of(store);
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(a, done, err);

@@ -355,6 +355,9 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     if (result) {
         print_left(result);
     }
+    if (result && result->left) {
+        cli_left_out();
+    }
     if (printed != CKD_OK && status == CKD_OK) {
         *err = unprinted;
         status = printed;
@@ -378,7 +381,7 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
     ckd_error err;
     bool done = run(&a, source, destination, &err) == CKD_OK;
     int code = done ? CLI_DONE : cli_fail_with_hint(&err, source);
-    if (!done && err.status == CKD_E_EXISTS && !a.copy.as_run) {
+    if (code == CLI_FAILED && err.status == CKD_E_EXISTS && !a.copy.as_run) {
         cli_note("--as RUN copies a run under another name");
     }
     free(a.choices);

@@ -99,7 +99,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     THEN(status, delete_named(a, store, &bytes, err));
     if (status == CKD_OK) {
-        cli_deleted(store, a->deletion.undo_s == 0);
+        cli_finish_deletion(store, a->deletion.undo_s == 0);
         status = print_result(a, bytes, err);
     }
     ckd_store_close(store);

@@ -15,8 +15,8 @@ enum { OPT_FIDELITY = 0x300, OPT_EFFORT, OPT_TARGET_BITS, OPT_TARGET_RATIO, OPT_
 static const struct argp_option options_table[] = {
     {0, 0, 0, 0, "How exactly it is stored (see below):", 6},
     {"fidelity", OPT_FIDELITY, "[ROLE=]NAME,...", 0,
-     "exact: bit for bit [default]; near: lossy, training resumes as if from an exact checkpoint; coarse: lossy, "
-     "smallest. With a ROLE (weight, exp_avg, exp_avg_sq, master), it applies only to tensors with this role. May be repeated",
+     "exact: bit for bit [default]; near: lossy, a resume loses some of the steps since the save before; coarse: lossy, "
+     "smallest, a resume loses more. With a ROLE (weight, exp_avg, exp_avg_sq, master), it applies only to tensors with this role. May be repeated",
      6},
     {"effort", OPT_EFFORT, "N", 0,
      "Time spent on making a lossy checkpoint small: 1 (fast) to 9 [default: 5]", 6},

@@ -179,7 +179,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     THEN(status, a->dry_run ? ckd_store_plan_prune(&done, store, policy, err)
                             : ckd_store_prune(&done, store, policy, &a->deletion, err));
     if (status == CKD_OK && !a->dry_run) {
-        cli_deleted(store, a->deletion.undo_s == 0);
+        cli_finish_deletion(store, a->deletion.undo_s == 0);
     }
     if (status == CKD_OK && a->common.json) {
         status = print_json(done, a->dry_run, err);

@@ -92,7 +92,7 @@ static void print_repaired(const ckd_repaired *x, bool dry_run) {
     printf(", %s\n  ", cli_text_size(x->bytes).text);
     cli_print_clean(stdout, x->what);
     if (x->aside[0]) {
-        fputs("\n  the damaged file is now ", stdout);
+        fputs("\n  the file is now ", stdout);
         cli_print_clean(stdout, x->aside);
     }
     putchar('\n');

@@ -1,16 +1,18 @@
 /* ckptdelta report: what a store holds, how much space it takes, how it grows, and what it costs. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
 #include "cli/report/report.h"
 
-enum { OPT_CSV = 0x200, OPT_HTML, OPT_PRICES, OPT_UNTIL };
+enum { OPT_CSV = 0x200, OPT_HTML, OPT_FORCE, OPT_PRICES, OPT_UNTIL };
 
 static const struct argp_option options_table[] = {
     {"csv", OPT_CSV, 0, 0, "Print one CSV table instead of text", -2},
     {"html", OPT_HTML, "FILE", 0,
-     "Also write a self-contained page with charts; replaces FILE if it is such a page", -2},
+     "Write a self-contained page with charts instead of the tables; replaces FILE if it is such a page", -2},
+    {"force", OPT_FORCE, 0, 0, "Replace FILE whatever it is", -2},
     {"prices", OPT_PRICES, "FILE", 0, "Show what it costs, by this price table (docs/cli.md)", 3},
     {"until", OPT_UNTIL, "STEP", 0,
      "Project the sizes at this step, assuming that runs continue as their newest checkpoints do", 3},
@@ -32,7 +34,7 @@ typedef struct arguments {
     cli_options common;
     report_question question;
     const char *html;
-    bool csv;
+    bool csv, force;
 } arguments;
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -47,6 +49,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_HTML:
         a->html = arg;
+        a->question.details = true;
+        return 0;
+    case OPT_FORCE:
+        a->force = true;
         return 0;
     case OPT_PRICES:
         a->question.prices = arg;
@@ -62,6 +68,12 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         if (a->csv && a->common.json) {
             argp_error(state, "--csv and --json are two forms of the same; choose one");
         }
+        if (a->force && !a->html) {
+            argp_error(state, "--force goes with --html");
+        }
+        if (a->html && strcmp(a->html, "-") == 0 && (a->csv || a->common.json)) {
+            argp_error(state, "--html - takes standard output for itself");
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -69,6 +81,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 }
 
 static ckd_status print(const arguments *a, const report_data *d, ckd_error *err) {
+    bool verbose = a->common.verbose > 0;
     if (a->common.json) {
         return report_print_json(d, err);
     }
@@ -76,20 +89,34 @@ static ckd_status print(const arguments *a, const report_data *d, ckd_error *err
         report_print_csv(d);
         return CKD_OK;
     }
-    return a->common.quiet ? CKD_OK : report_print_text(d, a->question.project, a->common.verbose > 0, err);
+    if (a->html && !verbose) {
+        report_say_saved(stdout, d);
+        return CKD_OK;
+    }
+    return report_print_text(d, a->question.project, verbose, err);
+}
+
+static ckd_status write_page(const arguments *a, const report_data *d, bool talks, ckd_error *err) {
+    size_t size;
+    char *page = report_html(d, &size, err);
+    return page ? report_file_write(a->html, page, size, talks, err) : err->status;
 }
 
 static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     report_data data = {0};
+    bool to_stdout = a->html && strcmp(a->html, "-") == 0;
+    bool talks = !to_stdout && !a->common.json && !a->csv && !a->common.quiet;
     a->question.store = a->common.store;
-    ckd_status status = a->html ? report_check_html(a->html, err) : CKD_OK;
+    ckd_status status = a->html ? report_file_check(a->html, HTML_PAGE_MARK, a->force, err) : CKD_OK;
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
     THEN(status, report_data_make(&data, &a->question, store, err));
-    if (status == CKD_OK && a->html) {
-        status = report_write_html(&data, a->html, err);
+    if (status == CKD_OK && (talks || a->common.json || a->csv)) {
+        status = print(a, &data, err);
     }
-    THEN(status, print(a, &data, err));
+    if (status == CKD_OK && a->html) {
+        status = write_page(a, &data, talks, err);
+    }
     report_data_free(&data);
     ckd_store_close(store);
     return status;

@@ -2,10 +2,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
-#include "cli/files/files.h"
 #include "cli/report/report.h"
 
 enum { OPT_LAST = 0x200, OPT_RANKS, OPT_SVG, OPT_FORCE };
@@ -14,8 +14,10 @@ static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "Only this run", 1},
     {"last", OPT_LAST, "N", 0, "Only the N saves that ended last", 1},
     {"ranks", OPT_RANKS, 0, 0, "Show a row for each rank, even if there is only one", 1},
-    {"svg", OPT_SVG, "FILE", 0, "Also draw them: when training waited, and what each rank did, over time", 2},
-    {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
+    {"svg", OPT_SVG, "FILE", 0,
+     "Draw them instead of the table: a lane for each run and rank, over time; replaces FILE if it is such a picture",
+     2},
+    {"force", OPT_FORCE, 0, 0, "Replace FILE whatever it is", 2},
     {0},
 };
 
@@ -58,6 +60,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_END:
         if (a->force && !a->svg) {
             argp_error(state, "--force goes with --svg");
+        }
+        if (a->svg && strcmp(a->svg, "-") == 0 && a->common.json) {
+            argp_error(state, "--svg - takes standard output for itself");
         }
         return 0;
     default:
@@ -231,9 +236,8 @@ static ckd_status draw(const arguments *a, const timeline_save *saves, size_t co
     if (!text) {
         return cli_error_nomem(err);
     }
-    ckd_status status = cli_output_bytes(a->svg, a->force, text, size, err);
-    free(text);
-    return status;
+    bool talks = cli_prints_text(&a->common) && strcmp(a->svg, "-") != 0;
+    return report_file_write(a->svg, text, size, talks, err);
 }
 
 static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_error *err) {
@@ -247,7 +251,7 @@ static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_err
     ckd_status status = a->svg ? draw(a, items, count, err) : CKD_OK;
     if (status == CKD_OK && a->common.json) {
         status = print_json(items, count, err);
-    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
+    } else if (status == CKD_OK && !a->svg && cli_prints_text(&a->common)) {
         status = print_text(items, count, a->ranks, err);
     }
     free(saves);
@@ -257,7 +261,7 @@ static ckd_status show(const arguments *a, const ckd_timeline *timeline, ckd_err
 static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_timeline *timeline = NULL;
-    ckd_status status = a->svg ? cli_output_check(a->svg, a->force, err) : CKD_OK;
+    ckd_status status = a->svg ? report_file_check(a->svg, SVG_MARK, a->force, err) : CKD_OK;
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
     THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_timeline(&timeline, store, a->run, err));

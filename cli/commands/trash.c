@@ -173,34 +173,101 @@ static ckd_status check_restored(const ckd_trash *trash, const ckd_id *ids, size
     return status;
 }
 
-static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) {
+typedef struct restoration {
     ckd_trash *trash;
-    ckd_status status = ckd_store_trash(&trash, store, err);
+    ckd_id *ids; /* restored */
+    size_t count;
+    ckd_error *left; /* by index in the trash: why it stays there */
+    size_t left_count;
+} restoration;
+
+static ckd_status restore_named(restoration *r, const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (; r->count < a->refs.count && status == CKD_OK; r->count++) {
+        status = find_trashed(&r->ids[r->count], r->trash, &a->refs.items[r->count], err);
+    }
+    return status == CKD_OK ? ckd_store_undelete(store, r->ids, r->count, err) : status;
+}
+
+/* Checkpoints that cannot be restored must not keep the others in the trash. */
+static ckd_status restore_all(restoration *r, ckd_store *store, ckd_error *err) {
+    size_t all = r->trash->count;
+    for (size_t i = 0; i < all; i++) {
+        r->ids[i] = r->trash->items[i].checkpoint.id;
+    }
+    ckd_status status = ckd_store_undelete_each(r->left, store, r->ids, all, err);
+    for (size_t i = 0; i < all && status == CKD_OK; i++) {
+        if (r->left[i].status == CKD_OK) {
+            r->ids[r->count++] = r->ids[i];
+        } else {
+            r->left_count++;
+        }
+    }
+    return status;
+}
+
+static ckd_status print_restored(const arguments *a, const restoration *r, ckd_error *err) {
+    if (a->common.json) {
+        json_t *left = json_array();
+        for (size_t i = 0; i < r->trash->count; i++) {
+            if (r->left[i].status != CKD_OK) {
+                cli_json_append(&left, json_pack("{s:s, s:s}", "checkpoint",
+                                                 cli_ref_text_of(&r->trash->items[i].checkpoint).text, "why",
+                                                 r->left[i].message));
+            }
+        }
+        return cli_json_print(
+            json_pack("{s:i, s:I, s:o}", "schema", 1, "restored", (json_int_t)r->count, "left", left), err);
+    }
+    if (cli_prints_text(&a->common)) {
+        printf("restored %zu checkpoint%s\n", r->count, r->count == 1 ? "" : "s");
+    }
+    return CKD_OK;
+}
+
+/* Names each checkpoint that stays in the trash. If there is only one, the error names it. */
+static ckd_status report_left(const restoration *r, ckd_error *err) {
+    const ckd_error *first = NULL;
+    for (size_t i = 0; i < r->trash->count && r->left_count; i++) {
+        const ckd_error *why = &r->left[i];
+        first = first || why->status == CKD_OK ? first : why;
+        if (why->status != CKD_OK && r->left_count > 1) {
+            cli_note("%s", why->message);
+        }
+    }
+    if (!first) {
+        return CKD_OK;
+    }
+    *err = *first;
+    if (r->left_count > 1) {
+        snprintf(err->message, sizeof(err->message), "%zu checkpoints stay in the trash; the first: %.300s",
+                 r->left_count, first->message);
+    }
+    return err->status;
+}
+
+static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) {
+    restoration r = {0};
+    ckd_status status = ckd_store_trash(&r.trash, store, err);
     if (status != CKD_OK) {
         return status;
     }
-    size_t count = a->refs.count ? a->refs.count : trash->count;
-    ckd_id *ids = calloc(count + 1, sizeof(*ids));
-    status = ids ? CKD_OK : cli_error_nomem(err);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        if (a->refs.count) {
-            status = find_trashed(&ids[i], trash, &a->refs.items[i], err);
-        } else {
-            ids[i] = trash->items[i].checkpoint.id;
-        }
-    }
-    THEN(status, ckd_store_undelete(store, ids, count, err));
-    if (status == CKD_OK) {
+    size_t most = a->refs.count > r.trash->count ? a->refs.count : r.trash->count;
+    r.ids = calloc(most + 1, sizeof(*r.ids));
+    r.left = calloc(most + 1, sizeof(*r.left));
+    status = r.ids && r.left ? CKD_OK : cli_error_nomem(err);
+    THEN(status, a->refs.count ? restore_named(&r, a, store, err) : restore_all(&r, store, err));
+    if (status == CKD_OK && r.left_count) {
+        cli_left_out();
+    } else if (status == CKD_OK) {
         cli_committed("the checkpoints are restored");
     }
-    if (status == CKD_OK && a->common.json) {
-        status = cli_json_print(json_pack("{s:i, s:I}", "schema", 1, "restored", (json_int_t)count), err);
-    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
-        printf("restored %zu checkpoint%s\n", count, count == 1 ? "" : "s");
-    }
-    THEN(status, check_restored(trash, ids, count, store, err));
-    free(ids);
-    ckd_trash_free(trash);
+    THEN(status, print_restored(a, &r, err));
+    THEN(status, check_restored(r.trash, r.ids, r.count, store, err));
+    THEN(status, report_left(&r, err));
+    free(r.ids);
+    free(r.left);
+    ckd_trash_free(r.trash);
     return status;
 }
 

@@ -85,7 +85,16 @@ ckd_status cli_error_tensor(ckd_error *err, const char *tensor) {
     return err->status;
 }
 
+static bool left_out;
+
+void cli_left_out(void) {
+    left_out = true;
+}
+
 int cli_exit_code(const ckd_error *err) {
+    if (left_out && err->status != CKD_OK && err->status != CKD_E_CANCELLED) {
+        return CLI_CORRUPT;
+    }
     switch (err->status) {
     case CKD_OK:
         return CLI_DONE;

@@ -321,7 +321,7 @@ ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
     return ckd_load_begin_with(out, store, checkpoint, &o, err);
 }
 
-void cli_deleted(ckd_store *store, bool now) {
+void cli_finish_deletion(ckd_store *store, bool now) {
     ckd_error why;
     cli_committed("the checkpoints are deleted");
     if (now && ckd_store_collect(NULL, store, NULL, &why) != CKD_OK) {

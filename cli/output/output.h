@@ -67,6 +67,12 @@ int cli_exit_code(const ckd_error *err);
 int cli_fail(const ckd_error *err);
 
 /*
+ * Call it when checkpoints were left out and the work on the others is done. The exit status is then 4, whatever the
+ * reason was: 1 would say that nothing was done.
+ */
+void cli_left_out(void);
+
+/*
  * Call it when the command's work is done and durable: "a@1 is saved". Afterwards an output failure (a full disk behind
  * standard output, a closed pipe) is reported, but the exit status stays CLI_DONE. Damage found meanwhile is still
  * CLI_CORRUPT.
@@ -163,27 +169,41 @@ void html_page_begin(FILE *to, const char *title);
 void html_page_end(FILE *to);
 
 /*
- * A chart of positive values over a number of places, from left to right. The vertical axis is logarithmic, in powers
- * of two. Shapes stretch with the page; text does not.
+ * A chart of curves. Shapes stretch with the page; text does not. A linear vertical axis has round numbers, a
+ * logarithmic one powers of two.
  */
 typedef cli_text (*html_label_fn)(double value);
+typedef struct html_point {
+    double x, y;
+} html_point;
 typedef struct html_chart {
-    FILE *to; /* the caller sets these four */
+    FILE *to; /* the caller sets these */
     const char *title;
-    size_t places;
-    html_label_fn label;  /* of a value on the axis */
-    int low, high, every; /* the axis's exponents of two; a grid line at every `every`-th one */
+    double left, right; /* range of x */
+    double min, max;    /* range of y; positive if logarithmic */
+    bool logarithmic;
+    html_label_fn label; /* of a value on the axis; NULL: by scale and unit */
+    double scale;
+    const char *unit;
+    double low, high, every; /* the axis, set by html_chart_begin; logarithmic: exponents of two */
 } html_chart;
-/* Begins a chart. min, max: range of all values to come. */
-void html_chart_begin(html_chart *c, double min, double max);
-/* Draws a dot of series 1 ... 5; `about` is its tooltip. */
-void html_chart_dot(const html_chart *c, size_t place, double value, int series, const char *about);
-/* Draws a line through the values; it is interrupted where they are 0 or NaN. */
-void html_chart_line(const html_chart *c, const double *values, int series);
-/* left, right: labels under the first and the last place. */
-void html_chart_end(const html_chart *c, const char *left, const char *right);
-/* Writes a legend of the series' colours. names: each name preceded by its series' number, as in "1base|2delta". */
-void html_legend(FILE *to, const char *names);
+void html_chart_begin(html_chart *c);
+/* Draws a dot of series 1 ... HTML_SERIES_MAX; `about` is its tooltip. */
+#define HTML_SERIES_MAX 6
+void html_chart_dot(const html_chart *c, html_point at, int series, const char *about);
+void html_chart_line(const html_chart *c, const html_point *points, size_t count, int series);
+/* Fills the area between two curves over the same places; below NULL: down to the axis. */
+void html_chart_area(const html_chart *c, const html_point *above, const html_point *below, size_t count,
+                     const char *class);
+/* Ends the drawing. Labels the horizontal axis by round numbers, or its ends by texts. */
+void html_chart_end(const html_chart *c);
+void html_chart_end_texts(const html_chart *c, const char *left, const char *right);
+/* Adds to a list of class "legend". */
+void html_legend_item(FILE *to, int series, const char *name);
+/* Prints round numbers under a drawing whose horizontal axis is linear. */
+void html_numbers(FILE *to, double left, double right);
+/* Returns the distance of round numbers that divides the range into at most `most` parts. */
+double html_round_step(double range, double most);
 
 /*
  * JSON on stdout: one object with "schema": 1. docs/cli.md defines the fields. Functions return NULL when out of memory
@@ -363,7 +383,7 @@ ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
  * Marks a deletion of checkpoints as committed (cli_committed). now: removes their files, too. If they must stay for
  * now, a note says so; that is no failure.
  */
-void cli_deleted(ckd_store *store, bool now);
+void cli_finish_deletion(ckd_store *store, bool now);
 /*
  * Finds the checkpoint at (run, step). run NULL: the only run; if there are several, INVALID with a list of them. The
  * message of NOT_FOUND lists what exists.

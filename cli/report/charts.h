@@ -1,4 +1,4 @@
-/* The charts of a report: size per checkpoint, total size, bits by role, and the lineage. */
+/* The charts of a report's page. Each is a <figure>; one without data is left out. */
 #ifndef CLI_REPORT_CHARTS_H
 #define CLI_REPORT_CHARTS_H
 
@@ -6,7 +6,11 @@
 
 #include "cli/report/report.h"
 
-/* Writes them; there must be a checkpoint. Errors: NOMEM. */
+/* Writes all of them; there must be a checkpoint. Errors: NOMEM. */
 ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err);
+
+/* Parts of it: bits by layer and step, a figure for each shown run; runs as lanes, with branches, chains and tags. */
+void report_heat_maps(FILE *to, const report_data *d);
+ckd_status report_lineage(FILE *to, const report_data *d, ckd_error *err);
 
 #endif

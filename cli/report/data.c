@@ -164,6 +164,26 @@ static void add_periods(report_data *d) {
     }
 }
 
+/* ---- written bytes ---- */
+
+/* Both lists are by run name, then step. A save may have no checkpoint any more. */
+static void add_written(report_data *d) {
+    const ckd_report *r = d->report;
+    for (size_t i = 0, at = 0; i < r->checkpoint_count; i++) {
+        const ckd_checkpoint *c = &r->by_checkpoint[i];
+        for (; at < d->timeline->count; at++) {
+            const ckd_save_times *save = &d->timeline->items[at];
+            int order = strcmp(save->run, c->run);
+            if (order == 0 && save->step == c->step) {
+                d->written[i] = save->written_bytes;
+            }
+            if (order > 0 || (order == 0 && save->step >= c->step)) {
+                break;
+            }
+        }
+    }
+}
+
 /* ---- loading ---- */
 
 static ckd_status explain_load(ckd_load_explanation **out, ckd_load **load, ckd_store *store,
@@ -218,8 +238,9 @@ static ckd_status allocate_lists(report_data *d, ckd_error *err) {
     d->projections = calloc(r->run_count + 1, sizeof(*d->projections));
     d->periods = calloc(r->checkpoint_count + 1, sizeof(*d->periods));
     d->loadings = calloc(r->run_count + 1, sizeof(*d->loadings));
+    d->written = calloc(r->checkpoint_count + 1, sizeof(*d->written));
     return d->by_time && d->by_size && d->role_elements && d->growths && d->projections && d->periods &&
-                   d->loadings
+                   d->loadings && d->written
                ? CKD_OK
                : cli_error_nomem(err);
 }
@@ -274,6 +295,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
     if (status != CKD_OK) {
         return status;
     }
+    add_written(d);
     if (d->timeline->count) {
         qsort(d->timeline->items, d->timeline->count, sizeof(*d->timeline->items), by_end);
     }
@@ -284,7 +306,7 @@ ckd_status report_data_make(report_data *d, const report_question *q, ckd_store 
     for (size_t i = 0; d->prices && i < d->report->run_count; i++) {
         add_loading(d, store, d->growths[i].last);
     }
-    return CKD_OK;
+    return q->details ? report_details_read(d, store, err) : CKD_OK;
 }
 
 void report_data_free(report_data *d) {
@@ -292,6 +314,7 @@ void report_data_free(report_data *d) {
     ckd_prune_free(d->prune);
     ckd_trash_free(d->trash);
     ckd_timeline_free(d->timeline);
+    report_details_free(&d->details);
     cli_prices_free(d->prices);
     free(d->by_time);
     free(d->by_size);
@@ -300,6 +323,7 @@ void report_data_free(report_data *d) {
     free(d->projections);
     free(d->periods);
     free(d->loadings);
+    free(d->written);
     *d = (report_data){0};
 }
 

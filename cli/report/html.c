@@ -1,5 +1,5 @@
 /* report --html: one page. */
-#include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,14 +7,58 @@
 #include <time.h>
 
 #include "cli/output/output.h"
-#include "cli/files/files.h"
 #include "cli/report/charts.h"
 #include "cli/report/tables.h"
 
 #define TENSOR_COUNT_MAX 50
 #define CHECKPOINTS_MOST 50
+#define RUNS_MOST        100
 
 /* ---- the top ---- */
+
+static void print_title(FILE *to, const report_data *d) {
+    struct timespec now;
+    char *path = realpath(d->store, NULL);
+    clock_gettime(CLOCK_REALTIME, &now);
+    html_page_begin(to, "Checkpoint report");
+    fputs("<p class=\"soft\">", to);
+    html_text(to, path ? path : d->store);
+    fprintf(to, ", %s, ckptdelta %s</p>\n", cli_text_time((uint64_t)now.tv_sec * 1000000000u).text,
+            ckd_version());
+    free(path);
+}
+
+/* "3 runs" */
+static void print_count(FILE *to, uint64_t count, const char *what) {
+    fprintf(to, "%" PRIu64 " %s%s", count, what, count == 1 ? "" : "s");
+}
+
+/* The headline, and a bar of what is stored. Catalog and manifests may take more than tiny checkpoints. */
+static void print_headline(FILE *to, const report_data *d) {
+    const ckd_report *r = d->report;
+    uint64_t raw = r->raw_bytes, stored = r->stored_bytes;
+    double share = raw ? 100 * (double)stored / (double)raw : 100;
+    fputs("<p class=\"hero\">", to);
+    if (stored < raw) {
+        fprintf(to, "%s saved of %s (%.0f\xc2\xa0%%)", cli_text_size(raw - stored).text,
+                cli_text_size(raw).text, floor(100 - share));
+    } else {
+        fputs("Nothing saved yet", to);
+    }
+    fputs("</p>\n<p>", to);
+    print_count(to, r->checkpoint_count, "checkpoint");
+    fputs(" of ", to);
+    print_count(to, r->run_count, "run");
+    fprintf(to, " take%s %s. Full copies would take %s.</p>\n", r->checkpoint_count == 1 ? "s" : "",
+            cli_text_size(stored).text, cli_text_size(raw).text);
+    if (stored < raw) {
+        fprintf(
+            to,
+            "<div class=\"share\" role=\"img\" aria-label=\"stored: %.1f percent of full copies\">"
+            "<div style=\"width:%.2f%%\"></div></div>\n<p class=\"soft\">Stored: %.1f\xc2\xa0%% of full copies</p>\n",
+            share, share, share);
+    }
+}
 
 static void tile(FILE *to, const char *what, const char *value) {
     fprintf(to, "<div><dt>%s</dt><dd>", what);
@@ -24,19 +68,32 @@ static void tile(FILE *to, const char *what, const char *value) {
 
 static void print_tiles(FILE *to, const report_data *d) {
     const ckd_report *r = d->report;
+    const cli_prices *p = d->prices ? d->prices : cli_prices_assumed();
+    double stored = cli_price_stored(p, r->stored_bytes), full = cli_price_stored(p, r->raw_bytes);
     char count[32];
     snprintf(count, sizeof(count), "%zu", r->checkpoint_count);
     fputs("<dl class=\"tiles\">\n", to);
     tile(to, "Checkpoints", count);
-    tile(to, "Logical", cli_text_size(r->raw_bytes).text);
+    tile(to, "Full copies", cli_text_size(r->raw_bytes).text);
     tile(to, "Stored", cli_text_size(r->stored_bytes).text);
     tile(to, "Ratio", cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
-    if (d->prices) {
-        tile(to, "A month costs",
-             cli_money_text(d->prices, cli_price_stored(d->prices, r->stored_bytes)).text);
+    if (full > stored) {
+        tile(to, "Saved a month", cli_money_text(p, full - stored).text);
     }
-    fputs("</dl>\n", to);
+    fputs("</dl>\n<p class=\"soft\">A month costs ", to);
+    html_text(to, cli_money_text(p, stored).text);
+    fputs(" instead of ", to);
+    html_text(to, cli_money_text(p, full).text);
+    fputs(d->prices ? ", at " : ", at an assumed price of ", to);
+    html_text(to, cli_money_text(p, p->per_gb_month).text);
+    fputs(d->prices ? " per GB (" : " per GB. <span>report --prices FILE</span> takes yours.</p>\n", to);
+    if (d->prices) {
+        html_text(to, p->name);
+        fprintf(to, ", %s).</p>\n", p->date);
+    }
 }
+
+/* ---- sections ---- */
 
 /* Prints each line as a paragraph. */
 static ckd_status print_lines(FILE *to, void (*say)(FILE *, const report_data *), const report_data *d,
@@ -52,7 +109,7 @@ static ckd_status print_lines(FILE *to, void (*say)(FILE *, const report_data *)
         free(text);
         return cli_error_nomem(err);
     }
-    if (size && heading) {
+    if (size) {
         fprintf(to, "<h2>%s</h2>\n", heading);
     }
     char *rest = text, *line;
@@ -64,8 +121,6 @@ static ckd_status print_lines(FILE *to, void (*say)(FILE *, const report_data *)
     free(text);
     return CKD_OK;
 }
-
-/* ---- sections ---- */
 
 static ckd_status section(FILE *to, const char *heading, const char *about, cli_table *table,
                           ckd_error *err) {
@@ -85,22 +140,28 @@ static const char *what_is_left_out(char text[160], size_t shown, size_t count, 
 }
 
 static ckd_status print_sums(FILE *to, const report_data *d, ckd_error *err) {
+    char about[160];
+    size_t runs = d->report->run_count;
+    const char *left_out = what_is_left_out(about, RUNS_MOST, runs, "first");
     ckd_status status =
-        section(to, "Runs", "Bytes for each checkpoint and for a day are means over the newest ones.",
-                report_runs(d), err);
+        section(to, "Runs",
+                left_out ? left_out : "Bytes of a checkpoint and of a day are means over the newest ones.",
+                report_runs(d, RUNS_MOST), err);
     THEN(status, section(to, "Roles", NULL, report_roles(d), err));
-    THEN(status, section(to, "Growth", "What the newest checkpoints of each run take, on average.",
-                         report_growths(d), err));
+    THEN(status, section(to, "Newest checkpoints", "Means over the newest checkpoints of each run, by role.",
+                         report_growths(d, RUNS_MOST), err));
     THEN(status, section(to, "Fidelities", NULL, report_fidelities(d), err));
-    return status == CKD_OK ? section(to, "Time", "When it was saved, UTC.", report_periods(d), err) : status;
+    return status == CKD_OK
+               ? section(to, "Days and months", "By the time of saving, UTC.", report_periods(d), err)
+               : status;
 }
 
 static ckd_status print_outlook(FILE *to, const report_data *d, ckd_error *err) {
     ckd_status status = print_lines(to, report_say_pruning, d, "Retention", err);
     THEN(status, print_lines(to, report_say_cost, d, "Cost", err));
     if (status == CKD_OK && d->projection_count) {
-        status = section(to, "The end of the run", "If each run continues like its newest checkpoints.",
-                         report_projections(d), err);
+        status = section(to, "Projection", "If each run continues like its newest checkpoints.",
+                         report_projections(d, RUNS_MOST), err);
     }
     return status;
 }
@@ -118,18 +179,10 @@ static ckd_status print_lists(FILE *to, const report_data *d, ckd_error *err) {
 }
 
 static ckd_status print_page(FILE *to, const report_data *d, ckd_error *err) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    html_page_begin(to, "Checkpoint report");
-    fputs("<p class=\"soft\">", to);
-    html_text(to, d->store);
-    fprintf(to, ", %s, ckptdelta %s</p>\n", cli_text_time((uint64_t)now.tv_sec * 1000000000u).text,
-            ckd_version());
+    print_title(to, d);
+    print_headline(to, d);
     print_tiles(to, d);
-    ckd_status status = print_lines(to, report_say_totals, d, NULL, err);
-    if (status == CKD_OK && d->report->checkpoint_count) {
-        status = report_charts(to, d, err);
-    }
+    ckd_status status = d->report->checkpoint_count ? report_charts(to, d, err) : CKD_OK;
     THEN(status, print_sums(to, d, err));
     THEN(status, print_outlook(to, d, err));
     THEN(status, print_lists(to, d, err));
@@ -137,34 +190,16 @@ static ckd_status print_page(FILE *to, const report_data *d, ckd_error *err) {
     return status;
 }
 
-/* ---- the file ---- */
-
-ckd_status report_check_html(const char *path, ckd_error *err) {
-    char start[sizeof(HTML_PAGE_MARK)] = "";
-    ckd_status status = cli_output_check(path, true, err);
-    FILE *file = status == CKD_OK ? fopen(path, "re") : NULL;
-    if (!file) {
-        return status == CKD_OK && errno != ENOENT
-                   ? cli_error_sys(err, errno, path, "cannot look at what is there")
-                   : status;
-    }
-    size_t size = fread(start, 1, sizeof(start) - 1, file);
-    fclose(file);
-    return size == sizeof(start) - 1 && strcmp(start, HTML_PAGE_MARK) == 0
-               ? CKD_OK
-               : cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
-                              "the output file exists and is not a ckptdelta report; choose another name");
-}
-
-ckd_status report_write_html(const report_data *d, const char *path, ckd_error *err) {
+char *report_html(const report_data *d, size_t *size, ckd_error *err) {
     char *page = NULL;
-    size_t size = 0;
-    FILE *to = open_memstream(&page, &size);
+    FILE *to = open_memstream(&page, size);
     ckd_status status = to ? print_page(to, d, err) : cli_error_nomem(err);
     if (to && fclose(to) != 0 && status == CKD_OK) {
         status = cli_error_nomem(err);
     }
-    THEN(status, cli_output_bytes(path, true, page, size, err));
-    free(page);
-    return status;
+    if (status != CKD_OK) {
+        free(page);
+        page = NULL;
+    }
+    return page;
 }

@@ -17,6 +17,9 @@ typedef struct cli_prices {
 ckd_status cli_prices_read(cli_prices **out, const char *path, ckd_error *err);
 void cli_prices_free(cli_prices *prices);
 
+/* Returns the price that a page assumes if no table was given; of storage only. */
+const cli_prices *cli_prices_assumed(void);
+
 /* Returns the monthly cost of stored bytes. */
 double cli_price_stored(const cli_prices *prices, uint64_t bytes);
 

@@ -59,6 +59,31 @@ typedef struct report_loading {
     double cost; /* NaN: neither requests nor egress have a price */
 } report_loading;
 
+/* How many bits the layers of a run take, for some of its checkpoints. */
+typedef struct report_layers {
+    const report_growth *growth;
+    size_t columns, rows;
+    size_t *checkpoints; /* of each column: index into by_checkpoint */
+    char **names;        /* of each row */
+    double *bits;        /* stored bits per element of weights, by row, then column; NaN: none */
+} report_layers;
+
+/* Only the page has these figures: they need the tensors of checkpoints. */
+typedef struct report_details {
+    cli_marks marks;
+    report_layers *layers; /* one per shown run */
+    size_t layers_count;
+    const char *metric; /* name of the one that the newest checkpoint with a metric has; NULL: none */
+    double *
+        weight_error; /* one per checkpoint: largest relative L2 error of a weight; NaN: exact, or not read */
+} report_details;
+
+/* The runs whose curves are drawn: those with most checkpoints. Indexes into by_run, in its order. */
+typedef struct report_shown {
+    size_t runs[HTML_SERIES_MAX];
+    size_t count;
+} report_shown;
+
 typedef struct report_data {
     ckd_report *report;
     const char *store;
@@ -70,11 +95,13 @@ typedef struct report_data {
     report_period *periods;
     report_loading *loadings; /* one per run, if there are prices */
     size_t projection_count, period_count, loading_count;
+    uint64_t *written;      /* one per checkpoint: bytes that its save wrote; 0: not known */
     ckd_timeline *timeline; /* recorded save durations, by time */
-    ckd_prune *prune;       /* NULL: no policy was given, and none is stored */
-    bool stored;            /* `prune` is about the stored policies */
-    ckd_trash *trash;       /* NULL: unreadable */
-    cli_prices *prices;     /* NULL: no table was given */
+    report_details details;
+    ckd_prune *prune;   /* NULL: no policy was given, and none is stored */
+    bool stored;        /* `prune` is about the stored policies */
+    ckd_trash *trash;   /* NULL: unreadable */
+    cli_prices *prices; /* NULL: no table was given */
 } report_data;
 
 typedef struct report_question {
@@ -84,6 +111,7 @@ typedef struct report_question {
     const char *prices; /* file; NULL: none */
     uint64_t until;
     bool project;
+    bool details; /* read what only the page shows */
 } report_question;
 
 /*
@@ -93,6 +121,11 @@ typedef struct report_question {
 ckd_status report_data_make(report_data *out, const report_question *question, ckd_store *store,
                             ckd_error *err);
 void report_data_free(report_data *d);
+
+/* Reads the details. Checkpoints that cannot be read have none. Errors: NOMEM, IO of pins and tags. */
+ckd_status report_details_read(report_data *d, ckd_store *store, ckd_error *err);
+void report_details_free(report_details *details);
+report_shown report_shown_runs(const report_data *d);
 
 /* Returns the request cost of uploading all files once; NaN: no price. */
 double report_upload_cost(const report_data *d);
@@ -111,14 +144,22 @@ double report_full_instead(const report_data *d);
 /* ---- output ---- */
 ckd_status report_print_json(const report_data *d, ckd_error *err);
 void report_print_csv(const report_data *d);
+/* The first line: what the store saves against full copies. */
+void report_say_saved(FILE *to, const report_data *d);
 /* projected: a step was given. */
 ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err);
-/* Writes one self-contained page. Replaces the file only if it is such a page. */
-ckd_status report_write_html(const report_data *d, const char *path, ckd_error *err);
-/* Checks whether that is possible: EXISTS if the file is something else. */
-ckd_status report_check_html(const char *path, ckd_error *err);
+/* Makes one self-contained page. malloc'ed; NULL if out of memory, or err says why. */
+char *report_html(const report_data *d, size_t *size, ckd_error *err);
 
-/* Saves over time as a picture: one lane per rank. */
+/*
+ * Pages and pictures begin with marks. A file with the same mark is replaced, another one only with `force`: EXISTS.
+ * "-" is standard output.
+ */
+ckd_status report_file_check(const char *path, const char *mark, bool force, ckd_error *err);
+/* Writes the file and frees `text`. Prints `wrote PATH` if `talks`. */
+ckd_status report_file_write(const char *path, char *text, size_t size, bool talks, ckd_error *err);
+
+/* Saves over time as a picture: one lane per run, or per rank of a run. */
 
 /* A save and its ranks' stages; none if an older version made the save. */
 typedef struct timeline_save {
@@ -127,6 +168,7 @@ typedef struct timeline_save {
     size_t stage_count;
 } timeline_save;
 
+#define SVG_MARK "<!-- ckptdelta -->\n<svg "
 /*
  * Makes a self-contained SVG, readable in light and dark mode. malloc'ed; NULL if out of memory. `saves` is sorted by
  * time.

@@ -6,6 +6,8 @@
 
 #include "cli/output/output.h"
 
+#define DAY_NEEDS 3600 /* seconds of saving, from which a day is extrapolated */
+
 static void usage_cells(cli_table *t, const ckd_usage *u) {
     cli_table_cell(t, "%s", u->name);
     cli_table_cell(t, "%" PRIu64, u->checkpoints);
@@ -14,16 +16,17 @@ static void usage_cells(cli_table *t, const ckd_usage *u) {
 }
 
 /* Rates are those of the newest checkpoints. */
-cli_table *report_runs(const report_data *d) {
+cli_table *report_runs(const report_data *d, size_t max) {
     cli_table *t = cli_table_new("RUN|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO|>NEWEST STEP|>EVERY|>EACH|>A DAY");
-    for (size_t i = 0; i < d->report->run_count; i++) {
+    for (size_t i = 0; i < d->report->run_count && i < max; i++) {
         const report_growth *g = &d->growths[i];
         double day = g->stored / g->seconds * 86400;
         usage_cells(t, g->run);
         cli_table_cell(t, "%" PRIu64, g->last->step);
-        cli_table_cell(t, isnan(g->interval) ? "-" : "%.6g", g->interval);
+        cli_table_cell(t, isnan(g->interval) ? "-" : g->interval < 100 ? "%.3g" : "%.0f", g->interval);
         cli_table_cell(t, "%s", cli_text_size((uint64_t)g->stored).text);
-        cli_table_cell(t, "%s", day < 1e18 ? cli_text_size((uint64_t)day).text : "-");
+        bool long_enough = g->seconds * (double)g->over >= DAY_NEEDS;
+        cli_table_cell(t, "%s", long_enough && day < 1e18 ? cli_text_size((uint64_t)day).text : "-");
     }
     return t;
 }
@@ -38,10 +41,10 @@ cli_table *report_roles(const report_data *d) {
     return t;
 }
 
-cli_table *report_growths(const report_data *d) {
+cli_table *report_growths(const report_data *d, size_t max) {
     cli_table *t =
         cli_table_new("NEWEST OF|ROLE|>CHECKPOINTS|>LOGICAL EACH|>STORED EACH|>RATIO|>BITS/ELEMENT");
-    for (size_t i = 0; i < d->report->run_count; i++) {
+    for (size_t i = 0; i < d->report->run_count && i < max; i++) {
         const report_growth *g = &d->growths[i];
         for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
             const ckd_role_bytes *b = &g->roles[role];
@@ -109,11 +112,11 @@ cli_table *report_checkpoints(const report_data *d, size_t max) {
     return t;
 }
 
-cli_table *report_projections(const report_data *d) {
+cli_table *report_projections(const report_data *d, size_t max) {
     cli_table *t =
         cli_table_new(d->prices ? "RUN|>UNTIL STEP|REACHED|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO|>A MONTH"
                                 : "RUN|>UNTIL STEP|REACHED|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO");
-    for (size_t i = 0; i < d->projection_count; i++) {
+    for (size_t i = 0; i < d->projection_count && i < max; i++) {
         const report_projection *p = &d->projections[i];
         cli_table_cell(t, "%s", p->growth->run->name);
         cli_table_cell(t, "%" PRIu64, p->until);

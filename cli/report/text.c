@@ -10,34 +10,39 @@ static const char *plural(uint64_t count) {
     return count == 1 ? "" : "s";
 }
 
-void report_say_totals(FILE *to, const report_data *d) {
+void report_say_saved(FILE *to, const report_data *d) {
     const ckd_report *r = d->report;
-    fprintf(to, "%zu checkpoint%s: %s logical, %s stored, %s\n", r->checkpoint_count,
-            plural(r->checkpoint_count), cli_text_size(r->raw_bytes).text,
-            cli_text_size(r->stored_bytes).text, cli_text_ratio(r->raw_bytes, r->stored_bytes).text);
-    fprintf(to,
-            "stored: %s chunk files, %s manifests, %s catalog, %s materialized copies, %s parity, %s other\n",
-            cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
-            cli_text_size(r->catalog_bytes).text, cli_text_size(r->materialized_bytes).text,
-            cli_text_size(r->parity_bytes).text, cli_text_size(r->other_bytes).text);
+    uint64_t raw = r->raw_bytes, stored = r->stored_bytes;
+    if (stored < raw) {
+        fprintf(to, "saved you %s (%.0f %%): ", cli_text_size(raw - stored).text,
+                floor(100 - 100 * (double)stored / (double)raw));
+    }
+    fprintf(to, "%zu checkpoint%s take%s %s instead of %s as full copies, %s\n", r->checkpoint_count,
+            plural(r->checkpoint_count), r->checkpoint_count == 1 ? "s" : "", cli_text_size(stored).text,
+            cli_text_size(raw).text, cli_text_ratio(raw, stored).text);
+}
+
+static void say_unlisted(const report_data *d) {
+    if (d->report->unlisted_bytes) {
+        printf(
+            "%s of that belong to no listed checkpoint: checkpoints in the trash, deleted ones that others still "
+            "build on (ckptdelta compact frees what it can), and saves in progress\n",
+            cli_text_size(d->report->unlisted_bytes).text);
+    }
+}
+
+static void say_parts(const report_data *d) {
+    const ckd_report *r = d->report;
+    printf("stored: %s chunk files, %s manifests, %s catalog, %s materialized copies, %s parity, %s other\n",
+           cli_text_size(r->chunk_bytes).text, cli_text_size(r->manifest_bytes).text,
+           cli_text_size(r->catalog_bytes).text, cli_text_size(r->materialized_bytes).text,
+           cli_text_size(r->parity_bytes).text, cli_text_size(r->other_bytes).text);
     report_writing w = report_written(d);
     if (w.checkpoints) {
-        fprintf(to,
-                "written: %s by the saves of %" PRIu64
-                " checkpoint%s, %.2f times what they take; catalog not counted\n",
-                cli_text_size(w.written_bytes).text, w.checkpoints, plural(w.checkpoints),
-                (double)w.written_bytes / (double)w.stored_bytes);
-    }
-    if (r->unlisted_bytes) {
-        fprintf(
-            to,
-            "of that, %s belong to no listed checkpoint: checkpoints in the trash, and saves in progress\n",
-            cli_text_size(r->unlisted_bytes).text);
-    }
-    double full = report_full_instead(d);
-    if (!isnan(full)) {
-        fprintf(to, "full checkpoints would take %s; only %.1f of them would fit into the stored bytes\n",
-                cli_text_size(r->raw_bytes).text, full);
+        printf("written: %s by the saves of %" PRIu64
+               " checkpoint%s, %.2f times what they take; catalog not counted\n",
+               cli_text_size(w.written_bytes).text, w.checkpoints, plural(w.checkpoints),
+               (double)w.written_bytes / (double)w.stored_bytes);
     }
 }
 
@@ -110,7 +115,7 @@ static ckd_status print_table(cli_table *t, ckd_error *err) {
 }
 
 static ckd_status print_details(const report_data *d, ckd_error *err) {
-    ckd_status status = print_table(report_growths(d), err);
+    ckd_status status = print_table(report_growths(d, SIZE_MAX), err);
     THEN(status, print_table(report_periods(d), err));
     THEN(status, print_table(report_tensors(d, SIZE_MAX), err));
     return status == CKD_OK ? print_table(report_checkpoints(d, SIZE_MAX), err) : status;
@@ -121,12 +126,16 @@ static ckd_status print_projections(const report_data *d, ckd_error *err) {
         puts("\nno run has two checkpoints yet, so nothing can be projected");
         return CKD_OK;
     }
-    return print_table(report_projections(d), err);
+    return print_table(report_projections(d, SIZE_MAX), err);
 }
 
 ckd_status report_print_text(const report_data *d, bool projected, bool verbose, ckd_error *err) {
-    report_say_totals(stdout, d);
-    ckd_status status = print_table(report_runs(d), err);
+    report_say_saved(stdout, d);
+    say_unlisted(d);
+    if (verbose) {
+        say_parts(d);
+    }
+    ckd_status status = print_table(report_runs(d, SIZE_MAX), err);
     THEN(status, print_table(report_roles(d), err));
     THEN(status, print_table(report_fidelities(d), err));
     if (status == CKD_OK && verbose) {

@@ -1,199 +1,318 @@
 /*
- * Draws lanes over the time since the first save began: when training waited, and what each rank did, as bars of
- * stages. Analysing, encoding and writing run at the same time and share a lane's height. For a save by an older
- * version only the shares of its stages are known; they are drawn one after the other.
+ * Draws saves over time: a lane for each run, or for each rank of a run. A save is a box, as wide as the save was long
+ * and divided by how much work its stages were. Stages run at the same time, so their own times would overlap. Waiting
+ * for other ranks and the commit come last and have their own time. Idle times between saves are cut out.
  */
 #include "cli/report/report.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { WIDTH = 960, LEFT = 110, RIGHT = 20, TOP = 56, BOTTOM = 58, SHARES = 5, TICKS = 6, MANY = 16 };
+#include "cli/report/timeline_axis.h"
+
+enum { LANES_LARGE = 16, STAGE_COUNT = CKD_STAGE_LAST + 1 };
 
 static const char style[] =
-    "<style>text{font:12px sans-serif;fill:#222}.axis{stroke:#888}.training{fill:#c0392b}.snapshot{fill:#e59866}.analyse{fill:#2e86c1}"
-    ".encode{fill:#28b463}.write{fill:#d68910}.sync{fill:#7d3c98}.wait{fill:#d5d8dc}.commit{fill:#17a2a2}.rest{fill:#909497}.paper{fill:#fff}"
-    "@media(prefers-color-scheme:dark){text{fill:#eee}.paper{fill:#1b1e23}.axis{stroke:#777}.wait{fill:#4d5359}}</style>\n";
+    "<style>text{font:12px sans-serif;fill:#222}.soft{fill:#666}.axis{stroke:#888}.training{fill:#c0392b}.snapshot{fill:#e59866}"
+    ".analyse{fill:#2e86c1}.encode{fill:#28b463}.write{fill:#d68910}.sync{fill:#7d3c98}.wait{fill:#c3c7cc}.commit{fill:#17a2a2}"
+    ".rest{fill:#909497}.paper{fill:#fff}.cut{fill:#8882}.row{fill:#8881}"
+    "@media(prefers-color-scheme:dark){text{fill:#eee}.soft{fill:#aaa}.paper{fill:#1b1e23}.axis{stroke:#777}.wait{fill:#5b6168}"
+    ".sync{fill:#a569bd}}</style>\n";
+
+/* The lanes of a run: one for each of its ranks. */
+typedef struct run_lanes {
+    const char *run;
+    uint32_t ranks;
+    uint32_t first; /* number of its first lane */
+} run_lanes;
 
 typedef struct picture {
     FILE *to;
-    uint64_t begin_ns;
-    double seconds; /* length of the whole picture */
-    uint32_t ranks;
-    int lane, gap; /* heights */
+    time_axis axis;
+    const timeline_save *saves;
+    size_t count, left_out;
+    run_lanes *runs;
+    size_t run_count;
+    uint32_t lanes;
+    int lane, pitch; /* height of a lane, and distance of two */
 } picture;
 
-static uint64_t begin_of(const timeline_save *s) {
-    uint64_t took = s->stage_count ? 0 : s->times->total_ns;
-    for (size_t i = 0; i < s->stage_count; i++) {
-        took = s->stages[i].end_ns > took ? s->stages[i].end_ns : took;
-    }
-    return s->times->created_ns > took ? s->times->created_ns - took : 0;
-}
-
-static double width_of(const picture *p, uint64_t ns) {
-    return (double)ns / 1e9 / p->seconds * (WIDTH - LEFT - RIGHT);
-}
-
-static double x_of(const picture *p, uint64_t ns) {
-    return LEFT + width_of(p, ns - p->begin_ns);
-}
-
 static int y_of(const picture *p, uint32_t lane) {
-    return TOP + (int)lane * (p->lane + p->gap);
+    return AXIS_TOP + (int)lane * p->pitch + (p->pitch - p->lane) / 2;
 }
 
-/* Begins a bar. The caller prints the tooltip text and "</title></rect>". */
+/* "gpt@20, 99.0 MiB of 123.3 MiB: " */
+static void print_save(const picture *p, const timeline_save *s) {
+    html_text(p->to, s->times->run);
+    fprintf(p->to, "@%" PRIu64 ", %s of %s: ", s->times->step, cli_text_size(s->times->stored_bytes).text,
+            cli_text_size(s->times->raw_bytes).text);
+}
+
 static void begin_bar(const picture *p, const char *class, double x, double width, double y, double height) {
-    fprintf(p->to, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"><title>", class,
-            x, y, width < 0.5 ? 0.5 : width, height);
+    fprintf(p->to, "<rect class=\"%s\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"><title>", class,
+            x, y, fmax(width, 0.5), height);
 }
 
-/* ---- the content of a lane ---- */
+/* ---- boxes ---- */
 
-static void draw_waiting(const picture *p, const timeline_save *s) {
-    if (s->times->stall_ns) {
-        begin_bar(p, "training", x_of(p, begin_of(s)), width_of(p, s->times->stall_ns), y_of(p, 0), p->lane);
-        fprintf(p->to, "step %" PRIu64 ": training waited %.3g ms</title></rect>\n", s->times->step,
-                (double)s->times->stall_ns / 1e6);
+typedef struct box {
+    uint64_t begin_ns, end_ns; /* since 1970 */
+    double work[STAGE_COUNT];  /* by stage; [0]: what is left of the whole */
+} box;
+
+static void draw_box(const picture *p, const timeline_save *s, uint32_t lane, uint32_t rank, const box *b) {
+    double x = axis_x(&p->axis, b->begin_ns), sum = 0, y = y_of(p, lane);
+    for (int i = 0; i < STAGE_COUNT; i++) {
+        sum += b->work[i];
+    }
+    for (int i = 1; i <= STAGE_COUNT && sum > 0; i++) {
+        int stage = i % STAGE_COUNT; /* the rest comes last */
+        double height = p->lane * b->work[stage] / sum;
+        const char *name = stage ? ckd_stage_name((ckd_stage)stage) : "rest";
+        if (b->work[stage] > 0) {
+            begin_bar(p, name, x, axis_x(&p->axis, b->end_ns) - x, y, height);
+            print_save(p, s);
+            fprintf(p->to, "rank %u %s, %.3g ms of work, %.0f %%</title></rect>\n", (unsigned)rank, name,
+                    b->work[stage] / 1e6, 100 * b->work[stage] / sum);
+            y += height;
+        }
     }
 }
 
-static void draw_stage(const picture *p, const timeline_save *s, const ckd_stage_times *t) {
-    bool shared = t->stage >= CKD_STAGE_ANALYSE && t->stage <= CKD_STAGE_WRITE;
-    double height = shared ? p->lane / 3.0 : p->lane, y = y_of(p, t->rank + 1);
-    y += shared ? height * (t->stage - CKD_STAGE_ANALYSE) : 0;
-    const char *name = ckd_stage_name(t->stage);
-    begin_bar(p, name, x_of(p, begin_of(s) + t->begin_ns), width_of(p, t->end_ns - t->begin_ns), y, height);
-    fprintf(p->to, "step %" PRIu64 ": rank %u %s %.3g ms", s->times->step, (unsigned)t->rank, name,
+static void draw_late(const picture *p, const timeline_save *s, uint32_t lane, const ckd_stage_times *t) {
+    uint64_t begin = timeline_begin(s);
+    double x = axis_x(&p->axis, begin + t->begin_ns), end = axis_x(&p->axis, begin + t->end_ns);
+    begin_bar(p, ckd_stage_name(t->stage), x, end - x, y_of(p, lane), p->lane);
+    print_save(p, s);
+    fprintf(p->to, "rank %u %s, %.3g ms</title></rect>\n", (unsigned)t->rank, ckd_stage_name(t->stage),
             (double)(t->end_ns - t->begin_ns) / 1e6);
-    if (t->work_ns) {
-        fprintf(p->to, t->stage == CKD_STAGE_SNAPSHOT ? ", training waited %.3g ms" : ", %.3g ms of work",
-                (double)t->work_ns / 1e6);
-    }
-    fputs("</title></rect>\n", p->to);
 }
 
-/* The remaining time of the whole is the rest: waiting, the manifest, the catalog. */
-static void draw_shares(const picture *p, const timeline_save *s) {
-    const struct {
-        const char *name;
-        uint64_t ns;
-    } parts[SHARES - 1] = {{"analyse", s->times->analyse_ns},
-                           {"encode", s->times->encode_ns},
-                           {"write", s->times->write_ns},
-                           {"sync", s->times->sync_ns}};
-    uint64_t sum = 0, total = s->times->total_ns;
-    for (int i = 0; i < SHARES - 1; i++) {
-        sum += parts[i].ns;
-    }
-    double x = x_of(p, begin_of(s)), whole = width_of(p, total);
-    uint64_t rest = total > sum ? total - sum : 0;
-    for (int i = 0; i < SHARES && sum + rest; i++) {
-        uint64_t ns = i < SHARES - 1 ? parts[i].ns : rest;
-        const char *name = i < SHARES - 1 ? parts[i].name : "rest";
-        double width = whole * (double)ns / (double)(sum + rest);
-        if (ns) {
-            begin_bar(p, name, x, width, y_of(p, 1), p->lane);
-            fprintf(p->to, "step %" PRIu64 ": %s %.3g ms</title></rect>\n", s->times->step, name,
-                    (double)ns / 1e6);
+/* The box ends where its rank begins to wait, or to commit. */
+static void draw_rank(const picture *p, const timeline_save *s, uint32_t lane, uint32_t rank) {
+    uint64_t first = UINT64_MAX, last = 0, late = UINT64_MAX, begin = timeline_begin(s);
+    box b = {0};
+    for (size_t i = 0; i < s->stage_count; i++) {
+        const ckd_stage_times *t = &s->stages[i];
+        if (t->rank == rank && t->stage < CKD_STAGE_WAIT) {
+            first = t->begin_ns < first ? t->begin_ns : first;
+            last = t->end_ns > last ? t->end_ns : last;
+            b.work[t->stage] += (double)(t->work_ns ? t->work_ns : t->end_ns - t->begin_ns);
+        } else if (t->rank == rank) {
+            late = t->begin_ns < late ? t->begin_ns : late;
+            draw_late(p, s, lane, t);
         }
-        x += width;
+    }
+    if (first < last) {
+        b.begin_ns = begin + first;
+        b.end_ns = begin + (late > first && late < last ? late : last);
+        draw_box(p, s, lane, rank, &b);
     }
 }
 
-static void draw_lane(const picture *p, uint32_t lane, const timeline_save *saves, size_t count) {
-    if (lane > 0) {
-        fprintf(p->to, "<g class=\"lane\" data-rank=\"%u\">\n", (unsigned)lane - 1);
-    } else {
-        fputs("<g class=\"lane\">\n", p->to);
+/* A save by an older version: only the work of its stages is known. The rest is waiting, the manifest, the catalog. */
+static void draw_old(const picture *p, const timeline_save *s, uint32_t lane) {
+    const ckd_save_times *t = s->times;
+    box b = {.begin_ns = timeline_begin(s), .end_ns = t->created_ns};
+    b.work[CKD_STAGE_ANALYSE] = (double)t->analyse_ns;
+    b.work[CKD_STAGE_ENCODE] = (double)t->encode_ns;
+    b.work[CKD_STAGE_WRITE] = (double)t->write_ns;
+    b.work[CKD_STAGE_SYNC] = (double)t->sync_ns;
+    uint64_t sum = t->analyse_ns + t->encode_ns + t->write_ns + t->sync_ns;
+    b.work[0] = t->total_ns > sum ? (double)(t->total_ns - sum) : 0;
+    draw_box(p, s, lane, 0, &b);
+}
+
+/* A strip below the save. */
+static void draw_waiting(const picture *p, const timeline_save *s, uint32_t lane) {
+    if (s->times->stall_ns) {
+        uint64_t begin = timeline_begin(s);
+        double x = axis_x(&p->axis, begin), end = axis_x(&p->axis, begin + s->times->stall_ns);
+        begin_bar(p, "training", x, end - x, y_of(p, lane) + p->lane + 1, p->pitch > 20 ? 5 : 2);
+        print_save(p, s);
+        fprintf(p->to, "training waited %.3g ms</title></rect>\n", (double)s->times->stall_ns / 1e6);
     }
-    if (p->lane >= 12) {
-        fprintf(p->to, "<text x=\"8\" y=\"%d\">", y_of(p, lane) + p->lane / 2 + 4);
-        if (lane == 0 || p->ranks == 1) {
-            fputs(lane == 0 ? "training waits" : "saving", p->to);
-        } else {
-            fprintf(p->to, "rank %u", (unsigned)lane - 1);
+}
+
+/* ---- lanes ---- */
+
+/* Places the label of save i, unless it would cover the one before it, which ends at *used. */
+static void draw_label(const picture *p, uint32_t lane, size_t i, double *used) {
+    const timeline_save *s = &p->saves[i];
+    char text[CKD_RUN_MAX + 64];
+    double x = axis_x(&p->axis, timeline_begin(s)), next = AXIS_WIDTH;
+    for (size_t k = i + 1; k < p->count; k++) {
+        if (strcmp(p->saves[k].times->run, s->times->run) == 0) {
+            next = axis_x(&p->axis, timeline_begin(&p->saves[k]));
+            break;
         }
+    }
+    int name = snprintf(text, sizeof(text), "%s@%" PRIu64, s->times->run, s->times->step);
+    int whole = snprintf(text + name, sizeof(text) - (size_t)name, " %s",
+                         cli_text_size(s->times->stored_bytes).text) +
+                name;
+    if (x + AXIS_CHARACTER * whole > next) {
+        text[name] = '\0';
+    }
+    double width = AXIS_CHARACTER * (double)strlen(text);
+    if (x >= *used && x + width <= AXIS_WIDTH) {
+        fprintf(p->to, "<text class=\"label\" x=\"%.1f\" y=\"%d\">", x, y_of(p, lane) - 4);
+        html_text(p->to, text);
         fputs("</text>\n", p->to);
+        *used = x + width;
     }
-    for (size_t i = 0; i < count; i++) {
-        const timeline_save *s = &saves[i];
-        if (lane == 0) {
-            draw_waiting(p, s);
-        } else if (lane == 1 && s->stage_count == 0) {
-            draw_shares(p, s);
+}
+
+static void draw_name(const picture *p, const run_lanes *r, uint32_t rank) {
+    uint32_t lane = r->first + rank;
+    fprintf(p->to, "<text x=\"8\" y=\"%d\">", y_of(p, lane) + p->lane / 2 + 4);
+    if (rank == 0) {
+        char name[CKD_RUN_MAX + 1];
+        snprintf(name, sizeof(name), "%.*s", AXIS_NAME, r->run);
+        html_text(p->to, name);
+        fputs(strlen(r->run) > AXIS_NAME ? "..." : "", p->to);
+    }
+    if (r->ranks > 1) {
+        fprintf(p->to, "%srank %u", rank == 0 ? ", " : "", (unsigned)rank);
+    }
+    fputs("<title>", p->to);
+    html_text(p->to, r->run);
+    fputs("</title></text>\n", p->to);
+}
+
+static void draw_lane(const picture *p, const run_lanes *r, uint32_t rank) {
+    uint32_t lane = r->first + rank;
+    double used = 0;
+    fputs("<g class=\"lane\" data-run=\"", p->to);
+    html_text(p->to, r->run);
+    fprintf(p->to,
+            "\" data-rank=\"%u\">\n<rect class=\"row\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n",
+            (unsigned)rank, AXIS_LEFT, y_of(p, lane), AXIS_WIDTH - AXIS_LEFT - AXIS_RIGHT, p->lane);
+    draw_name(p, r, rank);
+    for (size_t i = 0; i < p->count; i++) {
+        const timeline_save *s = &p->saves[i];
+        if (strcmp(s->times->run, r->run) != 0) {
+            continue;
         }
-        for (size_t k = 0; lane > 0 && k < s->stage_count; k++) {
-            if (s->stages[k].rank == lane - 1) {
-                draw_stage(p, s, &s->stages[k]);
-            }
+        if (s->stage_count) {
+            draw_rank(p, s, lane, rank);
+        } else if (rank == 0) {
+            draw_old(p, s, lane);
+        }
+        if (rank == 0) {
+            draw_waiting(p, s, lane);
+        }
+        if (rank == 0 && p->lanes <= LANES_LARGE) {
+            draw_label(p, lane, i, &used);
         }
     }
     fputs("</g>\n", p->to);
 }
 
-/* ---- axes and legend ---- */
-
-static void draw_frame(const picture *p) {
-    static const char *const words[] = {"training", "snapshot", "analyse", "encode",
-                                        "write",    "sync",     "wait",    "commit"};
-    int bottom = y_of(p, p->ranks + 1), height = bottom + BOTTOM;
-    fprintf(
-        p->to,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"saves over time\">\n%s",
-        WIDTH, height, style);
-    fprintf(p->to, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n", WIDTH, height);
-    for (int i = 0; i < 8; i++) {
-        fprintf(
-            p->to,
-            "<rect class=\"%s\" x=\"%d\" y=\"16\" width=\"12\" height=\"12\"/><text x=\"%d\" y=\"27\">%s</text>\n",
-            words[i], LEFT + 104 * i, LEFT + 104 * i + 18, i == 0 ? "training waits" : words[i]);
+/* Finds the runs and how many ranks each has. Runs are in the order of their first saves. */
+static bool find_lanes(picture *p) {
+    p->runs = calloc(p->count + 1, sizeof(*p->runs));
+    for (size_t i = 0; p->runs && i < p->count; i++) {
+        const timeline_save *s = &p->saves[i];
+        uint32_t ranks = 1;
+        size_t k = 0;
+        for (size_t j = 0; j < s->stage_count; j++) {
+            ranks = s->stages[j].rank >= ranks ? s->stages[j].rank + 1 : ranks;
+        }
+        while (k < p->run_count && strcmp(p->runs[k].run, s->times->run) != 0) {
+            k++;
+        }
+        p->run_count += k == p->run_count;
+        p->runs[k].run = s->times->run;
+        p->runs[k].ranks = ranks > p->runs[k].ranks ? ranks : p->runs[k].ranks;
     }
-    fprintf(p->to, "<line class=\"axis\" x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\"/>\n", LEFT, bottom,
-            WIDTH - RIGHT, bottom);
-    for (int i = 0; i <= TICKS; i++) {
-        double x = LEFT + (double)(WIDTH - LEFT - RIGHT) * i / TICKS;
-        fprintf(
-            p->to,
-            "<line class=\"axis\" x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.3g s</text>\n",
-            x, bottom, x, bottom + 5, x, bottom + 20, p->seconds * i / TICKS);
+    for (size_t k = 0; p->runs && k < p->run_count; k++) {
+        p->runs[k].first = p->lanes;
+        p->lanes += p->runs[k].ranks;
+    }
+    p->lane = p->lanes > LANES_LARGE ? 12 : 28;
+    p->pitch = p->lanes > LANES_LARGE ? 16 : 58;
+    return p->runs != NULL;
+}
+
+/* ---- the frame ---- */
+
+static bool has_stage(const picture *p, int stage) {
+    for (size_t i = 0; i < p->count; i++) {
+        const timeline_save *s = &p->saves[i];
+        if (stage == 0 && s->times->stall_ns) {
+            return true;
+        }
+        for (size_t k = 0; k < s->stage_count; k++) {
+            if ((int)s->stages[k].stage == stage) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void draw_legend(const picture *p) {
+    int x = AXIS_LEFT;
+    for (int stage = 0; stage < STAGE_COUNT; stage++) {
+        if (has_stage(p, stage)) {
+            const char *name = stage ? ckd_stage_name((ckd_stage)stage) : "training waits";
+            fprintf(p->to,
+                    "<rect class=\"%s\" x=\"%d\" y=\"34\" width=\"12\" height=\"12\"/><text x=\"%d\" "
+                    "y=\"45\">%s</text>\n",
+                    stage ? name : "training", x, x + 18, name);
+            x += 40 + (int)(AXIS_CHARACTER * (double)strlen(name));
+        }
     }
 }
 
-static picture picture_of(const timeline_save *saves, size_t count) {
-    picture p = {.begin_ns = count ? begin_of(&saves[0]) : 0, .ranks = 1};
-    uint64_t end = p.begin_ns;
-    for (size_t i = 0; i < count; i++) {
-        const timeline_save *s = &saves[i];
-        p.begin_ns = begin_of(s) < p.begin_ns ? begin_of(s) : p.begin_ns;
-        end = s->times->created_ns > end ? s->times->created_ns : end;
-        uint32_t last = s->stage_count ? s->stages[s->stage_count - 1].rank : 0;
-        p.ranks = last >= p.ranks ? last + 1 : p.ranks;
+static void draw_frame(const picture *p) {
+    int bottom = AXIS_TOP + (int)p->lanes * p->pitch, height = bottom + AXIS_BOTTOM;
+    fprintf(
+        p->to,
+        SVG_MARK
+        "xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\" role=\"img\" "
+        "aria-label=\"saves over time\">\n%s<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n",
+        AXIS_WIDTH, height, AXIS_WIDTH, height, style, AXIS_WIDTH, height);
+    fputs("<text x=\"8\" y=\"20\">", p->to);
+    if (p->count) {
+        fprintf(p->to, "Saves from %.10s on", cli_text_time(p->axis.spans[0].begin_ns).text);
+    } else {
+        fputs("No save has times", p->to);
     }
-    p.seconds = end > p.begin_ns ? (double)(end - p.begin_ns) / 1e9 : 1;
-    p.lane = p.ranks > MANY ? 12 : 34;
-    p.gap = p.ranks > MANY ? 4 : 14;
-    return p;
+    if (p->left_out) {
+        fprintf(p->to, ", the last %zu of %zu", p->count, p->count + p->left_out);
+    }
+    fputs(". A box is divided by the work of stages.</text>\n", p->to);
+    draw_legend(p);
+    axis_draw(p->to, &p->axis, AXIS_TOP, bottom);
 }
 
 char *cli_timeline_svg(const timeline_save *saves, size_t count, size_t *size) {
     char *text = NULL;
-    picture p = picture_of(saves, count);
-    p.to = open_memstream(&text, size);
-    if (!p.to) {
-        return NULL;
+    picture p = {.left_out = count > AXIS_SAVES ? count - AXIS_SAVES : 0};
+    p.saves = saves + p.left_out;
+    p.count = count - p.left_out;
+    bool made = axis_make(&p.axis, p.saves, p.count) && find_lanes(&p);
+    p.to = made ? open_memstream(&text, size) : NULL;
+    if (p.to) {
+        draw_frame(&p);
+        for (size_t k = 0; k < p.run_count; k++) {
+            for (uint32_t rank = 0; rank < p.runs[k].ranks; rank++) {
+                draw_lane(&p, &p.runs[k], rank);
+            }
+        }
+        fputs("</svg>\n", p.to);
+        bool failed = ferror(p.to);
+        if (fclose(p.to) != 0 || failed) {
+            free(text);
+            text = NULL;
+        }
     }
-    draw_frame(&p);
-    for (uint32_t lane = 0; lane <= p.ranks; lane++) {
-        draw_lane(&p, lane, saves, count);
-    }
-    fputs("</svg>\n", p.to);
-    bool failed = ferror(p.to);
-    if (fclose(p.to) != 0 || failed) {
-        free(text);
-        return NULL;
-    }
+    free(p.runs);
+    free(p.axis.spans);
     return text;
 }

@@ -22,7 +22,7 @@ typedef enum record_kind {
     RECORD_GROUP = 3,    /* optimizer kind and hyper-parameters of a group of tensors */
     RECORD_BLOB = 4,     /* named bytes */
     RECORD_BUNDLE = 5,   /* records with small payloads (chunk files only; readers see its members) */
-    RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from the originals (chunk.h) */
+    RECORD_MEASURES = 6, /* how far a lossy checkpoint's values are from the originals */
     /* like a block, but not of a listed tensor: values that a block of its checkpoint builds on */
     RECORD_LINK = 7
 } record_kind;
@@ -77,7 +77,7 @@ typedef struct record {
     const ckd_region *region;
     uint64_t first, count;
     uint64_t raw_size, stored_size; /* bytes of the values, bytes of the payload */
-    uint64_t checksum;              /* hash64 of the payload; 0: unused, the payload is in memory (chunk.h) */
+    uint64_t checksum;              /* hash64 of the payload; 0: unused, the payload is in memory */
     /* content hash of the values; for side, group and blob records, of the raw bytes */
     hash128 content;
     uint32_t depth;        /* most deltas to apply */
@@ -210,8 +210,8 @@ uint64_t chunk_writer_size(const chunk_writer *w); /* approximate while records 
  * Writes index and footer, makes the file durable and closes it. Frees the writer, also on failure; then the file is
  * removed. The name becomes durable when the caller syncs its directory.
  */
-ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err);
-/* As chunk_writer_finish, without making the file durable: for copies that nothing depends on. */
+ckd_status chunk_writer_finish_durable(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err);
+/* As chunk_writer_finish_durable, without making the file durable: for copies that nothing depends on. */
 ckd_status chunk_writer_close(chunk_writer *w, uint64_t *size, ckd_error *err);
 void chunk_writer_abort(chunk_writer *w); /* removes the file; accepts NULL */
 

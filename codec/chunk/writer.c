@@ -369,7 +369,7 @@ ckd_status chunk_writer_close(chunk_writer *w, uint64_t *size, ckd_error *err) {
     return status;
 }
 
-ckd_status chunk_writer_finish(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
+ckd_status chunk_writer_finish_durable(chunk_writer *w, hash128 *root, uint64_t *size, ckd_error *err) {
     *root = (hash128){{0}};
     *size = 0;
     ckd_status status = append_end(w, root, size, err);

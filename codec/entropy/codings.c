@@ -1,3 +1,4 @@
+/* One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. */
 #include "codec/entropy/entropy.h"
 
 #include <lz4.h>
@@ -247,6 +248,7 @@ ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from
         return encode_lz4(c, level, data, size, result, err);
     case CODING_SYMBOLS:
     case CODING_LOSSLESS_COUNT:
+    case CODING_GRADIENT:
         break;
     }
     return err_set(err, CKD_E_INVALID, "coding %d (%s) is not encoded this way", (int)id, coding_name(id));
@@ -333,6 +335,7 @@ ckd_status coder_decode(coder *c, coding id, const coder_target *target, const v
         return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, target->context}, from,
                               stored, err);
     case CODING_LOSSLESS_COUNT:
+    case CODING_GRADIENT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET,
                                "coding %d is unknown to this version: use a newer one", (int)id);

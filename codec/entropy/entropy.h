@@ -148,9 +148,9 @@ ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const
                           ckd_error *err);
 
 /*
- * The integers that are not 0 of a stream that lists them, in two steps: what is added to an array in place needs no
- * array of its own. First their indices, each once in streams of the encoder; then, with a context for each of them (or NULL, if the encoder had
- * none), their values. All are valid until the workspace plans or decodes something else. symbols_decode gives the same
+ * Reads the integers that are not 0 of a stream that lists them, in two steps, so that they can be added to an array in
+ * place. First their indices, each once in streams of the encoder; then, with a context for each of them (or NULL, if
+ * the encoder had none), their values. All are valid until the workspace plans or decodes something else. symbols_decode gives the same
  * integers. Errors: as symbols_decode.
  */
 typedef struct symbols_changes {
@@ -183,7 +183,7 @@ ckd_status symbols_read_changes(const symbols_changes *c, symbols_workspace *w, 
  * integers mean (values, residuals); see codec/FORMAT.md.
  */
 
-/* Stored in files: numbers are stable. The next one is 7. */
+/* Stored in files: numbers are stable. The next one is 8. */
 typedef enum coding {
     CODING_RAW = 0,
     CODING_ZSTD = 1,
@@ -191,8 +191,9 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_LOSSLESS_COUNT, /* number of codings of integer arrays; 6 for ever, as CODING_LATTICE has it */
-    CODING_LATTICE = CODING_LOSSLESS_COUNT /* a lossy block: codec/lattice/lattice.h */
+    CODING_LOSSLESS_COUNT, /* those that store one array of integers; 6 for ever, as CODING_LATTICE has it */
+    CODING_LATTICE = CODING_LOSSLESS_COUNT, /* a lossy block: codec/lattice/lattice.h */
+    CODING_GRADIENT = 7                     /* a first moment by its gradient: two symbol streams */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */

@@ -1,3 +1,4 @@
+/* Writes and reads the payload of a lossy block, and picks the coding of its integers (put_q). */
 #include "codec/lattice/lattice.h"
 
 #include "codec/common/common.h"
@@ -15,9 +16,9 @@ enum {
     FORM_SYMBOLS = 64,      /* of the rows' factor */
     FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
 };
-/* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, or adaptively. */
 #define MASKS_WORTH 4         /* masks are tried if at most one integer in this many is not zero */
 #define MASKS_SURE  (1 << 15) /* larger blocks then try nothing else */
+/* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, adaptively, or as masks. */
 enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 
 void lattice_scratch_free(lattice_scratch *s) {

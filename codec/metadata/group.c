@@ -5,8 +5,12 @@
 #define FLAG_NESTEROV 1u
 
 group_inputs group_rule_inputs(uint32_t rule) {
-    if (rule >= RULE_SQUARE_FIRST && rule <= RULE_SQUARE_LAST) {
+    if ((rule >= RULE_SQUARE_FIRST && rule <= RULE_SQUARE_LAST) ||
+        (rule >= RULE_BF16_FIRST && rule <= RULE_BF16_LAST)) {
         return INPUTS_MOMENTS_BEFORE;
+    }
+    if (rule >= RULE_MOMENT_FIRST && rule <= RULE_VELOCITY_LAST) {
+        return INPUTS_GRADIENT;
     }
     if (rule >= RULE_ADAM_FIRST && rule <= RULE_ADAM_LAST) {
         return INPUTS_MOMENT_SQUARE;
@@ -18,7 +22,7 @@ group_inputs group_rule_inputs(uint32_t rule) {
 }
 
 uint32_t group_input_count(group_inputs inputs) {
-    return inputs == INPUTS_NONE ? 0 : inputs == INPUTS_MOMENTUM ? 1 : 2;
+    return inputs == INPUTS_NONE || inputs == INPUTS_GRADIENT ? 0 : inputs == INPUTS_MOMENTUM ? 1 : 2;
 }
 
 static void put_f64(uint8_t **at, double value) {

@@ -219,16 +219,18 @@ typedef enum group_coefficient {
     C_WEIGHT_DECAY = 12, /* if decoupled, else 0 */
     C_MOMENTUM = 13,
     C_UNDAMPED = 14, /* 1 - dampening */
+    C_SCALE = 6,     /* instead of C_RATE in rules that know the gradient: it was a bf16 number times this */
     GROUP_COEFFICIENTS = 15
 } group_coefficient;
 
 /* Inputs of a rule besides the previous step's values, in the order of the dependencies. */
 typedef enum group_inputs {
-    INPUTS_NONE = 0,         /* unknown rule */
-    INPUTS_MOMENTS_BEFORE,   /* current and previous exp_avg: predict exp_avg_sq */
-    INPUTS_MOMENT_SQUARE,    /* current exp_avg and exp_avg_sq: predict weights */
-    INPUTS_MOMENTUM,         /* the current momentum */
-    INPUTS_MOMENTUM_NESTEROV /* the current and the previous momentum */
+    INPUTS_NONE = 0,          /* unknown rule */
+    INPUTS_MOMENTS_BEFORE,    /* current and previous exp_avg: predict exp_avg_sq */
+    INPUTS_MOMENT_SQUARE,     /* current exp_avg and exp_avg_sq: predict weights */
+    INPUTS_MOMENTUM,          /* the current momentum */
+    INPUTS_MOMENTUM_NESTEROV, /* the current and the previous momentum */
+    INPUTS_GRADIENT           /* none: the payload has the gradient, which gives a first moment */
 } group_inputs;
 
 /* First and last rule of each family. codec/FORMAT.md has the formulas; kernels/scalar.h computes them. */
@@ -240,6 +242,14 @@ typedef enum group_inputs {
 #define RULE_SGD_LAST       34u
 #define RULE_NESTEROV_FIRST 35u
 #define RULE_NESTEROV_LAST  36u
+/* of first moments: those of Adam, and the momentum of SGD */
+#define RULE_MOMENT_FIRST   49u
+#define RULE_MOMENT_LAST    54u
+#define RULE_VELOCITY_FIRST 55u
+#define RULE_VELOCITY_LAST  56u
+/* as the first family, where the gradient was bf16 */
+#define RULE_BF16_FIRST 65u
+#define RULE_BF16_LAST  69u
 
 typedef struct optimizer_group {
     uint32_t kind; /* group_kind */
@@ -254,7 +264,7 @@ typedef struct optimizer_group {
 #define GROUP_NAME  "optimizer" /* name of all group records; their content distinguishes them */
 
 group_inputs group_rule_inputs(uint32_t rule);
-/* Number of value dependencies after the first: 1 or 2; 0 for an unknown rule. */
+/* Number of value dependencies after the first: 0 to 2. */
 uint32_t group_input_count(group_inputs inputs);
 
 void group_encode(uint8_t to[GROUP_BYTES], const optimizer_group *g);

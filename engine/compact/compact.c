@@ -22,6 +22,7 @@ typedef struct compacting {
     size_t count;
     hash_set current;   /* own files of the checkpoints listed at the beginning */
     uint64_t old_bytes; /* size of replaced generations that may still exist */
+    bool over;          /* the rewrites reached the limit */
 } compacting;
 
 /* ---- what to do ---- */
@@ -285,7 +286,8 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
 }
 
 static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
-    return trash_remove_replaced(&x->out->old_files, x->c.store, x->c.limits.timeout_ms, timeout_ms, err);
+    return trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked, x->c.limits.timeout_ms,
+                                 timeout_ms, err);
 }
 
 /*
@@ -430,6 +432,12 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
         THEN(status, compact_each(x, pass == 0, err));
         repeat = writes && x->out->count > before + x->out->left;
     }
+    /*
+     * Merging has the limit once more, for itself. The rewrites release the files, but only a merge frees them if a
+     * single record in each is still read. If the rewrites left it nothing, such files would become more with each save.
+     */
+    x->over = compact_limit_reached(&x->c);
+    x->c.spent = 0;
     return status == CKD_OK ? gather(x, err) : status;
 }
 
@@ -495,6 +503,7 @@ static void end(compacting *x) {
     free(c->readers.slots);
     free(c->replaced.slots);
     free(c->intact.slots);
+    checked_files_free(&c->checked);
     free(x->current.slots);
     free(x->order);
     manifest_set_free(&x->all);
@@ -528,7 +537,7 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
     x.c.callers_mode = float_mode_enter();
     status = compact(&x, err);
     float_mode_leave(x.c.callers_mode);
-    *over = compact_limit_reached(&x.c);
+    *over = x.over || compact_limit_reached(&x.c);
     end(&x);
     if (status != CKD_OK || !out) {
         ckd_compaction_free(x.out);

@@ -32,6 +32,7 @@
 #include "base/float_mode.h"
 #include "engine/common/common.h"
 #include "engine/encode/encode.h"
+#include "engine/retain/retain.h"
 #include "engine/store/store.h"
 
 /* Cost of loading a block, including the deltas below it. */
@@ -64,7 +65,8 @@ typedef struct compact_limits {
     /* A file is rewritten if more than this share of it is dead. If all files are below it, so is their total. */
     uint32_t dead_percent;
     uint32_t timeout_ms; /* for locks */
-    uint64_t move_max;   /* no further rewrite starts once more bytes were read and written */
+    /* No further rewrite starts once more bytes were read and written. The same for merges, by themselves. */
+    uint64_t move_max;
 } compact_limits;
 
 typedef struct compaction {
@@ -80,10 +82,11 @@ typedef struct compaction {
     /* Listed checkpoints that the policy does not delete, sorted by id. All others are victims. */
     ckd_id *remaining;
     size_t remaining_count;
-    hash_set readers;   /* of victims' records: how many remaining checkpoints read each */
-    hash_set replaced;  /* files of generations that this compaction has replaced */
-    hash_set intact;    /* records that were read in files which a manifest is to name from now on */
-    load_table *tables; /* sorted by id */
+    hash_set readers;      /* of victims' records: how many remaining checkpoints read each */
+    hash_set replaced;     /* files of generations that this compaction has replaced */
+    hash_set intact;       /* records that were read in files which a manifest is to name from now on */
+    checked_files checked; /* files that this compaction has written and read back; others as they are read */
+    load_table *tables;    /* sorted by id */
     size_t table_count, table_capacity;
     manifest_set *all;        /* the manifests at the beginning */
     uint64_t begun_ns, moved; /* bytes read and written, for the rate limit */

@@ -6,8 +6,8 @@
 #include "engine/store/store.h"
 
 /*
- * After a save, a compaction moves at most this many times the raw size of the newest state, unless a single
- * checkpoint takes more. Rewriting a base and reading it back takes about half of it.
+ * After a save, the rewrites of a compaction move at most this many times the raw size of the newest state, and its
+ * merges as much, unless a single checkpoint takes more. Rewriting a base and reading it back takes about half of it.
  */
 #define STATES 4
 
@@ -31,37 +31,47 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
 }
 
 /*
- * Dead bytes that the last compaction of the run left, because recoding would make them larger or they are damaged.
- * The next compaction waits until there are more. The catalog keeps the number, as each save may be a process of its
- * own. If it is lost, one compaction is wasted.
+ * The dead bytes that the last compaction of the run left. The catalog keeps it, as each save may be a process of its own. If it is
+ * lost, one compaction is wasted.
  */
+typedef struct left_over {
+    /*
+     * Dead bytes that would take more when recoded, or that are damaged. The next compaction waits until there are
+     * more.
+     */
+    uint64_t dead;
+    bool told; /* the user knows that they are more than the policy allows */
+} left_over;
+
 static void key_of(char out[CATALOG_META], const char *run) {
     snprintf(out, CATALOG_META, "compaction left, %s", run);
 }
 
 typedef struct left_question {
-    uint64_t out;
+    left_over out;
     const char *run;
 } left_question;
 
 static ckd_status ask_left(void *context, catalog *c, ckd_error *err) {
     left_question *q = context;
-    char key[CATALOG_META], text[CATALOG_META];
+    char key[CATALOG_META], text[CATALOG_META], told[8];
     key_of(key, q->run);
     ckd_status status = catalog_meta(text, c, key, err);
-    q->out = status == CKD_OK && sscanf(text, "%" SCNu64, &q->out) == 1 ? q->out : 0;
+    int fields = status == CKD_OK ? sscanf(text, "%" SCNu64 " %7s", &q->out.dead, told) : 0;
+    q->out.dead = fields >= 1 ? q->out.dead : 0;
+    q->out.told = fields == 2;
     return status;
 }
 
 /* The caller holds no locks. If another writer holds the publish lock, nothing is recorded. */
-static void record_dead_left(ckd_store *store, const char *run, uint64_t left) {
+static void record_left(ckd_store *store, const char *run, const left_over *left) {
     char key[CATALOG_META], text[CATALOG_META];
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) != CKD_OK) {
         return;
     }
     key_of(key, run);
-    snprintf(text, sizeof(text), "%" PRIu64, left);
+    snprintf(text, sizeof(text), "%" PRIu64 "%s", left->dead, left->told ? " told" : "");
     pthread_mutex_lock(&store->mutex);
     if (store_sync_catalog(store, NULL) == CKD_OK) {
         (void)store_record_meta(store, key, text, NULL);
@@ -71,13 +81,39 @@ static void record_dead_left(ckd_store *store, const char *run, uint64_t left) {
 }
 
 /* Are there more dead bytes than the policy allows, and enough more than the last compaction left to try again? */
-static bool is_worth_it(ckd_store *store, const char *run, uint64_t dead, double allowed) {
-    left_question q = {0, run};
-    if (store_query(store, ask_left, &q, NULL) == CKD_OK && (double)q.out > (double)dead + allowed / 4) {
-        q.out = dead; /* some were removed in other ways */
-        record_dead_left(store, run, dead);
+static bool is_worth_it(left_over *last, ckd_store *store, const char *run, uint64_t dead, double allowed) {
+    left_question q = {.run = run};
+    if (store_query(store, ask_left, &q, NULL) == CKD_OK && (double)q.out.dead > (double)dead + allowed / 4) {
+        q.out.dead = dead; /* some were removed in other ways */
+        record_left(store, run, &q.out);
     }
-    return (double)dead > allowed && (double)dead > (double)q.out + allowed / 4;
+    *last = q.out;
+    return (double)dead > allowed && (double)dead > (double)q.out.dead + allowed / 4;
+}
+
+typedef struct outcome {
+    chunk_waste before, after;
+    uint32_t percent; /* the policy's limit */
+    bool over;        /* work is left for later */
+} outcome;
+
+/*
+ * Says once that the share of dead bytes stays above the limit. A compaction that was not complete goes on after the
+ * next save, unless it does not get ahead.
+ */
+static void report_excess(left_over *now, ckd_store *store, const char *run, const outcome *o) {
+    double allowed = (double)o->after.bytes * o->percent / 100;
+    bool above = (double)o->after.dead > allowed;
+    bool stuck = above && (!o->over || (double)o->after.dead + allowed / 4 > (double)o->before.dead);
+    if (stuck && !now->told) {
+        store_message(
+            store,
+            "the policy of %s leaves %.0f%% of its chunk files to deleted checkpoints, more than %u%%: %s",
+            run, 100 * (double)o->after.dead / (double)o->after.bytes, (unsigned)o->percent,
+            o->over ? "there is more to rewrite than a save may, so run ckptdelta compact"
+                    : "checkpoints that stay build on them, and would take more space on their own");
+    }
+    now->told = stuck || (above && now->told);
 }
 
 static void report_result(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {
@@ -96,30 +132,32 @@ static void report_result(ckd_store *store, const ckd_compaction *c, const char 
 }
 
 static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_error *err) {
-    chunk_waste before, after;
+    outcome f = {.percent = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE};
     ckd_compaction *done = NULL;
-    bool over;
-    compact_limits limits = {.waste_run = p->run,
-                             .dead_percent = p->compact_share ? p->compact_share : CKD_COMPACT_SHARE};
+    left_over left;
+    compact_limits limits = {.waste_run = p->run, .dead_percent = f.percent};
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
     o.max_depth = MAX_SAVE_DEPTH; /* the chain that a save made is no waste */
     if (p->compact_share == CKD_NO_COMPACTION) {
         return CKD_OK;
     }
-    ckd_status status = measure(&before, &limits.move_max, store, p->run, err);
+    ckd_status status = measure(&f.before, &limits.move_max, store, p->run, err);
     limits.move_max *= STATES;
-    double allowed = (double)before.bytes * limits.dead_percent / 100;
-    if (status != CKD_OK || !is_worth_it(store, p->run, before.dead, allowed)) {
+    double allowed = (double)f.before.bytes * f.percent / 100;
+    if (status != CKD_OK || !is_worth_it(&left, store, p->run, f.before.dead, allowed)) {
         return status;
     }
-    status = compact_within(&done, &over, store, &o, &limits, err);
+    status = compact_within(&done, &f.over, store, &o, &limits, err);
     if (status == CKD_OK) {
         uint64_t unused;
-        status = measure(&after, &unused, store, p->run, err);
+        status = measure(&f.after, &unused, store, p->run, err);
     }
     if (status == CKD_OK) {
-        record_dead_left(store, p->run, over ? 0 : after.dead);
-        report_result(store, done, p->run, after.bytes < before.bytes ? before.bytes - after.bytes : 0);
+        uint64_t freed = f.after.bytes < f.before.bytes ? f.before.bytes - f.after.bytes : 0;
+        report_result(store, done, p->run, freed);
+        report_excess(&left, store, p->run, &f);
+        left.dead = f.over ? 0 : f.after.dead;
+        record_left(store, p->run, &left);
     }
     ckd_compaction_free(done);
     return status;

@@ -353,7 +353,7 @@ static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
         chunk_writer_abort(w);
         return status;
     }
-    status = chunk_writer_finish(w, &file->root, &file->size, err);
+    status = chunk_writer_finish_durable(w, &file->root, &file->size, err);
     return status == CKD_OK ? file_rename_noreplace(temp.text, path_chunk(root, &file->id, "").text, err)
                             : status;
 }

@@ -29,6 +29,8 @@ ckd_status compact_report_progress(void *context, ckd_error *err);
  * Does the error concern one checkpoint only (it is damaged, or another process was quicker)? Then the others go on.
  */
 bool compact_is_local_error(ckd_status status, const ckd_error *why);
+/* Remembers files that were written and read back, so that they are not read again before old ones go. Errors: NOMEM. */
+ckd_status compact_record_proven(compaction *c, const file_ref *files, size_t count, ckd_error *err);
 /* Closes all views. Views that were opened before something was published may be out of date. */
 void compact_close_views(compaction *c);
 

@@ -148,7 +148,7 @@ static ckd_status write_file(merge_set *x, file_ref *to, const compact_intent *i
         chunk_writer_abort(w);
         return status;
     }
-    status = chunk_writer_finish(w, &to->root, &to->size, err);
+    status = chunk_writer_finish_durable(w, &to->root, &to->size, err);
     return status == CKD_OK ? file_rename_noreplace(temp.text, path_chunk(store->path, &to->id, "").text, err)
                             : status;
 }
@@ -320,6 +320,7 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
                                      (const ckd_id *)(const void *)ids.data, ids.size / sizeof(ckd_id), err);
     }
     THEN(status, write_files(x, &i, err));
+    THEN(status, compact_record_proven(c, x->outputs, x->output_count, err));
     THEN(status, rename_all(i.named, &i.undecided, x, err));
     compact_intent_end(&i, c->store);
     bytes_free(&ids);

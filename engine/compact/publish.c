@@ -240,6 +240,7 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, 
     compact_intent_end(&i, c->store);
     if (committed) {
         status = record_replaced(c, plan->published, err);
+        THEN(status, compact_record_proven(c, r.m.files, r.m.own_count, err));
     }
     rewrite_free(&r);
     return status;

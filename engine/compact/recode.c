@@ -16,7 +16,7 @@ ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err)
     *w = (compact_worker){.values = {0}};
     ckd_status status = block_job_init(&w->job, &c->columns, err);
     w->job.decoder.views = &c->views;
-    w->job.decoder.step_limit = MAX_STEPS; /* it must load what others committed */
+    w->job.decoder.block_limit = MAX_CHAIN_BLOCKS; /* it must load what others committed */
     return status;
 }
 
@@ -108,7 +108,7 @@ static ckd_status read_before(const void **out, hash128 *content, const recoding
     if (!to) {
         return CKD_E_NOMEM;
     }
-    w->job.decoder.steps = 0;
+    w->job.decoder.blocks_decoded = 0;
     ckd_status status = span_values(&w->job.decoder, &from, to, NULL);
     if (status == CKD_E_NOMEM) {
         return err_nomem(err, r->raw_size, "a block's values");

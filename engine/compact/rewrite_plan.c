@@ -10,6 +10,7 @@ typedef struct examination {
     compaction *c;
     rewrite_plan *plan;
     bool cold;
+    bool retains; /* victims' records are kept wherever that is allowed */
     uint32_t nested;
 } examination;
 
@@ -254,7 +255,8 @@ static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
         if (f->why == CKD_COMPACT_FOLD && allowed_as_it_is(x->c, &now, r)) {
             status = compact_retained_bytes(&f->retained_bytes, x->c, p->view, b, err);
         }
-        if (status == CKD_OK && f->retained_bytes < r->raw_size / SURELY) {
+        bool retained = x->retains && f->retained_bytes != UINT64_MAX;
+        if (status == CKD_OK && (retained || f->retained_bytes < r->raw_size / SURELY)) {
             f->why = 0;
             f->state = REWRITE_KNOWN;
             return CKD_OK;
@@ -275,6 +277,30 @@ static uint64_t estimate_bytes(const record *r, const block_rewrite *f) {
     return !f->why || f->retained_bytes < coded ? r->stored_size : coded;
 }
 
+/*
+ * A rewrite after a save copies the whole checkpoint. That is worth it only if enough is released: a merge brings a few
+ * records of victims together at less cost. The share of dead bytes stays well below the limit.
+ */
+#define NEGLIGIBLE 4 /* divisor of the share of dead bytes that is allowed */
+
+static bool releases_too_little(const rewrite_plan *p, const compaction *c) {
+    double released = 0, stored = (double)p->view->manifest.checkpoint.stored_bytes;
+    for (size_t i = 0; i < p->view->block_count; i++) {
+        const block_rewrite *f = &p->rewrites[i];
+        released += f->why ? (double)f->retained_bytes : 0;
+    }
+    return c->limits.waste_run && released > 0 &&
+           released < stored * c->limits.dead_percent / 100 / NEGLIGIBLE;
+}
+
+static ckd_status plan_blocks(examination *x, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < x->plan->view->block_count && status == CKD_OK; i++) {
+        status = plan_block(x, i, err);
+    }
+    return status;
+}
+
 static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     p->estimated_bytes = p->view->manifest.checkpoint.stored_bytes;
     for (size_t i = 0; i < p->view->block_count; i++) {
@@ -290,39 +316,100 @@ static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     }
 }
 
-/* The newest remaining step of the run below this one. */
-static const manifest_entry *step_before(const compaction *c, const ckd_checkpoint *k) {
+/* ---- the lineage ---- */
+
+/* A search for a checkpoint among the parents and dependencies of others, down to the last, by their manifests. */
+typedef struct search {
+    const manifest_set *all;
+    const ckd_id *sought;
+    bool found;
+    bool *seen;                  /* by manifest: it does not lead there, or was just met */
+    const manifest_entry **todo; /* has room for all, as each is met once */
+    size_t count;
+} search;
+
+static void meet(search *s, const ckd_id *id) {
+    const manifest_entry *n = id_is_zero(id) ? NULL : manifest_set_find(s->all, id);
+    s->found = s->found || id_equal(id, s->sought);
+    if (n && !s->seen[n - s->all->items]) {
+        s->seen[n - s->all->items] = true;
+        s->todo[s->count++] = n;
+    }
+}
+
+/* Is the checkpoint the one sought, or does it descend from that or build on it? */
+static bool leads_there(search *s, const ckd_id *from) {
+    s->found = false;
+    s->count = 0;
+    meet(s, from);
+    while (s->count && !s->found) {
+        const manifest *m = &s->todo[--s->count]->m;
+        meet(s, &m->checkpoint.parent);
+        for (size_t i = 0; i < m->dependency_count; i++) {
+            meet(s, &m->dependencies[i]);
+        }
+    }
+    if (s->found) {
+        memset(s->seen, 0, s->all->count * sizeof(*s->seen));
+    }
+    return s->found;
+}
+
+/* The newest remaining step of k's run below this one that was saved before k. */
+static const manifest_entry *step_before(const compaction *c, const ckd_checkpoint *k, uint64_t step) {
     const manifest_entry *found = NULL;
     for (const manifest_entry *n = c->all->items; n < c->all->items + c->all->count; n++) {
         const ckd_checkpoint *o = &n->m.checkpoint;
-        bool older = !n->in_trash && !n->superseded && o->step < k->step && strcmp(o->run, k->run) == 0 &&
-                     !compact_is_victim(c, &o->id);
+        bool older = !n->in_trash && !n->superseded && o->step < step && o->created_ns < k->created_ns &&
+                     strcmp(o->run, k->run) == 0 && !compact_is_victim(c, &o->id);
         found = older && (!found || o->step > found->m.checkpoint.step) ? n : found;
     }
     return found;
 }
 
 /*
- * By the manifests at the beginning. Where an ancestor is gone, the run's step before it continues the lineage. It ends
- * with the last ancestor that find_new_base would look at, so that a run of n checkpoints takes n short searches.
+ * The parent of k. Where it is gone, or descends from the checkpoint sought, the run's step before k continues the
+ * lineage. A later step may have been saved first, and have become this one's parent. Everything builds only on what
+ * was saved before it, in all stores and whatever other compactions do, so that no copying and no joining of files can
+ * close a circle.
+ */
+static const manifest_entry *next_ancestor(search *s, const compaction *c, const ckd_checkpoint *k) {
+    const manifest_entry *n = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);
+    if (id_is_zero(&k->parent) || (n && !leads_there(s, &k->parent))) {
+        return n;
+    }
+    n = step_before(c, k, k->step);
+    while (n && leads_there(s, &n->m.checkpoint.id)) {
+        n = step_before(c, k, n->m.checkpoint.step);
+    }
+    return n;
+}
+
+/*
+ * By the manifests at the beginning. The lineage ends with the last ancestor that find_new_base would look at, so that
+ * a run of n checkpoints takes n short searches.
  */
 static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
-    const manifest_entry *n = manifest_set_find(c->all, &p->view->manifest.checkpoint.id);
-    size_t max = compact_max_lineage(c), count = max < c->all->count ? max : c->all->count;
+    const ckd_id *id = &p->view->manifest.checkpoint.id;
+    const manifest_entry *n = manifest_set_find(c->all, id);
+    size_t all = c->all->count, max = compact_max_lineage(c), count = max < all ? max : all;
+    search s = {.all = c->all, .sought = id};
     p->ancestors = calloc(count + 1, sizeof(*p->ancestors));
-    if (!p->ancestors) {
-        return err_nomem(err, count * sizeof(*p->ancestors), "a lineage");
-    }
-    for (size_t steps = 0; n && p->ancestor_count < count && steps < c->all->count; steps++) {
-        const ckd_checkpoint *k = &n->m.checkpoint;
-        const manifest_entry *parent = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);
-        n = parent || id_is_zero(&k->parent) ? parent : step_before(c, k);
+    s.seen = calloc(all + 1, sizeof(*s.seen));
+    s.todo = calloc(all + 1, sizeof(*s.todo));
+    bool has_room = p->ancestors && s.seen && s.todo;
+    for (size_t steps = 0; has_room && n && p->ancestor_count < count && steps < all; steps++) {
+        n = next_ancestor(&s, c, &n->m.checkpoint);
         if (n && !n->in_trash && !compact_is_victim(c, &n->m.checkpoint.id)) {
             p->ancestors[p->ancestor_count++] = n->m.checkpoint.id;
         }
     }
-    return CKD_OK;
+    free(s.seen);
+    free(s.todo);
+    return has_room ? CKD_OK : err_nomem(err, all * sizeof(*s.todo), "a lineage");
 }
+
+/* ---- the plan ---- */
 
 ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *checkpoint, bool cold,
                                 ckd_error *err) {
@@ -340,8 +427,11 @@ ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *
         return status;
     }
     examination x = {.c = c, .plan = out, .cold = cold};
-    for (size_t i = 0; i < out->view->block_count && status == CKD_OK; i++) {
-        status = plan_block(&x, i, err);
+    status = plan_blocks(&x, err);
+    if (status == CKD_OK && releases_too_little(out, c)) {
+        memset(out->rewrites, 0, out->view->block_count * sizeof(*out->rewrites));
+        x.retains = true;
+        status = plan_blocks(&x, err);
     }
     if (status == CKD_OK) {
         sum_up(out, c->options.max_depth);

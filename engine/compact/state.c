@@ -41,6 +41,14 @@ ckd_status compact_record_loads(compaction *c, const ckd_id *checkpoint, block_l
     return CKD_OK;
 }
 
+ckd_status compact_record_proven(compaction *c, const file_ref *files, size_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = hash_set_add(&c->checked.intact, hash64(&files[i].id, sizeof(ckd_id)), err);
+    }
+    return status;
+}
+
 void compact_close_views(compaction *c) {
     views_free(&c->views);
     views_init(&c->views, c->store);

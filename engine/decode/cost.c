@@ -1,3 +1,4 @@
+/* The cost model of loads, and the budget that decides whether a delta is worth its load. */
 #include "engine/decode/internal.h"
 
 #include <math.h>
@@ -68,6 +69,8 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
         work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
         work += low_rank_work((uint64_t)elements, element_size, symbols);
         return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
+    case CODING_GRADIENT:
+        return work + WORK_SYMBOL * (double)symbols;
     case CODING_SYMBOLS:
         work += element_size > 2 ? WORK_LOW * (double)(element_size - 2) * (double)symbols : 0;
         return work + (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;

@@ -236,10 +236,10 @@ ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
  * applies the deltas on the way back, verifying every block's content hash.
  */
 
-#define MAX_STEPS      4096u /* blocks decoded for one block; a chain has a handful */
-#define MAX_SAVE_STEPS 1024u /* the same for the parent of a delta */
-#define MAX_DEPTH      256u  /* nesting of blocks */
-#define MAX_SAVE_DEPTH 128u
+#define MAX_CHAIN_BLOCKS 4096u /* blocks decoded for one block; a chain has a handful */
+#define MAX_SAVE_STEPS   1024u /* the same for the parent of a delta */
+#define MAX_DEPTH        256u  /* nesting of blocks */
+#define MAX_SAVE_DEPTH   128u
 
 /* A block that optimizer steps were predicted from recently. */
 #define CACHED_BLOCKS 8
@@ -274,10 +274,10 @@ typedef struct decoder {
     bool own_columns;
     uint32_t waiting;  /* blocks waiting for their parent's values; these values need no hash of their own */
     bool verify_chain; /* a chain gave wrong values: compare every hash on the way */
-    uint32_t steps;    /* blocks decoded for the current top-level block: bounds hostile fan-out */
-    uint32_t depth;    /* of the current recursion: bounds circles, and the stack */
-    /* MAX_STEPS; a save uses less, so that every load of its blocks stays within the limit */
-    uint32_t step_limit;
+    uint32_t blocks_decoded; /* blocks decoded for the current top-level block: bounds hostile fan-out */
+    uint32_t depth;          /* of the current recursion: bounds cycles, and the stack */
+    /* MAX_CHAIN_BLOCKS; a save uses less, so that every load of its blocks stays within the limit */
+    uint32_t block_limit;
     uint32_t sharing; /* nested optimizer steps in progress: blocks stay cached meanwhile */
     uint32_t nested;  /* nesting of inputs */
     cached_block cached[CACHED_BLOCKS];

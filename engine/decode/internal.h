@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 
+#include "codec/entropy/entropy.h"
+#include "codec/metadata/metadata.h"
 #include "engine/decode/decode.h"
 
 /* ---- cost.c, chain_plan.c ---- */
@@ -44,6 +46,18 @@ ckd_status lattice_move_values(const lattice_target *to, const lattice_block *b,
 
 /* values_step.c: Predicts an optimizer step into `to`; the caller then applies the residual. */
 ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+/* The optimizer that a block with predictor 4 names as its last dependency. */
+ckd_status values_group(decoder *d, const view *v, const view_block *b, optimizer_group *out, ckd_error *err);
+/* values_gradient.c: Decodes a first moment whose payload has the gradient. */
+ckd_status values_by_gradient(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
+/* Integers of a block, as they are stored. */
+typedef struct coded_residual {
+    coding coding;
+    const void *data;
+    size_t size;
+} coded_residual;
+/* Applies a residual to the predicted values in `to`. */
+ckd_status values_apply(decoder *d, const record *r, const coded_residual *by, void *to, ckd_error *err);
 
 /* Between these calls, blocks that optimizer steps are predicted from stay cached, a few of them. Calls nest. */
 void values_cache_begin(decoder *d);

@@ -151,7 +151,7 @@ static bool scatter_with_weight(sibling_cache *s, decoder *d, const view_block *
     if (!memory) {
         return false;
     }
-    d->steps = 0;
+    d->blocks_decoded = 0;
     bool placed = values_of_input(d, s->view, dependent_weight, memory, NULL) == CKD_OK;
     insert(s, dependent_weight, memory, placed);
     void *values = placed ? malloc(b->record->raw_size + 1) : NULL;

@@ -1,3 +1,7 @@
+/*
+ * Rebuilds the values of blocks: follows a block's chain, reads payloads, decodes, applies deltas, checks content
+ * hashes, and places values in the caller's memory.
+ */
 #include "engine/decode/internal.h"
 
 #include <stdlib.h>
@@ -20,7 +24,7 @@ ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, c
         d->own_columns = true;
     }
     d->kernels = kernels_cpu();
-    d->step_limit = MAX_STEPS;
+    d->block_limit = MAX_CHAIN_BLOCKS;
     return coder_create(&d->coder, err);
 }
 
@@ -203,14 +207,15 @@ static void move_changes(void *values, void *list, const symbols_changes *c, boo
 }
 
 /* Applies a delta that lists its changes: takes time for these, not for the block. */
-static ckd_status apply_changes(decoder *d, const record *r, const void *payload, void *to, ckd_error *err) {
+static ckd_status apply_changes(decoder *d, const record *r, const coded_residual *by, void *to,
+                                ckd_error *err) {
     ckd_dtype dtype = r->tensor->dtype;
     size_t size = ckd_dtype_size(dtype);
     symbols_workspace *w = coder_symbols(d->coder);
     symbols_changes c;
-    const symbols_stream stream = {(unsigned)size, r->count, payload, r->stored_size};
+    const symbols_stream stream = {(unsigned)size, r->count, by->data, by->size};
     uint8_t *all_contexts = NULL;
-    if (symbols_lists_changes(payload, r->stored_size) == SYMBOLS_CHANGES_BY_CONTEXT) {
+    if (symbols_lists_changes(by->data, by->size) == SYMBOLS_CHANGES_BY_CONTEXT) {
         all_contexts = bytes_scratch(&d->context, r->count, "decoding scratch", err);
         if (!all_contexts) {
             return CKD_E_NOMEM;
@@ -234,33 +239,37 @@ static ckd_status apply_changes(decoder *d, const record *r, const void *payload
     return status;
 }
 
+ckd_status values_apply(decoder *d, const record *r, const coded_residual *by, void *to, ckd_error *err) {
+    ckd_dtype dtype = r->tensor->dtype;
+    if (by->coding == CODING_SYMBOLS && symbols_lists_changes(by->data, by->size) != SYMBOLS_ALL_INTEGERS) {
+        return apply_changes(d, r, by, to, err);
+    }
+    void *residual = bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err);
+    uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
+    if (!context) {
+        return CKD_E_NOMEM;
+    }
+    d->kernels->magnitude_context(dtype, context, to, r->count);
+    ckd_status status =
+        coder_decode(d->coder, by->coding,
+                     &(coder_target){residual, r->raw_size, (unsigned)ckd_dtype_size(dtype), context},
+                     by->data, by->size, err);
+    if (status == CKD_OK) {
+        d->kernels->ordered_apply(dtype, to, to, residual, r->count);
+    }
+    return status;
+}
+
 /* Turns the parent's or the predicted values in `to` into this block's. */
 static ckd_status apply_delta(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
     const record *r = b->record;
-    ckd_dtype dtype = r->tensor->dtype;
     const void *payload;
     if (r->coding == CODING_LATTICE) {
         return values_decode_lattice(d, v, b, true, to, err);
     }
     ckd_status status = values_payload(d, b, &payload, err);
-    if (status == CKD_OK && r->coding == CODING_SYMBOLS &&
-        symbols_lists_changes(payload, r->stored_size) != SYMBOLS_ALL_INTEGERS) {
-        return apply_changes(d, r, payload, to, err);
-    }
-    void *residual =
-        status == CKD_OK ? bytes_scratch(&d->integers, r->raw_size, "decoding scratch", err) : NULL;
-    uint8_t *context = residual ? bytes_scratch(&d->context, r->count, "decoding scratch", err) : NULL;
-    if (!context) {
-        return status != CKD_OK ? status : CKD_E_NOMEM;
-    }
-    d->kernels->magnitude_context(dtype, context, to, r->count);
-    status = coder_decode(d->coder, (coding)r->coding,
-                          &(coder_target){residual, r->raw_size, (unsigned)ckd_dtype_size(dtype), context},
-                          payload, r->stored_size, err);
-    if (status == CKD_OK) {
-        d->kernels->ordered_apply(dtype, to, to, residual, r->count);
-    }
-    return status;
+    const coded_residual by = {(coding)r->coding, payload, (size_t)r->stored_size};
+    return status == CKD_OK ? values_apply(d, r, &by, to, err) : status;
 }
 
 ckd_status values_dependency(decoder *d, const view *own, const view_block *b, void *to, ckd_error *err) {
@@ -300,13 +309,14 @@ static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b
 ckd_status values_check_supported(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
-    if (!coding_known(r->coding) && r->coding != CODING_LATTICE) {
+    if (!coding_known(r->coding) && r->coding != CODING_LATTICE && r->coding != CODING_GRADIENT) {
         return err_unsupported(err, file, r->offset,
                                "the block has coding %u, which this version does not know; load "
                                "it with a newer ckptdelta",
                                (unsigned)r->coding);
     }
-    if (r->coding == CODING_LATTICE && r->predictor > PREDICT_PARENT) {
+    if ((r->coding == CODING_LATTICE && r->predictor > PREDICT_PARENT) ||
+        (r->coding == CODING_GRADIENT && r->predictor != PREDICT_STEP)) {
         return err_unsupported(err, file, r->offset,
                                "the block has coding %u with predictor %u, which this version does not "
                                "know; load it with a newer ckptdelta",
@@ -327,9 +337,13 @@ static ckd_status rebuild(decoder *d, const view *v, const view_block *b, void *
     case PREDICT_NONE:
         return decode_standalone(d, v, b, to, err);
     case PREDICT_PARENT:
+        status = values_dependency(d, v, b, to, err);
+        return status == CKD_OK ? apply_delta(d, v, b, to, err) : status;
     case PREDICT_STEP:
-        status = b->record->predictor == PREDICT_STEP ? values_predict(d, v, b, to, err)
-                                                      : values_dependency(d, v, b, to, err);
+        if (b->record->coding == CODING_GRADIENT) {
+            return values_by_gradient(d, v, b, to, err);
+        }
+        status = values_predict(d, v, b, to, err);
         return status == CKD_OK ? apply_delta(d, v, b, to, err) : status;
     case PREDICT_COPY:
         return values_dependency(d, v, b, to, err);
@@ -339,7 +353,7 @@ static ckd_status rebuild(decoder *d, const view *v, const view_block *b, void *
 }
 
 static ckd_status decode_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    if (++d->steps > d->step_limit || d->depth >= MAX_DEPTH) {
+    if (++d->blocks_decoded > d->block_limit || d->depth >= MAX_DEPTH) {
         return view_block_corrupt(b, err, "the block's chain of deltas is too long or contains a cycle");
     }
     ckd_status status = values_check_supported(b, err);
@@ -347,7 +361,7 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
         return status;
     }
     const record *r = b->record;
-    const uint32_t steps = d->steps;
+    const uint32_t decoded = d->blocks_decoded;
     bool waits = !d->verify_chain && (r->predictor == PREDICT_PARENT || r->predictor == PREDICT_COPY);
     d->waiting += waits;
     status = rebuild(d, v, b, to, err);
@@ -361,7 +375,7 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
     }
     if (waits && (status == CKD_OK || status == CKD_E_CORRUPT)) { /* find the damaged block of the chain */
         d->verify_chain = true;
-        d->steps = steps;
+        d->blocks_decoded = decoded;
         status = decode_block(d, v, b, to, err);
         d->verify_chain = false;
         return status;
@@ -394,7 +408,7 @@ static ckd_status values_of_block(decoder *d, const view *v, const view_block *b
 }
 
 ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    d->steps = 0;
+    d->blocks_decoded = 0;
     return values_of_block(d, v, b, to, err);
 }
 
@@ -493,7 +507,7 @@ static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, 
 
 ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const span_target *target,
                            uint64_t *copied, ckd_error *err) {
-    d->steps = 0;
+    d->blocks_decoded = 0;
     return scatter_block(d, v, b, target, copied, err);
 }
 

@@ -60,8 +60,8 @@ void values_cache_end(decoder *d) {
 
 /* ---- the step ---- */
 
-static ckd_status read_group(decoder *d, const view *v, const view_block *b, optimizer_group *out,
-                             ckd_error *err) {
+ckd_status values_group(decoder *d, const view *v, const view_block *b, optimizer_group *out,
+                        ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
     const dependency *last = &r->dependencies[r->dependency_count - 1];
@@ -207,8 +207,10 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
                            "the block cannot be an optimizer step: its dtype or its dependencies do not fit");
     }
     optimizer_group g;
-    ckd_status status = read_group(d, v, b, &g, err);
-    if (status == CKD_OK && r->dependency_count != group_input_count(group_rule_inputs(g.rule)) + 2) {
+    ckd_status status = values_group(d, v, b, &g, err);
+    group_inputs inputs = status == CKD_OK ? group_rule_inputs(g.rule) : INPUTS_NONE;
+    if (status == CKD_OK &&
+        (inputs == INPUTS_GRADIENT || r->dependency_count != group_input_count(inputs) + 2)) {
         status =
             err_corrupt(err, file, r->offset, "the optimizer step needs other values than the block names");
     }
@@ -242,7 +244,7 @@ ckd_status block_series_next(const void **values, decoder *d, const view *v, con
     if (k) {
         use_cached(&in, k);
     } else {
-        d->steps = 0;
+        d->blocks_decoded = 0;
         status = cache_block(&in, d, v, b, free_slot(d), err);
     }
     if (values) {

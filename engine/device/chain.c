@@ -561,7 +561,7 @@ ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, co
     chain_builder m = {c, sides, d, v, c->block};
     bool more;
     c->count = c->cast = 0;
-    d->steps = 0;
+    d->blocks_decoded = 0;
     ckd_status status = add_block(&more, &m, v, c->block, err);
     while (status == CKD_OK && more && c->links[c->count - 1].delta) {
         status = add_ancestor(&more, &m, err);

@@ -36,10 +36,6 @@ typedef struct run {
 
 /* ---- memory ---- */
 
-static uint64_t sent_size(const device_chain *c) {
-    return aligned(c->sent.size);
-}
-
 static uint64_t stream_size(const chain_link *l) {
     uint64_t n = l->record->count;
     return l->memory + (l->delta ? aligned(l->record->raw_size) + aligned(n) : 0);
@@ -78,7 +74,7 @@ static void measure(run *r) {
     }
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
-        r->sent += sent_size(c);
+        r->sent += aligned(c->sent.size);
         r->pieces += device_hash_pages_of(max_size(c));
         r->wide += wide_size(c);
         r->rounds = c->count > r->rounds ? c->count : r->rounds;
@@ -163,19 +159,20 @@ static void one_span(run *r, device_operation operation, ckd_dtype dtype, ckd_dt
 
 /* ---- sending ---- */
 
+/* Sends one array behind the others, and returns where the next one begins. */
+static uint64_t send_array(device_putting *p, const bytes *array, uint64_t at) {
+    device_put_add(p, array->data, array->size);
+    device_put_add(p, NULL, aligned(array->size) - array->size);
+    return at + aligned(array->size);
+}
+
 static ckd_status send_all(run *r, ckd_error *err) {
-    uint8_t *host = malloc(r->sent + 1);
+    device_putting p = device_put_begin(r->lease, r->memory);
     uint64_t at = 0, wide = r->sent;
-    if (!host) {
-        return err_nomem(err, r->sent, "what goes to a device");
-    }
     for (chain_side *s = r->sides->first; s; s = s->next) {
         s->base = at;
         s->wide = wide;
-        if (s->sent.size) {
-            memcpy(host + at, s->sent.data, s->sent.size);
-        }
-        at += aligned(s->sent.size);
+        at = send_array(&p, &s->sent, at);
         wide += s->at.dtype == CKD_F16 ? aligned(s->at.count * sizeof(float)) : 0;
     }
     for (size_t i = 0; i < r->count; i++) {
@@ -183,14 +180,9 @@ static ckd_status send_all(run *r, ckd_error *err) {
         c->base = at;
         c->wide = r->memory + wide;
         wide += wide_size(c);
-        if (c->sent.size) {
-            memcpy(host + at, c->sent.data, c->sent.size);
-        }
-        at += sent_size(c);
+        at = send_array(&p, &c->sent, at);
     }
-    ckd_status status = device_put(r->lease, r->memory, host, at, err);
-    free(host);
-    return status;
+    return device_put_end(&p, err);
 }
 
 static void widen_sides(run *r) {
@@ -222,17 +214,12 @@ static void *place_of(const device_chain *c, const chain_link *l) {
 }
 
 static void put_exceptions(run *r, const device_chain *c, const chain_link *l) {
-    size_t size = ckd_dtype_size(dtype_of(l));
-    span_list s = list_of(r, DEVICE_COPY, CKD_DTYPE_NONE);
-    for (uint32_t i = 0; i < l->exceptions; i++) {
-        uint32_t at;
-        memcpy(&at, c->sent.data + l->exception_at + i * sizeof(at), sizeof(at));
-        add_span(&s, CKD_U8,
-                 (device_span){.to = (uint8_t *)place_of(c, l) + at * size,
-                               .from = r->memory + c->base + l->exception_bits + i * size,
-                               .n = size});
+    const uint8_t *sent = r->memory + c->base;
+    device_scattering s = {place_of(c, l), (const uint32_t *)(const void *)(sent + l->exception_at),
+                           sent + l->exception_bits, l->exceptions, (uint32_t)ckd_dtype_size(dtype_of(l))};
+    if (r->why.result == DEVICE_DONE) {
+        r->lease->backend->scatter(&r->lease->queue, &s, &r->why);
     }
-    flush(&s);
 }
 
 static void place_values(run *r, uint32_t round) {

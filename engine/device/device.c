@@ -2,6 +2,25 @@
 
 #include <stdlib.h>
 
+ckd_status ckd_device_check(int device, ckd_error *err) {
+    const device_backend *backend = device_backend_open(err);
+    if (!backend) {
+        return CKD_E_DEVICE;
+    }
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_info about;
+    int devices = 0;
+    if (backend->count(&devices, &why) != DEVICE_DONE) {
+        return device_status(&why, device, err);
+    }
+    if (device < 0 || device >= devices) {
+        return err_set(err, CKD_E_DEVICE, "there is no device %d; the number of devices is %d", device,
+                       devices);
+    }
+    backend->describe(&about, device, &why);
+    return device_status(&why, device, err);
+}
+
 /* ---- leases ---- */
 
 static void lease_free(device_lease *lease) {
@@ -121,6 +140,21 @@ void device_leases_close(ckd_store *store) {
     }
 }
 
+void device_leases_trim(ckd_store *store) {
+    pthread_mutex_lock(&store->mutex);
+    device_lease *idle = store->devices;
+    store->devices = NULL;
+    pthread_mutex_unlock(&store->mutex);
+    while (idle) {
+        device_lease *lease = idle;
+        idle = lease->next;
+        lease->backend->release(lease->queue.device, lease->memory);
+        lease->memory = NULL;
+        lease->memory_size = 0;
+        device_release_idle(store, lease);
+    }
+}
+
 ckd_status device_finish(const device_lease *lease, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     lease->backend->finish(&lease->queue, &why);
@@ -175,7 +209,7 @@ static ckd_status copy_elements(const device_reader *r, const element_copy *copy
         result =
             rows ? lease->backend->copy_rows(&lease->queue,
                                              &(device_rows){to, from, r->width * r->element,
-                                                            r->stride * r->element, rows, copy->direction},
+                                                            r->stride * r->element, rows, copy->direction, 0},
                                              &why)
                  : lease->backend->copy(&lease->queue, to, from, n * r->element, copy->direction, &why);
         to += n * r->element;
@@ -258,24 +292,51 @@ ckd_status device_read_small(const void **values, device_lease *lease, const voi
 
 /* ---- to a device, and back ---- */
 
-ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
-    const device_backend *backend = lease->backend;
-    device_failure why = {DEVICE_DONE, "", ""};
-    device_result result = backend->finish(&lease->queue, &why); /* reading ahead may be under way */
+device_putting device_put_begin(device_lease *lease, void *to) {
+    device_putting p = {.lease = lease, .to = to, .why = {DEVICE_DONE, "", ""}};
+    lease->backend->finish(&lease->queue, &p.why); /* reading ahead may be under way */
     lease->reader = NULL;
-    for (uint64_t at = 0; at < size && result == DEVICE_DONE; at += DEVICE_STAGE) {
-        uint64_t n = size - at < DEVICE_STAGE ? size - at : DEVICE_STAGE;
-        void *stage = lease->pinned[at / DEVICE_STAGE % 2];
-        memcpy(stage, (const uint8_t *)from + at, n); /* while the other piece is on its way */
-        result = backend->finish(&lease->queue, &why);
-        if (result == DEVICE_DONE) {
-            result = backend->copy(&lease->queue, (uint8_t *)to + at, stage, n, DEVICE_TO_DEVICE, &why);
+    return p;
+}
+
+/* Sends the filled piece of pinned memory. The other one is free from then on. */
+static void send_stage(device_putting *p) {
+    const device_backend *backend = p->lease->backend;
+    const device_queue *queue = &p->lease->queue;
+    if (p->filled && p->why.result == DEVICE_DONE && backend->finish(queue, &p->why) == DEVICE_DONE) {
+        backend->copy(queue, p->to, p->lease->pinned[p->stage], p->filled, DEVICE_TO_DEVICE, &p->why);
+    }
+    p->to += p->filled;
+    p->filled = 0;
+    p->stage = !p->stage;
+}
+
+void device_put_add(device_putting *p, const void *from, uint64_t size) {
+    for (uint64_t n; size && p->why.result == DEVICE_DONE; size -= n) {
+        n = size < DEVICE_STAGE - p->filled ? size : DEVICE_STAGE - p->filled;
+        if (from) {
+            memcpy((uint8_t *)p->lease->pinned[p->stage] + p->filled, from, n);
+            from = (const uint8_t *)from + n;
+        }
+        p->filled += n;
+        if (p->filled == DEVICE_STAGE) {
+            send_stage(p);
         }
     }
-    if (result == DEVICE_DONE) {
-        result = backend->finish(&lease->queue, &why);
+}
+
+ckd_status device_put_end(device_putting *p, ckd_error *err) {
+    send_stage(p);
+    if (p->why.result == DEVICE_DONE) {
+        p->lease->backend->finish(&p->lease->queue, &p->why);
     }
-    return device_status(&why, lease->queue.device, err);
+    return device_status(&p->why, p->lease->queue.device, err);
+}
+
+ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {
+    device_putting p = device_put_begin(lease, to);
+    device_put_add(&p, from, size);
+    return device_put_end(&p, err);
 }
 
 ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err) {

@@ -51,6 +51,8 @@ ckd_status device_check_address(const device_backend *backend, int device, const
 void device_release(ckd_store *store, device_lease *lease);
 /* Gives back a lease whose queue holds no work that was not waited for. */
 void device_release_idle(ckd_store *store, device_lease *lease);
+/* Frees the device memory of leases that nobody uses: the caller may need it. */
+void device_leases_trim(ckd_store *store);
 /* Closes the leases of a store that is being closed. */
 void device_leases_close(ckd_store *store);
 
@@ -110,6 +112,20 @@ static inline uint64_t device_hash_pages_of(uint64_t size) {
 ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *stretches, size_t count,
                        uint64_t *to, ckd_error *err);
 
+/*
+ * Copies pieces of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves the
+ * place as it is. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors: DEVICE.
+ */
+typedef struct device_putting {
+    device_lease *lease;
+    uint8_t *to;
+    uint64_t filled; /* bytes of the current piece of pinned memory */
+    int stage;       /* its index */
+    device_failure why;
+} device_putting;
+device_putting device_put_begin(device_lease *lease, void *to);
+void device_put_add(device_putting *p, const void *from, uint64_t size);
+ckd_status device_put_end(device_putting *p, ckd_error *err);
 /* Copy between host and device memory by way of the pinned memory. Done when they return. */
 ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
@@ -415,6 +431,14 @@ void device_references_close(ckd_store *store);
 typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, bool values,
                                      uint32_t worker, ckd_error *err);
 
+/*
+ * Where a block's values lie in the span: `rows` stretches of `count` elements each. Stretch i goes from element
+ * from + i from_step of the block to element to + i to_step of the span. rows 0: the stretches differ.
+ */
+typedef struct span_place {
+    uint64_t from, to, count, rows, from_step, to_step;
+} span_place;
+
 /* Zero-initialise; the caller sets the fields up to memory_size. */
 typedef struct span_decode {
     thread_pool *pool;
@@ -436,6 +460,7 @@ typedef struct span_decode {
     /* Private: */
     const view_block **blocks; /* of the current batch */
     device_chain *chains;
+    span_place *places; /* of each block */
     size_t count;
     chain_sides sides;
     span_run runs[SPAN_RUNS_MAX];
@@ -451,6 +476,17 @@ bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *c
  * lacks an operation).
  */
 ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t count, ckd_error *err);
+/*
+ * The same in steps, for all blocks at once: begin; make what to send for each block, with any threads; run, with one
+ * thread; end, in any case. span_decode_run without `memory` neither calls `make` nor uses the pool, so the next span
+ * can be made meanwhile. The values are there when it returns. Errors: as device_decode_span.
+ */
+ckd_status span_decode_begin(span_decode *f, const view_block **blocks, size_t count, ckd_error *err);
+ckd_status span_decode_make(span_decode *f, size_t index, uint32_t worker, ckd_error *err);
+ckd_status span_decode_run(span_decode *f, ckd_error *err);
+void span_decode_end(span_decode *f);
+/* Estimates the host memory of a block on its way. */
+uint64_t span_decode_size(const view_block *b);
 
 /*
  * Standalone exact blocks, coded in batches in device memory. Integers have their signs rotated to the end.

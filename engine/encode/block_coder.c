@@ -1,3 +1,7 @@
+/*
+ * Chooses how a block is stored: on its own, as a delta or as a step, and with which coding; then encodes it. Sizes as
+ * symbols come from block_plan.c.
+ */
 #include <stdlib.h>
 
 #include "engine/encode/internal.h"
@@ -11,7 +15,7 @@
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
     ckd_status status = decoder_init(&job->decoder, NULL, columns, err);
-    job->decoder.step_limit = MAX_SAVE_STEPS;
+    job->decoder.block_limit = MAX_SAVE_STEPS;
     if (status == CKD_OK) {
         block_plan_init(&job->plan, job->decoder.kernels, coder_symbols(job->decoder.coder));
     }
@@ -100,29 +104,28 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *save, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *ctx, const block_sample *s,
                                ckd_error *err) {
-    bool lz4 = save->codec == CKD_CODEC_LZ4;
+    bool lz4 = ctx->codec == CKD_CODEC_LZ4;
     *may_win = true;
     if (s->size == s->block_size) {
         return CKD_OK;
     }
-    ckd_status status = ask_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, s, err);
+    ckd_status status = ask_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
     if (status == CKD_OK && !*may_win && s->width > 1) {
-        status =
-            ask_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, s, err);
+        status = ask_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
     }
     return status;
 }
 
 /* Tries zstd or LZ4, plain and on byte planes. */
-ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
+ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *ctx,
                                  const coder_source *in, ckd_error *err) {
-    bool lz4 = save->codec == CKD_CODEC_LZ4;
-    ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, save->level, in, err);
+    bool lz4 = ctx->codec == CKD_CODEC_LZ4;
+    ckd_status status = try_if_promising(job, best, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, in, err);
     if (status == CKD_OK && in->width > 1) {
         status =
-            try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, save->level, in, err);
+            try_if_promising(job, best, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, in, err);
     }
     return status;
 }
@@ -142,13 +145,13 @@ uint64_t block_expected_standalone(const record *parent_block, uint64_t raw) {
 }
 
 /* may_estimate: a delta is tried next, and its size decides whether this size must be known exactly. */
-ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
-                                 bool may_estimate, ckd_error *err) {
+ckd_status block_propose_standalone(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                                    bool may_estimate, ckd_error *err) {
     candidate *standalone = &job->analysis.standalone;
     uint64_t raw = block_raw_size(job, tensor);
     standalone->available = standalone->encoded = false;
     block_keep_smaller(standalone, CODING_RAW, raw);
-    if (save->codec == CKD_CODEC_AUTO) {
+    if (ctx->codec == CKD_CODEC_AUTO) {
         plan_input in = {.dtype = tensor->tensor->dtype,
                          .values = job->input.values,
                          .count = job->input.count,
@@ -160,9 +163,9 @@ ckd_status block_plan_standalone(block_job *job, const coding_context *save, con
         }
         block_keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
     }
-    if (save->codec != CKD_CODEC_RAW) {
+    if (ctx->codec != CKD_CODEC_RAW) {
         coder_source in = {job->input.values, raw, block_width(tensor)};
-        return block_try_byte_codecs(job, standalone, save, &in, err);
+        return block_try_byte_codecs(job, standalone, ctx, &in, err);
     }
     return CKD_OK;
 }
@@ -202,10 +205,10 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
 
 /*
  * The base load against which a step is measured when it is loaded alone: its inputs in this checkpoint, itself, and
- * the third of the three tensors.
+ * the third of the three tensors. A first moment has no such inputs, and counts by itself.
  */
 static load_cost block_step_base(const block_job *job) {
-    double times = job->analysis.step.two_inputs ? 1 : 2;
+    double times = job->analysis.step.alone || job->analysis.step.two_inputs ? 1 : 2;
     return (load_cost){job->analysis.step.base.stored + times * job->decision.base.stored,
                        job->analysis.step.base.work + times * job->decision.base.work};
 }
@@ -221,12 +224,12 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     d->predictor = PREDICT_NONE;
     d->depth = 0;
     d->standalone_dependencies = 0;
-    job->decoder.steps = 0;
+    job->decoder.blocks_decoded = 0;
     a->parent_depth = 0;
     a->ends = false;
     a->ancestor = (chain_start){.view = NULL};
     a->parent_damaged = a->delta_lost = false;
-    a->step.available = a->step.chosen = false;
+    a->step.available = a->step.chosen = a->step.tried = a->step.fits = false;
     a->standalone.available = a->delta.available = a->delta.encoded = false;
     out->lossy = false;
     a->rounded_bf16 = out->result_bf16 = made->rounded ? made->bf16 : (hash128){0};
@@ -236,7 +239,7 @@ void block_begin(block_job *job, const tensor_context *tensor) {
 }
 
 /* Plans a duplicate on its own if it has a chain, as it may need a materialized copy. */
-static ckd_status plan_known(block_job *job, const coding_context *save, const tensor_context *tensor,
+static ckd_status plan_known(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                              ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     if (job->decision.depth > 0 && values_missing(job)) { /* if it does, its values are read then */
@@ -244,10 +247,10 @@ static ckd_status plan_known(block_job *job, const coding_context *save, const t
                           job->input.precoded.standalone ? job->input.precoded.planned_standalone : raw);
         return CKD_OK;
     }
-    return job->decision.depth > 0 ? block_plan_standalone(job, save, tensor, false, err) : CKD_OK;
+    return job->decision.depth > 0 ? block_propose_standalone(job, ctx, tensor, false, err) : CKD_OK;
 }
 
-ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     if (job->state == BLOCK_UNCHANGED) {
@@ -264,20 +267,20 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
     job->analysis.original = job->output.content;
     job->output.result_bf16 = job->analysis.rounded_bf16;
     job->output.result_f16 = job->analysis.rounded_f16;
-    if (block_may_be_copied(job, save, tensor) &&
-        (block_find_in_parent(job, save, tensor) || block_find_in_save(job, save, tensor, -1))) {
-        return plan_known(job, save, tensor, err);
+    if (block_may_be_copied(job, ctx, tensor) &&
+        (block_find_in_parent(job, ctx, tensor) || block_find_in_save(job, ctx, tensor, -1))) {
+        return plan_known(job, ctx, tensor, err);
     }
-    if (block_is_in_flight(job, save, tensor, -1)) {
+    if (block_is_in_flight(job, ctx, tensor, -1)) {
         job->state = BLOCK_BLOCKED;
         return CKD_OK;
     }
-    bool delta = tensor->parent && job->input.try_delta && block_may_be_copied(job, save, tensor);
+    bool delta = tensor->parent && job->input.try_delta && block_may_be_copied(job, ctx, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
         delta = job->analysis.parent_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
-        block_find_ancestor(job, save, tensor, budget);
+        block_find_ancestor(job, ctx, tensor, budget);
         delta = delta && (!job->analysis.ends || job->analysis.ancestor.view);
     }
     if (values_missing(job)) {
@@ -285,7 +288,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         expect_standalone(job, raw,
                           job->input.precoded.delta ? expected : job->input.precoded.planned_standalone);
     } else {
-        status = block_plan_standalone(job, save, tensor, delta, err);
+        status = block_propose_standalone(job, ctx, tensor, delta, err);
     }
     if (status != CKD_OK) {
         return status;
@@ -298,7 +301,7 @@ ckd_status block_analyse(block_job *job, const coding_context *save, const tenso
         job->analysis.step.available &&
         budget_allows_chain(budget, &job->analysis.step.chain, &step_base, PART_EXACT);
     if (plain || job->analysis.step.available) {
-        status = block_delta_plan(job, save, tensor, plain, err);
+        status = block_delta_plan(job, ctx, tensor, plain, err);
     }
     job->decision.base_stored = job->analysis.standalone.size;
     bool wants_values =
@@ -380,10 +383,10 @@ static void choose_candidate(block_job *job, const tensor_context *tensor, const
     d->chain = d->chosen->chain;
 }
 
-void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
+void block_decide(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                   load_budget *budget) {
     block_decision *d = &job->decision;
-    block_add_referenced(job, save);
+    block_add_referenced(job, ctx);
     if (!block_is_duplicate(job)) {
         choose_candidate(job, tensor, budget);
     }
@@ -397,13 +400,13 @@ void block_decide(block_job *job, const coding_context *save, const tensor_conte
     budget_add(budget, &share, &materialized, &d->base);
 }
 
-bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_wants_values(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                         const load_budget *budget) {
     load_budget trial = *budget;
     if (!values_missing(job) || job->state == BLOCK_WANTS_VALUES) {
         return job->state == BLOCK_WANTS_VALUES;
     }
-    block_decide(job, save, tensor, &trial);
+    block_decide(job, ctx, tensor, &trial);
     bool alone = job->decision.materialize ||
                  (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.delta);
     return alone && !job->input.precoded.standalone;

@@ -27,7 +27,7 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
 }
 
 /* Plans the delta as symbols. Afterwards the standalone size is known better, too. */
-static ckd_status plan_delta_symbols(block_job *job, const coding_context *save, unsigned width, uint64_t raw,
+static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, unsigned width, uint64_t raw,
                                      ckd_error *err) {
     block_analysis *a = &job->analysis;
     ckd_status status = block_plan_delta(&job->plan, job->scratch.previous.data, err);
@@ -47,7 +47,7 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *save,
     block_keep_smaller(&a->delta, CODING_SYMBOLS, job->plan.delta);
     /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
     coder_source in = {job->plan.residual.data, raw, width};
-    return 4 * job->plan.delta < raw ? block_try_byte_codecs(job, &job->analysis.delta, save, &in, err)
+    return 4 * job->plan.delta < raw ? block_try_byte_codecs(job, &job->analysis.delta, ctx, &in, err)
                                      : CKD_OK;
 }
 
@@ -66,22 +66,32 @@ static bool values_in_memory(const block_job *job, const tensor_context *tensor,
     return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
 }
 
-static void delta_precoded(block_job *job, const coding_context *save) {
+static void delta_precoded(block_job *job, const coding_context *ctx) {
     job->analysis.delta_lost = job->input.precoded.lost;
     if (job->input.precoded.delta) {
-        block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "",
+        block_depend_on(job, PREDICT_PARENT, &ctx->parent->manifest.checkpoint.id, "",
                         &job->analysis.parent_block->content);
         block_keep_smaller(&job->analysis.delta, CODING_SYMBOLS, job->input.precoded.planned);
         job->plan.delta_symbols = job->input.count;
     }
 }
 
-ckd_status block_delta_plan(block_job *job, const coding_context *save, const tensor_context *tensor,
+static ckd_status plan_gradient(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                                ckd_error *err) {
+    step_rule rule;
+    ckd_status status = block_gradient_plan(&rule, job, ctx, tensor, err);
+    if (status == CKD_OK && job->analysis.step.chosen) {
+        block_step_name_inputs(job, ctx, tensor, &rule);
+    }
+    return status;
+}
+
+ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                             bool plain, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     unsigned width = block_width(tensor);
     if (job->input.precoded.coded) {
-        delta_precoded(job, save);
+        delta_precoded(job, ctx);
         return CKD_OK;
     }
     void *previous = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
@@ -89,7 +99,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *save, const te
         return CKD_E_NOMEM;
     }
     const chain_start *ancestor = &job->analysis.ancestor;
-    const view_source from = {ancestor->view ? ancestor->view : save->parent,
+    const view_source from = {ancestor->view ? ancestor->view : ctx->parent,
                               ancestor->view ? ancestor->tensor : tensor->parent,
                               {tensor->region, job->input.first, job->input.count},
                               NULL};
@@ -106,12 +116,15 @@ ckd_status block_delta_plan(block_job *job, const coding_context *save, const te
     const record *known = ancestor->view ? ancestor->block : job->analysis.parent_block;
     hash128 content = known ? known->content : content_hash(previous, raw);
     block_depend_on(job, PREDICT_PARENT, &from.view->manifest.checkpoint.id, "", &content);
-    status = job->analysis.step.available ? block_step_predict(job, save, tensor, err) : CKD_OK;
-    if (status != CKD_OK || (!job->analysis.step.chosen && !plain)) {
+    if (job->analysis.step.available) {
+        status = job->analysis.step.alone ? plan_gradient(job, ctx, tensor, err)
+                                          : block_step_predict(job, ctx, tensor, err);
+    }
+    if (status != CKD_OK || job->analysis.delta.available || (!job->analysis.step.chosen && !plain)) {
         return status;
     }
-    if (save->codec == CKD_CODEC_AUTO) {
-        return plan_delta_symbols(job, save, width, raw, err);
+    if (ctx->codec == CKD_CODEC_AUTO) {
+        return plan_delta_symbols(job, ctx, width, raw, err);
     }
     void *residual = bytes_scratch(&job->plan.residual, raw, "coding scratch", err);
     if (!residual) {
@@ -120,7 +133,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *save, const te
     job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->input.values, previous,
                                            job->input.count);
     coder_source in = {residual, raw, width};
-    return block_try_byte_codecs(job, &job->analysis.delta, save, &in, err);
+    return block_try_byte_codecs(job, &job->analysis.delta, ctx, &in, err);
 }
 
 /* ---- where the parent's chain ends ---- */
@@ -129,9 +142,9 @@ ckd_status block_delta_plan(block_job *job, const coding_context *save, const te
  * Goes down the parent's chain to the block that depends on nothing. Returns false if it is cut differently there, is a
  * step, or cannot be read.
  */
-static bool find_start(chain_start *out, const block_job *job, const coding_context *save,
+static bool find_start(chain_start *out, const block_job *job, const coding_context *ctx,
                        const tensor_context *tensor) {
-    const view *in = save->parent;
+    const view *in = ctx->parent;
     const view_source top = {in,
                              tensor->parent,
                              {tensor->region, job->input.first, job->input.count},
@@ -141,7 +154,7 @@ static bool find_start(chain_start *out, const block_job *job, const coding_cont
         const view *owner;
         uint32_t by = b->record->predictor;
         if (n == MAX_DEPTH || (by != PREDICT_PARENT && by != PREDICT_COPY) ||
-            view_parent_block(&b, &owner, save->views, in, b, NULL) != CKD_OK) {
+            view_parent_block(&b, &owner, ctx->views, in, b, NULL) != CKD_OK) {
             return false;
         }
         in = owner;
@@ -151,13 +164,15 @@ static bool find_start(chain_start *out, const block_job *job, const coding_cont
            region_equal(b->record->region, tensor->region, tensor->shape.ndim);
 }
 
-void block_find_ancestor(block_job *job, const coding_context *save, const tensor_context *tensor,
+void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                          const load_budget *budget) {
     block_analysis *a = &job->analysis;
     chain_start start;
-    a->ends = a->parent_block && !a->step.available && budget_ends_chain(budget, a->parent_block);
+    bool continues = a->step.available && !a->step.alone; /* whether a gradient fits is not known yet */
+    a->ends = a->parent_block && !continues && budget_ends_chain(budget, a->parent_block);
+    a->step.available = a->step.available && !a->ends;
     if (a->ends && !job->input.precoded.coded && budget_may_merge(a->parent_block) &&
-        find_start(&start, job, save, tensor)) {
+        find_start(&start, job, ctx, tensor)) {
         a->ancestor = start;
         a->parent_chain = record_chain(start.block);
         a->parent_depth = start.block->depth;

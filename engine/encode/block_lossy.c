@@ -1,3 +1,4 @@
+/* A block of a lossy save: decides whether it is stored exactly, and encodes its lattice integers. */
 #include "engine/encode/encode.h"
 
 #include <math.h>
@@ -87,9 +88,9 @@ static ckd_status hash_rounded_result(block_job *job, const lossy_tile *tile, co
     return status;
 }
 
-static dependency on_side(const coding_context *save, const region_span *span, const hash128 *content) {
+static dependency on_side(const coding_context *ctx, const region_span *span, const hash128 *content) {
     return (dependency){.kind = DEPENDS_SIDE,
-                        .checkpoint = save->checkpoint,
+                        .checkpoint = ctx->checkpoint,
                         .tensor = "",
                         .region = *span->region,
                         .first = span->first,
@@ -99,20 +100,20 @@ static dependency on_side(const coding_context *save, const region_span *span, c
 
 /* Adds the dependency on shared rows, if any, and behind it that on shared columns. */
 static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
-                             const coding_context *save, const tensor_context *tensor) {
+                             const coding_context *ctx, const tensor_context *tensor) {
     region_span columns = {tensor->region, tile->shape.first, tile->shape.count};
     if (tile->plan.lattice.shared_rows) {
         job->decision.dependencies[(*count)++] =
-            on_side(save, &job->output.rows.span, &job->output.rows.content);
+            on_side(ctx, &job->output.rows.span, &job->output.rows.content);
     }
     if (tile->plan.lattice.shared) {
-        job->decision.dependencies[(*count)++] = on_side(save, &columns, &tile->plan.shared_content);
+        job->decision.dependencies[(*count)++] = on_side(ctx, &columns, &tile->plan.shared_content);
     }
 }
 
 /* Returns the hash of the parent's values, which the tile has only as floats. */
 static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile *tile,
-                                 const coding_context *save, const tensor_context *tensor, ckd_error *err) {
+                                 const coding_context *ctx, const tensor_context *tensor, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     if (job->analysis.parent_block) {
         *out = job->analysis.parent_block->content;
@@ -126,7 +127,7 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
     }
     void *values = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
     const view_source from = {
-        save->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
+        ctx->parent, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
     ckd_status status = values ? span_values(&job->decoder, &from, values, err) : CKD_E_NOMEM;
     *out = status == CKD_OK ? content_hash(values, raw) : (hash128){0};
     return status;
@@ -167,23 +168,23 @@ static ckd_status code_block(block_job *job, bytes *payload, const lossy_tile *t
                               : lossy_block(&job->scratch.lossy, payload, &e, work, err);
 }
 
-static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *save,
+static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const coding_context *ctx,
                               const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
     hash128 parent;
-    ckd_status status = parent_content(&parent, job, tile, save, tensor, err);
+    ckd_status status = parent_content(&parent, job, tile, ctx, tensor, err);
     if (status != CKD_OK) {
         return status;
     }
     block_measure_parent(job, tensor);
-    block_depend_on(job, PREDICT_PARENT, &save->parent->manifest.checkpoint.id, "", &parent);
-    depend_on_shared(job, &job->decision.dependency_count, tile, save, tensor);
+    block_depend_on(job, PREDICT_PARENT, &ctx->parent->manifest.checkpoint.id, "", &parent);
+    depend_on_shared(job, &job->decision.dependency_count, tile, ctx, tensor);
     offer(&job->analysis.delta, job->analysis.delta.payload.size, true);
     job->analysis.delta.available =
         job->analysis.parent_depth < MAX_SAVE_DEPTH &&
         budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_LOSSY);
     if (!tile->plan.on_lattice) {
         status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
-        return status == CKD_OK ? block_plan_standalone(job, save, tensor, false, err) : status;
+        return status == CKD_OK ? block_propose_standalone(job, ctx, tensor, false, err) : status;
     }
     offer(&job->analysis.standalone, lossy_standalone_size(tile, job->input.count), false);
     return CKD_OK;
@@ -213,7 +214,7 @@ static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t
                : CKD_OK;
 }
 
-ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
+ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *ctx,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor), at = job->input.first - tile->shape.first;
     const void *original = job->input.values;
@@ -223,7 +224,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     ckd_status status = hash_rounded(job, tile, tensor, err);
     job->output.content = job->analysis.original;
     job->scratch.lossy.update = NAN;
-    if (status != CKD_OK || block_find_in_save(job, save, tensor, lossy_copy_bound(tile))) {
+    if (status != CKD_OK || block_find_in_save(job, ctx, tensor, lossy_copy_bound(tile))) {
         if (status == CKD_OK && tile->part != LOSSY_WEIGHT) {
             status = fetch_given(job, tile, raw, err);
             THEN(status, measure_given(job, tile, at, err));
@@ -242,7 +243,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         payload->size >= raw) {
         status = fetch_given(job, tile, raw, err);
         THEN(status, measure_given(job, tile, at, err));
-        THEN(status, block_analyse(job, save, tensor, budget, err));
+        THEN(status, block_analyse(job, ctx, tensor, budget, err));
         /* the block is exact */
         job->output.error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};
         return status;
@@ -255,16 +256,16 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
                                              : content_hash(job->input.values, raw);
     job->output.error = made->error;
     status = hash_rounded_result(job, tile, tensor, original, err);
-    if (status != CKD_OK || block_find_in_parent(job, save, tensor)) {
+    if (status != CKD_OK || block_find_in_parent(job, ctx, tensor)) {
         return status;
     }
     job->decision.base = lossy_base_cost(tensor->tensor->dtype, raw);
     job->decision.base_stored = (uint64_t)job->decision.base.stored;
     if (tile->input.before) {
-        return offer_delta(job, tile, save, tensor, budget, err);
+        return offer_delta(job, tile, ctx, tensor, budget, err);
     }
     offer(&job->analysis.standalone, payload->size, true);
-    depend_on_shared(job, &job->decision.standalone_dependencies, tile, save, tensor);
+    depend_on_shared(job, &job->decision.standalone_dependencies, tile, ctx, tensor);
     return CKD_OK;
 }
 

@@ -1,3 +1,4 @@
+/* Sizes of a block as symbol streams, on its own and as a delta. block_coder.c and block_delta.c choose by them. */
 #include "engine/encode/internal.h"
 
 #include <string.h>

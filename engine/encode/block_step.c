@@ -26,6 +26,13 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
     if (!s || !s->available || !job->analysis.parent_block) {
         return;
     }
+    if (s->inputs == INPUTS_GRADIENT) { /* a first moment needs its parent, and nothing else */
+        *out = (block_step){.available = job->analysis.parent_depth < MAX_SAVE_DEPTH,
+                            .alone = true,
+                            .chain = job->analysis.parent_chain,
+                            .depth = job->analysis.parent_depth};
+        return;
+    }
     bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
     const pinned_block *first = &s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS];
     const pinned_block *square = weight ? &s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS] : NULL;
@@ -116,22 +123,25 @@ static double best_rule(step_rule *rule, const block_job *job, const step_source
 
 /* ---- the prediction ---- */
 
-static void name_inputs(block_job *job, const coding_context *save, const tensor_context *tensor,
-                        uint32_t rule) {
+void block_step_name_inputs(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                            const step_rule *rule) {
     const step_source *s = tensor->step;
-    const ckd_id *parent = &save->parent->manifest.checkpoint.id;
+    const ckd_id *parent = &ctx->parent->manifest.checkpoint.id;
     const dependency values = {.kind = DEPENDS_VALUES, .same_span = true};
     dependency *deps = job->decision.dependencies;
     deps[0] = deps[1] = deps[2] = values;
     deps[0].checkpoint = *parent;
     deps[0].tensor = "";
     deps[0].content = job->analysis.parent_block->content;
-    deps[1].checkpoint = save->checkpoint;
-    deps[1].tensor = s->first->name;
-    deps[1].content = s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
-    uint32_t count = 2;
+    uint32_t count = 1;
+    if (s->inputs != INPUTS_GRADIENT) {
+        deps[1].checkpoint = ctx->checkpoint;
+        deps[1].tensor = s->first->name;
+        deps[1].content = s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
+        count++;
+    }
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        deps[2].checkpoint = save->checkpoint;
+        deps[2].checkpoint = ctx->checkpoint;
         deps[2].tensor = s->square->name;
         deps[2].content = s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
         count++;
@@ -142,12 +152,13 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
         count++;
     }
     optimizer_group g = s->group;
-    g.rule = rule;
+    g.rule = rule->rule;
+    memcpy(g.coefficients, rule->coefficients, sizeof(g.coefficients));
     group_encode(job->analysis.step.group, &g);
-    job->analysis.step.rule = rule;
+    job->analysis.step.rule = rule->rule;
     job->analysis.step.content = content_hash(job->analysis.step.group, GROUP_BYTES);
     deps[count++] = (dependency){.kind = DEPENDS_GROUP,
-                                 .checkpoint = save->checkpoint,
+                                 .checkpoint = ctx->checkpoint,
                                  .tensor = GROUP_NAME,
                                  .same_span = true,
                                  .content = job->analysis.step.content};
@@ -156,7 +167,7 @@ static void name_inputs(block_job *job, const coding_context *save, const tensor
 }
 
 /* Reads the parent's first moment. */
-static ckd_status read_before(block_job *job, const coding_context *save, const tensor_context *tensor,
+static ckd_status read_before(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                               const float **before, ckd_error *err) {
     void *to =
         bytes_scratch(&job->scratch.step_before, job->input.count * sizeof(float), "coding scratch", err);
@@ -165,11 +176,11 @@ static ckd_status read_before(block_job *job, const coding_context *save, const 
         return CKD_E_NOMEM;
     }
     const view_source from = {
-        save->parent, tensor->step->before, {tensor->region, job->input.first, job->input.count}, NULL};
+        ctx->parent, tensor->step->before, {tensor->region, job->input.first, job->input.count}, NULL};
     return span_values(&job->decoder, &from, to, err);
 }
 
-ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
+ckd_status block_step_predict(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                               ckd_error *err) {
     const step_source *s = tensor->step;
     float *previous = (float *)(void *)job->scratch.previous.data;
@@ -185,7 +196,7 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
         return CKD_OK; /* no prediction, but a delta */
     }
     if (s->inputs != INPUTS_MOMENT_SQUARE && s->before) {
-        ckd_status status = read_before(job, save, tensor, &in.second, err);
+        ckd_status status = read_before(job, ctx, tensor, &in.second, err);
         if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
             job->analysis.parent_damaged = true; /* no prediction, but a delta */
             return CKD_OK;
@@ -201,6 +212,6 @@ ckd_status block_step_predict(block_job *job, const coding_context *save, const 
     }
     job->analysis.step.chosen = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
                                                                      in.second, job->input.count);
-    name_inputs(job, save, tensor, rule.rule);
+    block_step_name_inputs(job, ctx, tensor, &rule);
     return CKD_OK;
 }

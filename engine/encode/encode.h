@@ -104,7 +104,8 @@ typedef struct tensor_context {
     const view_tensor *parent; /* same name, dtype and shape in the parent; NULL: none */
     const step_source *step;   /* inputs that predict an optimizer step; NULL: none */
     uint64_t block_elements;   /* most elements of an exact block, if `rows` is NULL */
-    const struct save_panel_rows *rows; /* where the blocks of a panel end (save.h); NULL: not a panel */
+    const struct save_panel_rows
+        *rows; /* where the blocks of a panel end (save/block_grid.h); NULL: not a panel */
     /* the parent's values in memory, laid out as `values_span`; NULL: read them from the store */
     const void *parent_values;
     /* receives the decoded values, laid out as `values_span`; may be `parent_values`. NULL: nowhere */
@@ -125,10 +126,13 @@ typedef struct candidate {
 typedef struct block_step {
     bool available, chosen;
     bool two_inputs; /* of this checkpoint */
+    bool alone;      /* none of this checkpoint: a first moment, by its gradient */
     uint32_t rule, depth;
     load_cost chain;  /* cost of loading its inputs, without its own payload */
     load_cost shared; /* part of `chain`: the cost of its most expensive input */
     load_cost base;   /* a base load of its inputs in this checkpoint */
+    bool tried, fits; /* of a first moment: its gradient was looked at, and was bf16 */
+    double scale;     /* of that gradient */
     uint8_t group[GROUP_BYTES];
     hash128 content; /* of the group */
 } block_step;
@@ -279,10 +283,10 @@ const record *block_matching(const block_job *job, const tensor_context *tensor,
  * the job is then analysed. The parent's block must have depth 0: other blocks may get a materialized copy, which
  * needs values. jobs: number of jobs in flight, each of which may name another checkpoint.
  */
-bool block_find_unchanged(block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_find_unchanged(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                           const hash128 *content, uint32_t jobs);
 /* Analyses a job. Reads only the parts of the budget that are the same during a whole save. */
-ckd_status block_analyse(block_job *job, const coding_context *save, const tensor_context *tensor,
+ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err);
 /*
  * Expected size of a block on its own: the size of the parent's block, from its record. 0: unknown, and the values
@@ -302,38 +306,38 @@ typedef struct block_sample {
     uint64_t block_size, limit; /* bytes of the block, and of what it takes otherwise */
 } block_sample;
 /* Estimates from the sample if a byte codec of the save can get below the limit. */
-ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *save, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *ctx, const block_sample *s,
                                ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial
  * decision.
  */
-bool block_wants_values(block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_wants_values(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                         const load_budget *budget);
 
 /*
  * After analysis: do other blocks have the same input? block_is_in_flight looks at blocks in flight, block_is_in_save
  * at registered blocks. bound: largest allowed error (lossy); negative: must be bit-identical.
  */
-bool block_is_in_flight(const block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_is_in_flight(const block_job *job, const coding_context *ctx, const tensor_context *tensor,
                         double bound);
-bool block_is_in_save(const block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_is_in_save(const block_job *job, const coding_context *ctx, const tensor_context *tensor,
                       double bound);
 /* block_is_in_save for input with this hash, without a job. */
-bool block_is_registered(const region_span *block, const hash128 *original, const coding_context *save,
+bool block_is_registered(const region_span *block, const hash128 *original, const coding_context *ctx,
                          const tensor_context *tensor, double bound);
 /* Returns true if the job is a duplicate of values in this save. */
-bool block_copies_from_save(const block_job *job, const coding_context *save);
+bool block_copies_from_save(const block_job *job, const coding_context *ctx);
 /*
  * Returns true if the job copies from a checkpoint that may no longer be named. Other blocks may have used up the
  * limit since it was analysed.
  */
-bool block_exceeds_references(const block_job *job, const coding_context *save);
+bool block_exceeds_references(const block_job *job, const coding_context *ctx);
 /*
  * Sets chosen, predictor, chain, base and depth. Adds the costs to the budget, and the checkpoint that a copy names
  * to `referenced`.
  */
-void block_decide(block_job *job, const coding_context *save, const tensor_context *tensor,
+void block_decide(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                   load_budget *budget);
 ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error *err);
 
@@ -351,21 +355,21 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err);
  * bound: largest error allowed for values in this save, which then become job->output.content; negative: must be
  * bit-identical.
  */
-bool block_find_in_parent(block_job *job, const coding_context *save, const tensor_context *tensor);
-bool block_find_in_save(block_job *job, const coding_context *save, const tensor_context *tensor,
+bool block_find_in_parent(block_job *job, const coding_context *ctx, const tensor_context *tensor);
+bool block_find_in_save(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                         double bound);
 /* Returns true if naming the values takes less than storing them. */
-bool block_may_be_copied(const block_job *job, const coding_context *save, const tensor_context *tensor);
+bool block_may_be_copied(const block_job *job, const coding_context *ctx, const tensor_context *tensor);
 /* Adds the checkpoint that a copy names to `referenced`. */
-void block_add_referenced(const block_job *job, const coding_context *save);
+void block_add_referenced(const block_job *job, const coding_context *ctx);
 void block_depend_on(block_job *job, predictor p, const ckd_id *checkpoint, const char *tensor,
                      const hash128 *content);
 /*
  * Plans job->input.values on their own, exactly. may_estimate: a delta is tried next, and its size decides whether this
  * size must be known exactly.
  */
-ckd_status block_plan_standalone(block_job *job, const coding_context *save, const tensor_context *tensor,
-                                 bool may_estimate, ckd_error *err);
+ckd_status block_propose_standalone(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                                    bool may_estimate, ckd_error *err);
 void block_measure_parent(block_job *job, const tensor_context *tensor);
 
 /*
@@ -378,7 +382,7 @@ void block_measure_parent(block_job *job, const tensor_context *tensor);
  * the decoded values and their content; or a duplicate; or analysed as an exact block, because too many values are
  * not finite or the tile's error bound would not hold.
  */
-ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *save,
+ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *ctx,
                                const tensor_context *tensor, const load_budget *budget, ckd_error *err);
 /*
  * Largest error of values of this save that a block of the tile may copy. Negative: none is allowed, as for moments,

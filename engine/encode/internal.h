@@ -4,6 +4,8 @@
 
 #include "engine/encode/encode.h"
 
+/* ---- block_plan.c ---- */
+
 void block_plan_init(block_plan *p, const kernels *k, symbols_workspace *work);
 void block_plan_free(block_plan *p);
 
@@ -30,7 +32,7 @@ static inline unsigned block_width(const tensor_context *tensor) {
 }
 void block_keep_smaller(candidate *best, coding c, uint64_t size);
 /* Tries zstd or LZ4, plain and on byte planes. */
-ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *save,
+ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_context *ctx,
                                  const coder_source *in, ckd_error *err);
 
 /* ---- block_delta.c: a block as a delta ---- */
@@ -38,13 +40,13 @@ ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_c
  * If the parent's chain is to end, sets analysis.ends and, if a delta on the block that the chain begins with may do,
  * analysis.ancestor. block_measure_parent comes first, and block_step_measure.
  */
-void block_find_ancestor(block_job *job, const coding_context *save, const tensor_context *tensor,
+void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                          const load_budget *budget);
 /*
  * Plans analysis.delta, on the parent or the ancestor. plain: the difference to these values may be used, not only an
  * optimizer's step. Damage of the values is noted, and is no error.
  */
-ckd_status block_delta_plan(block_job *job, const coding_context *save, const tensor_context *tensor,
+ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                             bool plain, ckd_error *err);
 
 /* ---- block_step.c: a block as one optimizer step from the parent's ---- */
@@ -58,7 +60,18 @@ void block_step_measure(block_job *job, const tensor_context *tensor);
  * do, sets job->analysis.step.chosen, replaces job->scratch.previous by the prediction, and sets the job's
  * dependencies.
  */
-ckd_status block_step_predict(block_job *job, const coding_context *save, const tensor_context *tensor,
+ckd_status block_step_predict(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                               ckd_error *err);
+/* Sets the job's predictor, its dependencies and its group. */
+void block_step_name_inputs(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                            const step_rule *rule);
+
+/* ---- block_gradient.c: a first moment by its gradient ---- */
+/*
+ * Finds out whether the gradient was bf16. On entry, job->scratch.previous holds the parent's values. If it was, sets
+ * job->analysis.step.chosen and the rule, and makes the payload of job->analysis.delta.
+ */
+ckd_status block_gradient_plan(step_rule *rule, block_job *job, const coding_context *ctx,
+                               const tensor_context *tensor, ckd_error *err);
 
 #endif

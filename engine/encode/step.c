@@ -97,18 +97,19 @@ void step_states_free(step_states *s) {
     *s = (step_states){0};
 }
 
-static step_parameter *find_parameter(step_states *s, const char *name, const ckd_region *region,
-                                      uint32_t ndim, uint64_t elements) {
+/* NULL: there is none and none is to be made, or no memory. */
+static step_parameter *find_parameter(step_states *s, const tensor_context *t, const char *name,
+                                      uint64_t elements, bool make) {
     step_parameter **at = &s->parameters;
     for (; *at; at = &(*at)->next) {
         if (strcmp((*at)->name, name) == 0 && (*at)->elements == elements &&
-            region_equal((*at)->region, region, ndim)) {
+            region_equal((*at)->region, t->region, t->tensor->ndim)) {
             return *at;
         }
     }
-    *at = calloc(1, sizeof(**at));
+    *at = make ? calloc(1, sizeof(**at)) : NULL;
     if (*at) {
-        **at = (step_parameter){.name = name, .region = region, .elements = elements};
+        **at = (step_parameter){.name = name, .region = t->region, .elements = elements};
     }
     return *at;
 }
@@ -151,6 +152,11 @@ const float *step_pinned_values(const pinned_tensor *h, bytes *scratch, uint64_t
     return read ? to : NULL;
 }
 
+void step_note_gradient(step_tensor *t, bool tried, double scale) {
+    t->tried = t->tried || tried;
+    t->scale = scale > 0 ? scale : t->scale;
+}
+
 void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block) {
     pinned_tensor *h = t->pinned;
     if (!h) {
@@ -174,23 +180,30 @@ static bool same_shape(const view_tensor *a, const view_tensor *b) {
            memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) == 0;
 }
 
-static void choose_rules(step_source *s, const step_states *states, const ckd_optimizer *o, bool square) {
-    if (square) {
+static void choose_rules(step_source *s, const step_states *states, const ckd_optimizer *o, ckd_role role) {
+    if (role == CKD_ROLE_EXP_AVG) {
+        s->family = STEP_MOMENT;
+        s->inputs = INPUTS_GRADIENT;
+        s->first_rule = o->kind == CKD_SGD ? RULE_VELOCITY_FIRST : RULE_MOMENT_FIRST;
+        s->last_rule = o->kind == CKD_SGD ? RULE_VELOCITY_LAST : RULE_MOMENT_LAST;
+    } else if (role == CKD_ROLE_EXP_AVG_SQ) {
+        s->family = STEP_SQUARE;
         s->inputs = INPUTS_MOMENTS_BEFORE;
-        s->first_rule = RULE_SQUARE_FIRST;
-        s->last_rule = RULE_SQUARE_LAST;
-        s->usual = states->rules[0];
+        s->first_rule = s->scale > 0 ? RULE_BF16_FIRST : RULE_SQUARE_FIRST;
+        s->last_rule = s->scale > 0 ? RULE_BF16_LAST : RULE_SQUARE_LAST;
     } else if (o->kind != CKD_SGD) {
+        s->family = STEP_ADAM;
         s->inputs = INPUTS_MOMENT_SQUARE;
         s->first_rule = RULE_ADAM_FIRST;
         s->last_rule = RULE_ADAM_LAST;
-        s->usual = states->rules[1];
     } else {
+        s->family = STEP_SGD;
         s->inputs = o->nesterov ? INPUTS_MOMENTUM_NESTEROV : INPUTS_MOMENTUM;
         s->first_rule = o->nesterov ? RULE_NESTEROV_FIRST : RULE_SGD_FIRST;
         s->last_rule = o->nesterov ? RULE_NESTEROV_LAST : RULE_SGD_LAST;
-        s->usual = states->rules[2];
     }
+    uint32_t usual = states->rules[s->family];
+    s->usual = usual >= s->first_rule && usual <= s->last_rule ? usual : 0;
 }
 
 /* Sets the step's inputs, and whether all that its rules need are there. */
@@ -199,7 +212,12 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
     step_source *s = &t->source;
     const step_parameter *p = t->parameter;
     bool square = t->role == CKD_ROLE_EXP_AVG_SQ;
-    choose_rules(s, states, o, square);
+    s->group = group_of(o);
+    s->scale = p->scale;
+    choose_rules(s, states, o, t->role);
+    if (square && s->scale > 0) {
+        s->group.coefficients[C_SCALE] = s->scale;
+    }
     s->first = &p->first;
     s->square = &p->square;
     bool needs_before = s->inputs == INPUTS_MOMENTS_BEFORE || s->inputs == INPUTS_MOMENTUM_NESTEROV;
@@ -209,7 +227,18 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
     s->available =
         step_is_pinned(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
         (s->inputs != INPUTS_MOMENT_SQUARE || step_is_pinned(&p->square)) && !(square && o->kind == CKD_SGD);
+}
+
+/* Gradients of one training are bf16 throughout, or nowhere but in a few tensors. */
+#define GRADIENT_TRIES  8u
+#define GRADIENT_FEWEST 512u /* elements: of fewer, the inputs that the record names take what is gained */
+
+static void find_gradient(step_tensor *t, const step_states *states, const ckd_optimizer *o) {
+    step_source *s = &t->source;
     s->group = group_of(o);
+    s->scale = states->scale;
+    choose_rules(s, states, o, t->role);
+    s->available = states->found > 0 || states->tried < GRADIENT_TRIES;
 }
 
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const tensor_context *t,
@@ -230,7 +259,8 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
             return;
         }
     }
-    step_parameter *p = find_parameter(s, name, t->region, tensor->ndim, elements);
+    /* a rounded copy may follow its master, with which the parameter was removed */
+    step_parameter *p = find_parameter(s, t, name, elements, tensor->dtype == CKD_F32 || !weight);
     out->parameter = p;
     out->sgd = o->kind == CKD_SGD;
     if (!p || tensor->dtype != CKD_F32) {
@@ -238,6 +268,9 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
     }
     if (tensor->role == CKD_ROLE_EXP_AVG) {
         pin_tensor(out, &p->first, tensor, elements);
+        if (t->parent && elements >= GRADIENT_FEWEST) {
+            find_gradient(out, s, o);
+        }
     } else if (t->parent) {
         find_source(out, s, o, t->parent, in);
     }
@@ -252,9 +285,13 @@ void step_end(step_tensor *t, step_states *s) {
         return;
     }
     if (t->used) {
-        s->rules[t->role == CKD_ROLE_EXP_AVG_SQ             ? 0
-                 : t->source.inputs == INPUTS_MOMENT_SQUARE ? 1
-                                                            : 2] = t->used;
+        s->rules[t->source.family] = t->used;
+    }
+    if (t->tried) {
+        s->tried++;
+        s->found += t->scale > 0;
+        p->scale = t->scale;
+        s->scale = t->scale > 0 ? t->scale : s->scale;
     }
     p->first_came = p->first_came || t->role == CKD_ROLE_EXP_AVG;
     p->square_came = p->square_came || t->role == CKD_ROLE_EXP_AVG_SQ;

@@ -4,6 +4,7 @@
  *
  *   step_begin    a tensor with an optimizer: finds what predicts it, and whether later tensors need its values
  *   block_step    (block_step.c, parallel) the best rule, and the prediction
+ *   block_gradient (block_gradient.c, parallel) the gradient of a first moment
  *   step_pin     keeps a written block's values and load cost
  *   step_end      releases what no later tensor needs
  *
@@ -38,6 +39,7 @@ typedef struct pinned_tensor {
 /* The tensors of one parameter, over one region. */
 typedef struct step_parameter {
     struct step_parameter *next;
+    double scale;     /* of its gradient, if that was bf16; else 0 */
     const char *name; /* its weight's name */
     const ckd_region *region;
     uint64_t elements;
@@ -45,14 +47,24 @@ typedef struct step_parameter {
     bool first_came, square_came, weight_came;
 } step_parameter;
 
+/* The kinds of values that a step predicts. Each has rules of its own. */
+typedef enum step_family {
+    STEP_SQUARE, /* a second moment */
+    STEP_ADAM,   /* weights */
+    STEP_SGD,
+    STEP_MOMENT, /* a first moment, from its gradient */
+    STEP_FAMILIES
+} step_family;
+
 /* The states of a save. Zero-initialise, then set limit and scratch. */
 typedef struct step_states {
-    step_parameter *parameters;   /* in order of arrival */
-    uint64_t limit, pinned_bytes; /* bytes of values in memory: limit and current */
-    const char *scratch;          /* directory for values beyond the limit; lives as long as this */
-    /* the rules that fitted last, for squares, Adam's weights and SGD's weights; 0: none yet */
-    uint32_t rules[3];
-    hash128 *groups; /* written so far */
+    step_parameter *parameters;    /* in order of arrival */
+    uint64_t limit, pinned_bytes;  /* bytes of values in memory: limit and current */
+    const char *scratch;           /* directory for values beyond the limit; lives as long as this */
+    uint32_t rules[STEP_FAMILIES]; /* that fitted last; 0: none yet */
+    double scale;                  /* of the last gradient that was bf16; 0: none yet */
+    uint32_t tried, found;         /* tensors whose gradient may have been bf16, and was */
+    hash128 *groups;               /* written so far */
     size_t group_count, group_capacity;
 } step_states;
 void step_states_free(step_states *s);
@@ -60,8 +72,10 @@ void step_states_free(step_states *s);
 /* Rules to try and their inputs; shared by the blocks of a tensor. */
 typedef struct step_source {
     bool available;
-    optimizer_group group; /* except its rule */
+    step_family family;
+    optimizer_group group; /* except its rule, and of a first moment its scale */
     uint32_t first_rule, last_rule, usual;
+    double scale; /* of the gradient, if it was bf16. Of a first moment: of those before; 0: unknown */
     group_inputs inputs;
     const pinned_tensor *first, *square;
     const view_tensor *before; /* the parent's first moment, if the rules need it */
@@ -76,6 +90,8 @@ typedef struct step_tensor {
     ckd_role role;
     bool sgd;
     uint32_t used; /* the rule of the last predicted block; 0: none */
+    bool tried;    /* of a first moment: a gradient was looked at */
+    double scale;  /* of the last gradient that was bf16; 0: none was */
 } step_tensor;
 
 /* Returns INVALID, naming the fault, unless the optimizer's numbers are valid. */
@@ -87,6 +103,8 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err);
 struct tensor_context;
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const struct tensor_context *t,
                 uint64_t elements, const view *in);
+/* Notes what the analysis of a registered block found out. scale: of its gradient, if that was bf16; else 0. */
+void step_note_gradient(step_tensor *t, bool tried, double scale);
 void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block);
 void step_end(step_tensor *t, step_states *s);
 static inline bool step_is_pinned(const pinned_tensor *h) {

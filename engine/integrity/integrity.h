@@ -15,7 +15,7 @@
  *     lock; its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
- *     names.
+ *     names, or if that is lost, its group.
  */
 
 /*
@@ -34,7 +34,7 @@ typedef struct parity_files {
 
 /*
  * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are
- * read first, and get new groups if their runs ask for parity. If that is not possible, a message says so. Unreadable
+ * read first, and get new groups unless their runs are to have no parity. If that is not possible, a message says so. Unreadable
  * parity files stay. The caller holds the publish lock.
  *
  * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was
@@ -57,6 +57,7 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
  * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
  * what it is for. Locks and errors as repair_publish.
  */
-ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err);
+ckd_status repair_remove_or_set_aside(const ckd_store *store, const char *dir, const char *name,
+                                      ckd_error *err);
 
 #endif

@@ -73,7 +73,7 @@ typedef enum parity_use {
     PARITY_NONE, /* not at all */
     /* A member is missing that repair may bring back: the group must stay as it is. */
     PARITY_BROKEN,
-    PARITY_PART,  /* to be replaced */
+    PARITY_PART,  /* to be replaced, if a setting says by what */
     PARITY_SMALL, /* complete, but it could have more members */
     PARITY_FULL
 } parity_use;
@@ -89,6 +89,7 @@ typedef struct parity_inputs {
     const live_files *files;
     const parity_sets *sets;
     const setting_list *settings;
+    uint32_t data, parity; /* for files that no setting speaks of; 0: none */
 } parity_inputs;
 /*
  * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
@@ -96,8 +97,16 @@ typedef struct parity_inputs {
  */
 ckd_status parity_plan_make(parity_plan *out, const parity_inputs *inputs, const char *run, ckd_error *err);
 void parity_plan_free(parity_plan *p);
-/* Sets needed[i] if inputs->sets->items[i] is the best group of some listed file. Errors: as parity_plan_make. */
+/*
+ * Sets needed[i] if inputs->sets->items[i] is the best group of some live file, or has a live file that is missing. Goes
+ * by names and sizes alone. Errors: as parity_plan_make.
+ */
 ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err);
+/*
+ * While a checkpoint's manifest is lost, also sets needed[i] for groups of files that it may have named: those that no
+ * manifest names, and missing ones. *kept: how many were set. Errors: as vanished_find.
+ */
+ckd_status parity_plan_keep_lost(bool *needed, size_t *kept, const parity_inputs *inputs, ckd_error *err);
 
 /* ---- parity_write.c ---- */
 /*
@@ -134,12 +143,12 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
- * Makes groups of these files alone, as the settings of their runs ask. The caller holds the publish lock, and has
- * read the files and found them undamaged. *covered: files with a new group, also after a failure. Errors: BUSY
- * (another process makes parity), those of parity_write.
+ * Makes groups of these files alone, as the settings of their runs ask, or like the old group where there is none. The
+ * caller holds the publish lock, and has read the files and found them undamaged. *covered: files with a new group, also
+ * after a failure. Errors: BUSY (another process makes parity), those of parity_write.
  */
 ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
-                              ckd_error *err);
+                              const parity_group *old, ckd_error *err);
 
 /* Rebuilding files. */
 
@@ -159,7 +168,7 @@ ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes, const ckd_store *
 typedef struct rebuild_request {
     const parity_set *set;
     size_t member;            /* its index in the group */
-    const file_ref *expected; /* as its manifest names it */
+    const file_ref *expected; /* as its manifest names it, or if that is lost, its group */
     bool write;               /* false: only looks whether it is possible */
     rate_limiter *limiter;
 } rebuild_request;
@@ -188,13 +197,38 @@ typedef struct manifest_request {
 ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_request *q, ckd_error *why,
                            ckd_error *err);
 
+/* Called for a file that was moved from `path` to `aside`. */
+typedef ckd_status (*repair_moved_fn)(void *context, const char *path, const char *aside, ckd_error *err);
+/*
+ * repair_publish.c: Moves chunk files that no checkpoint can need to data/q (`spare` of stray_file), if nothing is lost.
+ * Members of parity groups stay, as other members may need them. Takes the publish lock, under which no other file becomes spare. Errors: BUSY, NOSPACE, IO, NOMEM; those of moved.
+ */
+ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, repair_moved_fn moved,
+                                  void *context, ckd_error *err);
+
 /*
  * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes over
  * the list and the publish lock. Errors: BUSY; as store_sync_catalog.
  */
 ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
 
-/* repair.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
+/* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
+/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
+ckd_status repair_catalog(ckd_store *store, ckd_error *err);
+
+/* Chunk files that are damaged or missing, and could not be rebuilt. */
+typedef struct generation_request {
+    const ckd_id *bad; /* sorted */
+    size_t bad_count;
+    const live_files *live; /* files that were read; those not in `bad` are intact */
+    bool write;             /* false: only looks whether it is possible */
+} generation_request;
+/*
+ * repair_generation.c: Lists older generations of checkpoints again whose newest ones name such files, if the older ones
+ * are whole. dropped: by index of `bad`; set for files that no checkpoint, listed or in the trash, needs any more.
+ * Takes the reader lock and the publish lock. Errors: BUSY, NOSPACE, IO, NOMEM.
+ */
+ckd_status repair_generations(bool *dropped, ckd_store *store, const generation_request *q, ckd_error *err);
 
 #endif

@@ -7,12 +7,16 @@
 #include "base/vocabulary.h"
 #include "engine/integrity/throttled_check.h"
 
+/* The result of reading a live file in this call. */
+typedef enum file_state { UNREAD, RIGHT, DAMAGED, GONE } file_state;
+
 typedef struct making {
     ckd_store *store;
     const ckd_parity_options *options;
     ckd_parity_result *result;
     damage_list damage;
     live_files files;
+    file_state *states; /* by index of the file */
     parity_sets sets;
     setting_list settings;
     parity_plan plan;
@@ -66,6 +70,23 @@ static bool any_setting(const setting_list *n) {
     return false;
 }
 
+/* ---- files ---- */
+
+/* Reads each file once: the second time its damage would not be new, and the file would seem to be right. */
+static ckd_status check_file(file_state *out, making *m, const live_file *f, ckd_error *err) {
+    file_state *state = &m->states[f - m->files.items];
+    ckd_status status = CKD_OK;
+    if (*state == UNREAD) {
+        bool right, listed;
+        status = throttled_check_file(&right, &listed, &m->check, f, err);
+        if (status == CKD_OK) {
+            *state = right ? RIGHT : listed ? DAMAGED : GONE;
+        }
+    }
+    *out = *state;
+    return status;
+}
+
 /* ---- one group ---- */
 
 /* Drops members that cannot be covered. */
@@ -74,9 +95,9 @@ static ckd_status check_members(making *m, parity_group *g, ckd_error *err) {
     size_t kept = 0;
     for (size_t i = 0; i < g->member_count && status == CKD_OK; i++) {
         const live_file *f = live_files_find(&m->files, &g->members[i].file);
-        bool right = false;
-        status = throttled_check_file(&right, NULL, &m->check, f, err);
-        if (right) {
+        file_state state;
+        status = check_file(&state, m, f, err);
+        if (status == CKD_OK && state == RIGHT) {
             g->members[kept] = g->members[i];
             g->members[kept].column = (uint32_t)kept;
             kept++;
@@ -160,7 +181,55 @@ static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) 
 }
 
 static parity_inputs inputs_of(const making *m) {
-    return (parity_inputs){m->store, &m->files, &m->sets, &m->settings};
+    return (parity_inputs){.store = m->store, .files = &m->files, .sets = &m->sets, .settings = &m->settings};
+}
+
+/* Does the group cover a damaged file? Then it stays until a repair, even if another group covers the file, too. */
+static ckd_status covers_damaged(bool *out, making *m, const parity_set *s, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *out = false;
+    for (size_t i = 0; i < s->group.member_count && !*out && status == CKD_OK; i++) {
+        const parity_member *member = &s->group.members[i];
+        const live_file *f = live_files_find(&m->files, &member->file);
+        file_state state;
+        if (f && f->file.size == member->size && hash128_equal(&f->file.root, &member->root)) {
+            m->limiter.total += m->states[f - m->files.items] == UNREAD ? member->size : 0;
+            status = check_file(&state, m, f, err);
+            *out = status == CKD_OK && state == DAMAGED;
+        }
+    }
+    return status;
+}
+
+/* Rot shows in no name or size. So what a group covers is read before the group goes. */
+static ckd_status keep_damaged(bool *needed, making *m, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        if (!needed[i]) {
+            status = covers_damaged(&needed[i], m, m->sets.items[i], err);
+        }
+    }
+    return status;
+}
+
+static ckd_status find_needed(bool *needed, making *m, ckd_error *err) {
+    const parity_inputs inputs = inputs_of(m);
+    size_t useful = 0, lost = 0;
+    ckd_status status = parity_plan_needed(needed, &inputs, err);
+    for (size_t i = 0; i < m->sets.count; i++) {
+        useful += needed[i];
+    }
+    if (status == CKD_OK && useful < m->sets.count) {
+        status = parity_plan_keep_lost(needed, &lost, &inputs, err);
+    }
+    if (lost) {
+        store_message(
+            m->store,
+            "%zu parity groups stay, as they may rebuild files of checkpoints whose manifests are lost: run "
+            "ckptdelta repair",
+            lost);
+    }
+    return status == CKD_OK ? keep_damaged(needed, m, err) : status;
 }
 
 /* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
@@ -175,8 +244,7 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     if (status == CKD_OK && !needed) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
-    const parity_inputs inputs = inputs_of(m);
-    THEN(status, parity_plan_needed(needed, &inputs, err));
+    THEN(status, find_needed(needed, m, err));
     THEN(status, remove_useless(m, needed, err));
     free(needed);
     ckd_verify_result_free(reread.result); /* the damage was reported already */
@@ -212,6 +280,10 @@ static ckd_status read_state(making *m, ckd_error *err) {
             "no parity is configured for this store: set it once (ckptdelta parity STORE --group 8+1)");
     }
     THEN(status, live_files_read(&m->files, m->store, &m->damage, err));
+    if (status == CKD_OK) {
+        m->states = calloc(m->files.count + 1, sizeof(*m->states));
+        status = m->states ? CKD_OK : err_nomem(err, m->files.count, "the files of a store");
+    }
     THEN(status, parity_sets_read(&m->sets, m->store, &m->damage, err));
     const parity_inputs inputs = inputs_of(m);
     THEN(status, parity_plan_make(&m->plan, &inputs, m->options->run, err));
@@ -267,6 +339,7 @@ static void making_free(making *m) {
     parity_plan_free(&m->plan);
     parity_sets_free(&m->sets);
     live_files_free(&m->files);
+    free(m->states);
     settings_free(&m->settings);
     bytes_free(&m->check.payload);
 }

@@ -11,6 +11,7 @@
 
 typedef struct wanted {
     uint32_t data, parity; /* 0: none */
+    bool off;              /* a setting says that there shall be none */
 } wanted;
 
 /* ---- settings ---- */
@@ -21,20 +22,21 @@ static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_
     *out = (wanted){0};
     ckd_status status = n ? settings_why(n, store, err) : CKD_OK;
     if (status == CKD_OK && n) {
-        *out = (wanted){n->parity.data, n->parity.parity};
+        *out = (wanted){n->parity.data, n->parity.parity, !n->parity.data};
     }
     return status;
 }
 
 /* ---- existing groups ---- */
 
+/*
+ * A missing member counts whatever the settings say. Checkpoints of other runs may need the files of a run that was
+ * deleted or renamed, and no setting may speak of them: such files keep the cover that they have.
+ */
 static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
                          const live_files *files) {
     const parity_group *g = &s->group;
     bool all_listed = true;
-    if (!w->data) {
-        return PARITY_NONE;
-    }
     for (size_t i = 0; i < g->member_count; i++) {
         const live_file *f = live_files_find(files, &g->members[i].file);
         bool same =
@@ -43,6 +45,9 @@ static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *
             return PARITY_BROKEN;
         }
         all_listed = all_listed && same;
+    }
+    if (!w->data) {
+        return w->off || parity_set_redundancy(s, store) <= 0 ? PARITY_NONE : PARITY_PART;
     }
     bool whole =
         s->present == (UINT32_C(1) << g->rows) - 1 && g->rows == w->parity && g->member_count <= w->data;
@@ -110,6 +115,9 @@ static ckd_status find_candidates(candidate *out, size_t *count, const parity_in
         ckd_status status = wanted_for(&c.w, inputs->store, inputs->settings, f->name.run, err);
         if (status != CKD_OK) {
             return status;
+        }
+        if (!c.w.data && !c.w.off) {
+            c.w = (wanted){inputs->data, inputs->parity, false};
         }
         const parity_set *best = best_of(&use, f, &c.w, inputs);
         bool possible = c.w.data && f->file.size && f->file.size <= PARITY_FILE_MAX;
@@ -213,4 +221,37 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_err
         }
     }
     return CKD_OK;
+}
+
+/* ---- lost checkpoints ---- */
+
+static bool is_stray(const vanished *v, const ckd_id *file) {
+    return v->stray_count && bsearch(file, v->strays, v->stray_count, sizeof(*v->strays), id_compare);
+}
+
+/* Does the group cover a file that a lost checkpoint may need? Its manifest named the file, so none does now. */
+static bool covers_lost(const parity_set *s, const parity_inputs *inputs, const vanished *v) {
+    for (size_t i = 0; i < s->group.member_count; i++) {
+        const ckd_id *file = &s->group.members[i].file;
+        bool missing = !file_exists(path_chunk(inputs->store->path, file, "").text);
+        if (!live_files_find(inputs->files, file) && (missing || is_stray(v, file))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ckd_status parity_plan_keep_lost(bool *needed, size_t *kept, const parity_inputs *inputs, ckd_error *err) {
+    vanished v = {0};
+    *kept = 0;
+    ckd_status status = vanished_find(&v, inputs->store, err);
+    bool any = v.count || v.doubtful_count || v.stray_count;
+    for (size_t i = 0; i < inputs->sets->count && any && status == CKD_OK; i++) {
+        if (!needed[i] && covers_lost(inputs->sets->items[i], inputs, &v)) {
+            needed[i] = true;
+            ++*kept;
+        }
+    }
+    vanished_free(&v);
+    return status;
 }

@@ -61,6 +61,14 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
     return status == CKD_E_NOMEM ? status : CKD_OK;
 }
 
+/*
+ * A file that exists and that no manifest names may be of a checkpoint whose manifest is lost. What is missing and has
+ * no manifest was deleted earlier.
+ */
+static bool may_be_needed(const forgetting *f, const ckd_id *file) {
+    return among(f->remaining, file) || file_exists(path_chunk(f->store->path, file, "").text);
+}
+
 /* By names and sizes alone. */
 static outlook assess_group(const forgetting *f, const parity_set *s) {
     outlook o = {.rows = rows_of(s)};
@@ -71,7 +79,7 @@ static outlook assess_group(const forgetting *f, const parity_set *s) {
         o.left += !goes && exists;
         o.lost_now += !exists;
         o.lost_then += goes || !exists;
-        if (!exists && !goes && among(f->remaining, &m->file)) {
+        if (!exists && !goes && may_be_needed(f, &m->file)) {
             o.wanted = m;
         }
     }
@@ -88,7 +96,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
         const parity_member *m = &s->group.members[i];
         bool right = true, can = false;
-        if (among(f->remaining, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
+        if (!among(f->removed, &m->file) && live_file_exists(f->store, &m->file, m->size)) {
             status = parity_check_member(&right, m, f->store, &f->payload, NULL, err);
         }
         if (status == CKD_OK && !right) {
@@ -206,18 +214,30 @@ static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const forget
     return CKD_OK;
 }
 
+/* The largest group that goes, as a model for files that no setting speaks of. Some group does. */
+static const parity_group *largest_useless(const forgetting *f) {
+    const parity_group *largest = NULL;
+    for (size_t i = 0; i < f->sets.count; i++) {
+        const parity_group *g = &f->sets.items[i]->group;
+        if (useless(&f->outlooks[i]) && (!largest || g->member_count > largest->member_count)) {
+            largest = g;
+        }
+    }
+    return largest;
+}
+
 /*
  * A process that makes parity or repairs ends some time, and the files can be covered then: BUSY. Other failures do
  * not stop a collection, which may be needed to relieve a full disk.
  */
 static ckd_status cover_unprotected(const forgetting *f, ckd_error *err) {
-    parity_files bare;
+    parity_files bare = {0};
     ckd_id *ids;
     size_t covered = 0;
     ckd_error why = {0};
     ckd_status status = find_unprotected(&bare, &ids, f, err);
     if (status == CKD_OK && bare.count) {
-        ckd_status made = parity_renew_cover(&covered, f->store, &bare, &why);
+        ckd_status made = parity_renew_cover(&covered, f->store, &bare, largest_useless(f), &why);
         status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
     }
     if (status == CKD_OK && covered < bare.count) {

@@ -50,30 +50,33 @@ static ckd_status make_group(size_t *covered, const ckd_store *store, parity_gro
     return status;
 }
 
+/* Reads the files and settings of the inputs. */
 static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *settings,
-                            const ckd_store *store, const parity_files *selected, ckd_error *err) {
-    parity_sets no_sets = {0};
+                            const parity_inputs *inputs, const parity_files *selected, ckd_error *err) {
+    const ckd_store *store = inputs->store;
     damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
     ckd_status status = ignored.result ? CKD_OK : err_nomem(err, sizeof(ckd_verify_result), "renewed parity");
     THEN(status, settings_read_kind(settings, store, METADATA_PARITY, err));
     THEN(status, live_files_read(files, store, &ignored, err));
     if (status == CKD_OK) {
         keep_only(files, selected);
-        status = parity_plan_make(plan, &(parity_inputs){store, files, &no_sets, settings}, NULL, err);
+        status = parity_plan_make(plan, inputs, NULL, err);
     }
     ckd_verify_result_free(ignored.result);
     return status;
 }
 
 ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
-                              ckd_error *err) {
+                              const parity_group *old, ckd_error *err) {
     parity_plan plan = {0};
     live_files files = {0};
+    parity_sets no_sets = {0};
     setting_list settings = {0};
+    const parity_inputs inputs = {store, &files, &no_sets, &settings, (uint32_t)old->member_count, old->rows};
     file_lock *lock = NULL;
     *covered = 0;
     ckd_status status = parity_lock(&lock, store, err);
-    THEN(status, make_plan(&plan, &files, &settings, store, selected, err));
+    THEN(status, make_plan(&plan, &files, &settings, &inputs, selected, err));
     for (size_t i = 0; i < plan.count && status == CKD_OK; i++) {
         status = make_group(covered, store, &plan.items[i], err);
     }

@@ -198,7 +198,7 @@ ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_er
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
         pathname p = path_parity(store->path, &s->group.id, row, "");
-        status = repair_remove(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+        status = repair_remove_or_set_aside(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
     }
     return status;
 }

@@ -2,7 +2,7 @@
  * Repair: looks at everything first. Then it rebuilds chunk files from parity until no more can be rebuilt, and then
  * parity from chunk files.
  */
-#include "engine/integrity/internal.h"
+#include "engine/integrity/repair.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,32 +10,6 @@
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/store.h"
 #include "engine/integrity/throttled_check.h"
-
-typedef struct bad_file {
-    const live_file *f;
-    bool repaired;
-} bad_file;
-
-typedef struct bad_row {
-    const parity_set *s;
-    uint32_t rows; /* bit set */
-} bad_row;
-
-typedef struct repairing {
-    ckd_store *store;
-    const ckd_repair_options *options;
-    ckd_repair_result *result;
-    size_t repaired_capacity;
-    damage_list damage;
-    live_files files;
-    parity_sets sets;
-    throttled_check check;
-    rate_limiter limiter;
-    bad_file *bad;
-    size_t bad_count;
-    bad_row *rows;
-    size_t row_count;
-} repairing;
 
 /* ---- the result ---- */
 
@@ -50,21 +24,20 @@ static const char *problem_of(const repairing *r, const char *file) {
     return "";
 }
 
-static const char *inside(const repairing *r, const char *path) {
+const char *repair_inside(const repairing *r, const char *path) {
     return path[0] ? path + strlen(r->store->path) + 1 : path;
 }
 
-static ckd_status report_repaired(repairing *r, const char *path, const char *aside, uint64_t size,
-                                  ckd_error *err) {
+ckd_status repair_report(repairing *r, const char *path, const char *aside, uint64_t size, ckd_error *err) {
     ckd_repair_result *out = r->result;
     if (ARRAY_GROW(out->repaired, r->repaired_capacity, out->repaired_count + 1, "what was repaired", err) !=
         CKD_OK) {
         return CKD_E_NOMEM;
     }
     ckd_repaired *x = &out->repaired[out->repaired_count++];
-    *x = (ckd_repaired){.file = strdup(inside(r, path)),
-                        .what = strdup(problem_of(r, inside(r, path))),
-                        .aside = strdup(inside(r, aside)),
+    *x = (ckd_repaired){.file = strdup(repair_inside(r, path)),
+                        .what = strdup(problem_of(r, repair_inside(r, path))),
+                        .aside = strdup(repair_inside(r, aside)),
                         .bytes = size};
     if (!x->file || !x->what || !x->aside) {
         return err_nomem(err, strlen(path), "what was repaired");
@@ -85,7 +58,8 @@ static ckd_status look_at_files(repairing *r, ckd_error *err) {
         bool right, listed;
         status = throttled_check_file(&right, &listed, &r->check, &r->files.items[i], err);
         if (status == CKD_OK && listed && !right) {
-            r->bad[r->bad_count++].f = &r->files.items[i];
+            const live_file *f = &r->files.items[i];
+            r->bad[r->bad_count++] = (bad_file){.file = f->file, .f = f};
         }
     }
     return status;
@@ -100,7 +74,7 @@ static ckd_status forget_verified(repairing *r, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->bad_count && status == CKD_OK; i++) {
-        file_ref file = r->bad[i].f->file;
+        file_ref file = r->bad[i].file;
         manifest single = {.files = &file, .file_count = 1};
         status = scrub_times_add(&damaged, &single, err);
     }
@@ -136,20 +110,24 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
 
 /* ---- chunk files ---- */
 
-/* Publishes a rebuilt chunk file, if its manifest still exists. */
-static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const live_file *f,
+/* Its manifest still exists, or if none names it, the file itself. */
+static bool is_wanted(const repairing *r, const bad_file *b) {
+    const manifest_name *n = b->f ? &b->f->name : NULL;
+    pathname p = n ? path_manifest(r->store->path, n->run, n->step, n->generation)
+                   : path_chunk(r->store->path, &b->file.id, "");
+    return file_exists(p.text);
+}
+
+static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const bad_file *b,
                                 ckd_error *err) {
-    char hex[CKD_ID_TEXT], name[64];
     file_lock *lock;
-    pathname from = path_rebuilt(r->store->path, &f->file.id);
-    ckd_id_text(hex, &f->file.id);
-    snprintf(name, sizeof(name), "%s.ckd", hex);
+    pathname from = path_rebuilt(r->store->path, &b->file.id);
+    pathname to = path_chunk(r->store->path, &b->file.id, "");
     *done = false;
     ckd_status status = store_lock_publish(&lock, r->store, err);
     if (status == CKD_OK) {
-        pathname path = path_manifest(r->store->path, f->name.run, f->name.step, f->name.generation);
-        if (file_exists(path.text)) {
-            status = repair_publish(aside, r->store, from.text, DIR_CHUNKS, name, err);
+        if (is_wanted(r, b)) {
+            status = repair_publish(aside, r->store, from.text, DIR_CHUNKS, strrchr(to.text, '/') + 1, err);
             *done = status == CKD_OK;
         }
         lock_release(lock);
@@ -163,9 +141,9 @@ static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r,
 static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const parity_membership *c,
                               ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, local = {.offset = CKD_NO_OFFSET};
-    pathname path = path_chunk(r->store->path, &b->f->file.id, ""), aside = {.text = ""};
+    pathname path = path_chunk(r->store->path, &b->file.id, ""), aside = {.text = ""};
     bool write = !r->options->dry_run, possible;
-    rebuild_request q = {c->set, c->member, &b->f->file, write, &r->limiter};
+    rebuild_request q = {c->set, c->member, &b->file, write, &r->limiter};
     ckd_status status = repair_rebuild(&possible, r->store, &q, &why, &local);
     if (status == CKD_E_UNSUPPORTED) { /* ISA-L is missing */
         possible = false;
@@ -177,29 +155,31 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     }
     *repaired = possible;
     if (possible && write) {
-        status = publish_chunk(repaired, &aside, r, b->f, err);
+        status = publish_chunk(repaired, &aside, r, b, err);
         if (status == CKD_OK && !*repaired) {
-            damage_append_text(&r->damage, inside(r, path.text),
-                               "its manifest was removed or replaced meanwhile; run ckptdelta repair again");
+            damage_append_text(
+                &r->damage, repair_inside(r, path.text),
+                b->f ? "its manifest was removed or replaced meanwhile; run ckptdelta repair again"
+                     : "it was removed meanwhile");
         }
     } else if (!possible) {
-        damage_append_text(&r->damage, inside(r, path.text), why.message);
+        damage_append_text(&r->damage, repair_inside(r, path.text), why.message);
     }
     b->repaired = *repaired;
-    return status == CKD_OK && *repaired ? report_repaired(r, path.text, aside.text, b->f->file.size, err)
+    return status == CKD_OK && *repaired ? repair_report(r, path.text, aside.text, b->file.size, err)
                                          : status;
 }
 
 static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_error *err) {
     size_t count;
-    const parity_membership *c = parity_sets_of(&r->sets, &b->f->file.id, &count);
+    const parity_membership *c = parity_sets_of(&r->sets, &b->file.id, &count);
     ckd_status status = CKD_OK;
     *repaired = false;
     for (size_t i = 0; i < count && !*repaired && status == CKD_OK; i++) {
         status = repair_from(repaired, r, b, &c[i], err);
     }
     if (!count) {
-        damage_append_text(&r->damage, inside(r, path_chunk(r->store->path, &b->f->file.id, "").text),
+        damage_append_text(&r->damage, repair_inside(r, path_chunk(r->store->path, &b->file.id, "").text),
                            "no parity covers it");
     }
     return status;
@@ -226,7 +206,7 @@ static ckd_status repair_files(repairing *r, ckd_error *err) {
 static bool is_bad(const repairing *r, const ckd_id *file) {
     bool bad = false;
     for (size_t i = 0; i < r->bad_count && !bad; i++) {
-        bad = !r->bad[i].repaired && id_equal(&r->bad[i].f->file.id, file);
+        bad = !r->bad[i].repaired && id_equal(&r->bad[i].file.id, file);
     }
     return bad;
 }
@@ -329,9 +309,9 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
             continue;
         }
         if (reason[0]) {
-            damage_append_text(&r->damage, inside(r, p.text), reason);
+            damage_append_text(&r->damage, repair_inside(r, p.text), reason);
         } else {
-            status = report_repaired(r, p.text, "", parity_file_size(g), err);
+            status = repair_report(r, p.text, "", parity_file_size(g), err);
         }
     }
     return status;
@@ -359,110 +339,50 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
             }
         }
         if (status == CKD_OK) {
-            damage_append_text(&r->damage, inside(r, p.text),
+            damage_append_text(&r->damage, repair_inside(r, p.text),
                                "it protected no file any more: run ckptdelta parity");
-            status = report_repaired(r, p.text, aside.text, size, err);
+            status = repair_report(r, p.text, aside.text, size, err);
         }
     }
     return status;
 }
 
-/* ---- manifests ---- */
+/* ---- generations before a compaction ---- */
 
-static ckd_status repair_vanished(bool *done, repairing *r, const vanished *v, const ckd_checkpoint *c,
-                                  ckd_error *err) {
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
-    manifest_request q = {c, v, &r->files, !r->options->dry_run, &r->damage};
-    ckd_status status = repair_manifest(done, r->store, &q, &why, err);
-    if (status == CKD_OK && *done) {
-        status = report_repaired(r, p.text, "", 0, err);
-    } else if (status == CKD_OK) {
-        damage_append_text(&r->damage, inside(r, p.text), why.message);
-    }
-    return status;
-}
-
-/* Repeats, as a checkpoint may be a delta on one that came back. */
-static ckd_status repair_each(bool *done, repairing *r, const vanished *v, ckd_error *err) {
+static ckd_status report_dropped(repairing *r, const bool *dropped, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (bool repeat = true; repeat && status == CKD_OK;) {
-        repeat = false;
-        for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
-            if (!done[i]) {
-                status = repair_vanished(&done[i], r, v, &v->items[i], err);
-                repeat = repeat || (done[i] && !r->options->dry_run);
-            }
+    for (size_t i = 0, k = 0; i < r->bad_count && status == CKD_OK; i++) {
+        bad_file *b = &r->bad[i];
+        if (b->f && !b->repaired && dropped[k++]) {
+            pathname p = path_chunk(r->store->path, &b->file.id, "");
+            b->repaired = true;
+            damage_append_text(&r->damage, repair_inside(r, p.text),
+                               "older files hold the same values and are used again");
+            status = repair_report(r, p.text, "", b->file.size, err);
         }
     }
     return status;
 }
 
-/* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
-static ckd_status confirm_named(const repairing *r, vanished *v, ckd_error *err) {
-    const char *run = r->options->manifest_run;
-    uint64_t step = r->options->manifest_step;
-    ckd_error why = {0};
-    bool found = !run || vanished_confirm(v, run, step, &why);
-    for (size_t i = 0; i < v->count && !found; i++) {
-        found = v->items[i].step == step && strcmp(v->items[i].run, run) == 0;
+/* The catalog is in order by now. */
+static ckd_status repair_older(repairing *r, ckd_error *err) {
+    ckd_id *bad = calloc(r->bad_count + 1, sizeof(*bad));
+    bool *dropped = calloc(r->bad_count + 1, sizeof(*dropped));
+    generation_request q = {.bad = bad, .live = &r->files, .write = !r->options->dry_run};
+    for (size_t i = 0; bad && i < r->bad_count; i++) {
+        if (r->bad[i].f && !r->bad[i].repaired) { /* sorted, as the live files are */
+            bad[q.bad_count++] = r->bad[i].file.id;
+        }
     }
-    if (found || why.status != CKD_OK) {
-        return err_from(err, why.status, &why);
-    }
-    return err_set(err, CKD_E_NOT_FOUND,
-                   "no catalog knows a checkpoint %.128s@%llu whose manifest is gone, or no chunk file has "
-                   "records of it",
-                   run, (unsigned long long)step);
-}
-
-static ckd_status repair_manifests(repairing *r, ckd_error *err) {
-    vanished v = {0};
-    ckd_status status = vanished_find(&v, r->store, err);
-    THEN(status, confirm_named(r, &v, err));
-    bool *done = status == CKD_OK ? calloc(v.count + 1, sizeof(*done)) : NULL;
-    if (status == CKD_OK && !done) {
-        status = err_nomem(err, v.count, "manifests that are gone");
-    }
-    THEN(status, vanished_add_damage(&v, r->store, &r->damage, err));
-    THEN(status, repair_each(done, r, &v, err));
-    free(done);
-    vanished_free(&v);
+    ckd_status status = bad && dropped ? repair_generations(dropped, r->store, &q, err)
+                                       : err_nomem(err, r->bad_count * sizeof(*bad), "damaged files");
+    THEN(status, report_dropped(r, dropped, err));
+    free(bad);
+    free(dropped);
     return status;
 }
 
 /* ---- the catalog, which can be made from the manifests ---- */
-
-ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
-    pathname p = path_in(store->path, FILE_CATALOG);
-    catalog *c = NULL;
-    ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, why);
-    THEN(status, catalog_check(c, why));
-    catalog_close(c);
-    bool journal = file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) > 0;
-    if (status != CKD_E_CORRUPT || journal) {
-        /*
-         * It is fine, missing (the next writer makes it), in use by a writer, or has the journal of one that died (the
-         * next writer rolls it back). The manifests are what counts.
-         */
-        return CKD_OK;
-    }
-    return err_in_file(why, status, p.text);
-}
-
-/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
-static ckd_status repair_catalog(ckd_store *store, ckd_error *err) {
-    file_lock *lock;
-    ckd_status status = store_lock_publish(&lock, store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    pthread_mutex_lock(&store->mutex);
-    status = store_rebuild_catalog(store, true, err);
-    pthread_mutex_unlock(&store->mutex);
-    lock_release(lock);
-    return status;
-}
 
 static ckd_status repair_cache(repairing *r, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -474,7 +394,7 @@ static ckd_status repair_cache(repairing *r, ckd_error *err) {
     pathname p = path_in(r->store->path, FILE_CATALOG), old = path_in(r->store->path, FILE_CATALOG ".old");
     uint64_t size = file_bytes(p.text);
     status = r->options->dry_run ? CKD_OK : repair_catalog(r->store, err);
-    return status == CKD_OK ? report_repaired(r, p.text, old.text, size, err) : status;
+    return status == CKD_OK ? repair_report(r, p.text, old.text, size, err) : status;
 }
 
 /* ---- checkpoints ---- */
@@ -489,6 +409,15 @@ static ckd_status look_at_checkpoints(repairing *r, ckd_error *err) {
         damage_drop_file(&r->damage, r->result->repaired[i].file);
     }
     return status;
+}
+
+static ckd_status report_spare(void *context, const char *path, const char *aside, ckd_error *err) {
+    repairing *r = context;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    uint64_t size = file_bytes(aside);
+    ckd_status found = err_corrupt(&why, path, CKD_NO_OFFSET, "no checkpoint needs this chunk file");
+    ckd_status status = damage_record(&r->damage, found, &why, CKD_NO_OFFSET, "", err);
+    return status == CKD_OK ? repair_report(r, path, aside, size, err) : status;
 }
 
 /* Under the publish lock, as its holders write to the same folder. */
@@ -515,15 +444,20 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     if (status == CKD_OK && !r->options->dry_run) {
         status = forget_verified(r, err);
     }
+    THEN(status, repair_look_at_strays(r, err));
     THEN(status, look_at_rows(r, err));
     THEN(status, repair_files(r, err));
     for (size_t i = 0; i < r->row_count && status == CKD_OK; i++) {
         status = repair_rows(r, &r->rows[i], err);
     }
     THEN(status, put_lost_aside(r, err));
-    THEN(status, repair_manifests(r, err));
+    THEN(status, repair_lost(r, err));
     THEN(status, repair_cache(r, err));
+    THEN(status, repair_older(r, err));
     THEN(status, look_at_checkpoints(r, err));
+    if (status == CKD_OK && !r->options->dry_run && !r->result->left->damage_count) {
+        status = repair_put_spare_aside(r->store, &r->sets, report_spare, r, err);
+    }
     r->result->left->checkpoints = r->files.dependency_info_count;
     if (status == CKD_OK && r->options->purge && !r->options->dry_run) {
         status = purge(r, err);

@@ -12,6 +12,14 @@
 #include "engine/integrity/internal.h"
 #include "engine/decode/decode.h"
 
+/* Where to look for files, each time further. */
+typedef enum search {
+    UNNAMED,     /* own files: those that no manifest names */
+    LIVE,        /* own files: the live ones, too */
+    ALL_DELETED, /* also files that only deleted checkpoints name whose time is over */
+    SEARCHES
+} search;
+
 typedef struct rewriting {
     ckd_store *store;
     const manifest_request *q;
@@ -19,7 +27,9 @@ typedef struct rewriting {
     manifest m;
     view_cache views;
     bytes values;
-    bytes writers; /* ids of the writers of its own files */
+    bytes writers;   /* ids of the writers of its own files */
+    search where;    /* which files are tried now */
+    bool live_first; /* and in which order */
 } rewriting;
 
 /* Which files with records of the checkpoint are its own: all, those of one writer, or those of all others. */
@@ -76,44 +86,39 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     return status;
 }
 
-/* Where to look for files, each time further. */
-typedef enum search {
-    UNNAMED,     /* own files: those that no manifest names */
-    LIVE,        /* own files: the live ones, too */
-    ALL_DELETED, /* also files of deleted checkpoints whose time is over, which the checkpoint may build on */
-    SEARCHES
-} search;
-
-static ckd_status add_deleted(rewriting *w, ckd_error *err) {
-    manifest_set all = {0};
-    ckd_status status = manifest_set_read(&all, w->store, err);
-    for (size_t i = 0; i < all.count && status == CKD_OK; i++) {
-        const manifest *m = &all.items[i].m;
+/* Adds the files of all manifests, those of deleted checkpoints included. older: as add_file. */
+static ckd_status add_of_all(rewriting *w, const manifest_set *all, const selection *s, bool older,
+                             ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < all->count && status == CKD_OK; i++) {
+        const manifest *m = &all->items[i].m;
         for (size_t k = 0; k < m->file_count && status == CKD_OK; k++) {
             if (live_file_exists(w->store, &m->files[k].id, m->files[k].size)) {
-                status = manifest_add_files(&w->m, &m->files[k], 1, err);
+                status = add_file(w, &m->files[k].id, s, older, err);
             }
         }
     }
-    manifest_set_free(&all);
     return status;
 }
 
-/*
- * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
- * into files that other manifests name: with LIVE, these count, too. The checkpoint may build on records of any
- * file. It may be a file without a manifest, as other manifests may have vanished with this one. The proof drops
- * files that are not read.
- */
-static ckd_status find_files(rewriting *w, search where, const selection *s, ckd_error *err) {
+static ckd_status add_strays(rewriting *w, const selection *s, bool older, ckd_error *err) {
     const vanished *v = w->q->vanished;
-    const live_files *live = w->q->live;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
-        status = add_file(w, &v->strays[i].id, s, false, err);
+        status = add_file(w, &v->strays[i].id, s, older, err);
     }
-    for (size_t i = 0; where >= LIVE && i < live->count && status == CKD_OK; i++) {
+    return status;
+}
+
+/* Adds the checkpoint's own files, and numbers them. */
+static ckd_status find_own(rewriting *w, const manifest_set *all, const selection *s, ckd_error *err) {
+    const live_files *live = w->q->live;
+    ckd_status status = add_strays(w, s, false, err);
+    for (size_t i = 0; w->where >= LIVE && i < live->count && status == CKD_OK; i++) {
         status = add_file(w, &live->items[i].file.id, s, false, err);
+    }
+    if (status == CKD_OK && w->where == ALL_DELETED) {
+        status = add_of_all(w, all, s, false, err);
     }
     if (w->m.own_count) {
         qsort(w->m.files, w->m.own_count, sizeof(*w->m.files), id_compare);
@@ -121,15 +126,36 @@ static ckd_status find_files(rewriting *w, search where, const selection *s, ckd
     for (size_t i = 0; i < w->m.own_count; i++) {
         w->m.files[i].rank = (uint32_t)i;
     }
+    return status;
+}
+
+/*
+ * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
+ * into files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that
+ * names such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest:
+ * one that only this manifest named, or that of another manifest which vanished. Of two equal records the first counts.
+ * So such files come before live ones at first: a copy that only this manifest named would otherwise stay behind without
+ * a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops files that are not
+ * read.
+ */
+static ckd_status find_files(rewriting *w, const selection *s, ckd_error *err) {
+    const live_files *live = w->q->live;
+    manifest_set all = {0};
+    ckd_status status = w->where == ALL_DELETED ? manifest_set_read(&all, w->store, err) : CKD_OK;
+    THEN(status, find_own(w, &all, s, err));
+    if (status == CKD_OK && !w->live_first) {
+        status = add_strays(w, s, true, err);
+    }
     for (size_t i = 0; i < live->count && status == CKD_OK; i++) {
         status = manifest_add_files(&w->m, &live->items[i].file, 1, err);
     }
-    if (status == CKD_OK && where == ALL_DELETED) {
-        status = add_deleted(w, err);
+    if (status == CKD_OK && w->where == ALL_DELETED) {
+        status = add_of_all(w, &all, s, true, err);
     }
-    for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
-        status = add_file(w, &v->strays[i].id, s, true, err);
+    if (status == CKD_OK && w->live_first) {
+        status = add_strays(w, s, true, err);
     }
+    manifest_set_free(&all);
     return status;
 }
 
@@ -255,13 +281,39 @@ static ckd_status check_not_listed(const rewriting *w, ckd_error *err) {
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
+#define OTHER_NAMES 100 /* of a run, for lost checkpoints of the same step */
+
+/*
+ * Chooses the name and the next generation. If the step was saved again since, the later checkpoint keeps the name, and
+ * this one goes to the run RUN.lost. It does not become a branch: a run that is resumed goes on with its newest branch.
+ */
+static ckd_status choose_name(uint32_t *next, rewriting *w, ckd_error *err) {
+    ckd_checkpoint *c = &w->m.checkpoint;
+    const char *run = w->known->run;
+    ckd_error why = {0};
+    ckd_status status = manifests_new_generation(next, w->store, c->run, c->step, err);
+    for (int i = 1; i < OTHER_NAMES && status == CKD_E_EXISTS; i++) {
+        int length = i == 1 ? snprintf(c->run, sizeof(c->run), "%s.lost", run)
+                            : snprintf(c->run, sizeof(c->run), "%s.lost%d", run, i);
+        if (length > CKD_RUN_MAX) {
+            return status;
+        }
+        status = manifests_new_generation(next, w->store, c->run, c->step, &why);
+        if (status == CKD_OK) {
+            store_message(w->store, "%s@%llu was saved again; the lost checkpoint comes back as %s@%llu", run,
+                          (unsigned long long)c->step, c->run, (unsigned long long)c->step);
+        }
+    }
+    return status == CKD_OK || status == CKD_E_EXISTS ? status : err_from(err, status, &why);
+}
+
 static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     const char *root = w->store->path;
     ckd_checkpoint *c = &w->m.checkpoint;
     uint32_t next;
     bytes data = {0};
     ckd_status status = check_not_listed(w, err);
-    THEN(status, manifests_new_generation(&next, w->store, c->run, c->step, err));
+    THEN(status, choose_name(&next, w, err));
     /* A new generation, as the old manifest may come back from somewhere. */
     if (status == CKD_OK && next <= c->generation && c->generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
@@ -304,9 +356,9 @@ static void fill(rewriting *w) {
     c->stored_bytes = 0;
 }
 
-static ckd_status try_files(rewriting *w, search where, const selection *s, ckd_error *err) {
+static ckd_status try_files(rewriting *w, const selection *s, ckd_error *err) {
     manifest_free(&w->m);
-    ckd_status status = find_files(w, where, s, err);
+    ckd_status status = find_files(w, s, err);
     if (status == CKD_OK) {
         fill(w);
         status = prove(w, err);
@@ -319,17 +371,17 @@ static ckd_status try_files(rewriting *w, search where, const selection *s, ckd_
  * checkpoint. One writer wrote all files of its generation. So the files of each writer are tried separately, and so
  * are the files of all others. Reports the error of all files together.
  */
-static ckd_status try_generations(rewriting *w, search where, ckd_error *err) {
+static ckd_status try_generations(rewriting *w, ckd_error *err) {
     const selection all = {.writer = NULL};
     w->writers.size = 0;
-    ckd_status status = try_files(w, where, &all, err);
+    ckd_status status = try_files(w, &all, err);
     size_t count = w->writers.size / sizeof(ckd_id);
     for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_id writer;
         memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
         const selection s = {.writer = &writer, .others = i % 2};
-        ckd_status tried = try_files(w, where, &s, &why);
+        ckd_status tried = try_files(w, &s, &why);
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
     }
     return status;
@@ -337,8 +389,10 @@ static ckd_status try_generations(rewriting *w, search where, ckd_error *err) {
 
 static ckd_status rewrite(rewriting *w, ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
-    for (search where = UNNAMED; where < SEARCHES && status == CKD_E_CORRUPT; where++) {
-        status = try_generations(w, where, err);
+    for (int i = 0; i < 2 * SEARCHES && status == CKD_E_CORRUPT; i++) {
+        w->where = (search)(i / 2);
+        w->live_first = i % 2;
+        status = try_generations(w, err);
     }
     return status == CKD_OK && w->q->write ? publish(w, err) : status;
 }

@@ -56,7 +56,8 @@ ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char 
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
-ckd_status repair_remove(const ckd_store *store, const char *dir, const char *name, ckd_error *err) {
+ckd_status repair_remove_or_set_aside(const ckd_store *store, const char *dir, const char *name,
+                                      ckd_error *err) {
     pathname path = path_of(store->path, dir, name), aside;
     return dir_exists(path.text) ? repair_put_aside(&aside, store, dir, name, err)
                                  : file_remove(path.text, true, err);
@@ -84,4 +85,33 @@ ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes_sum, const ckd_sto
     }
     dir_list_free(&list);
     return status == CKD_OK ? dir_sync(folder.text, err) : status;
+}
+
+static ckd_status put_spare_aside(ckd_store *store, const parity_sets *sets, repair_moved_fn moved,
+                                  void *context, ckd_error *err) {
+    vanished v;
+    ckd_status status = vanished_find(&v, store, err);
+    for (size_t i = 0; i < v.stray_count && status == CKD_OK; i++) {
+        size_t groups;
+        (void)parity_sets_of(sets, &v.strays[i].id, &groups);
+        if (v.strays[i].spare && !groups) {
+            pathname path = path_chunk(store->path, &v.strays[i].id, ""), aside;
+            status = repair_put_aside(&aside, store, DIR_CHUNKS, strrchr(path.text, '/') + 1, err);
+            THEN(status, moved(context, path.text, aside.text, err));
+        }
+    }
+    vanished_free(&v);
+    vanished_forget_found(store);
+    return status;
+}
+
+ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, repair_moved_fn moved,
+                                  void *context, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK) {
+        status = put_spare_aside(store, sets, moved, context, err);
+        lock_release(lock);
+    }
+    return status;
 }

@@ -264,9 +264,9 @@ static bool window_is_full(const verification *v) {
 
 /* ---- which checkpoints ---- */
 
-static bool wanted(const verification *v, const manifest_name *name) {
+static bool wanted(const verification *v, const char *run, uint64_t step) {
     const ckd_verify_options *o = v->options;
-    return (!o->run || strcmp(o->run, name->run) == 0) && (!o->one_step || o->step == name->step);
+    return (!o->run || strcmp(o->run, run) == 0) && (!o->one_step || o->step == step);
 }
 
 /* For one run, check_checkpoint reports the manifests that cannot be read. */
@@ -305,7 +305,7 @@ static ckd_status check_all(verification *v, ckd_error *err) {
     THEN(status, manifests_read(&list, v->store, err));
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], &list.items[i]);
-        if (newest && wanted(v, &list.items[i])) {
+        if (newest && wanted(v, list.items[i].run, list.items[i].step)) {
             status = check_checkpoint(v, &list.items[i], err);
             THEN(status, window_is_full(v) ? finish_window(v, err) : CKD_OK);
         }
@@ -345,11 +345,28 @@ static ckd_status check_parity(verification *v, ckd_error *err) {
     return status;
 }
 
-/* Checkpoints of the whole store whose manifests are gone, although nobody deleted them. */
+static void keep_wanted(const verification *v, ckd_checkpoint *items, size_t *count) {
+    size_t kept = 0;
+    for (size_t i = 0; i < *count; i++) {
+        if (wanted(v, items[i].run, items[i].step)) {
+            items[kept++] = items[i];
+        }
+    }
+    *count = kept;
+}
+
+/*
+ * Checkpoints whose manifests are gone, although nobody deleted them. A file that no manifest names may be of any run,
+ * so only a verification of the whole store reports it.
+ */
 static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished lost = {0};
-    ckd_status status = v->options->run ? CKD_OK : vanished_find(&lost, v->store, err);
-    THEN(status, vanished_add_damage(&lost, v->store, &v->damage, err));
+    ckd_status status = vanished_find(&lost, v->store, err);
+    vanished reported = lost;
+    keep_wanted(v, reported.items, &reported.count);
+    keep_wanted(v, reported.doubtful, &reported.doubtful_count);
+    reported.stray_count = v->options->run ? 0 : lost.stray_count;
+    THEN(status, vanished_add_damage(&reported, v->store, &v->damage, err));
     vanished_free(&lost);
     return status;
 }

@@ -126,6 +126,7 @@ typedef struct load_batch {
     ckd_load *load;
     load_task *tasks;
     size_t count, blocks;
+    load_devices *devices; /* NULL: no tensor is for a device */
 } load_batch;
 
 static ckd_status execute_batch(load_batch *b, ckd_error *err) {
@@ -137,13 +138,16 @@ static ckd_status execute_batch(load_batch *b, ckd_error *err) {
     return status;
 }
 
-/* Adds a tensor to the batch. One for a device is decoded by itself, after those before it. */
+/* Adds a tensor to the batch, or to the tensors for devices. */
 static ckd_status add_to_batch(load_batch *b, const ckd_load_request *q, const view_tensor *t,
                                ckd_error *err) {
-    ckd_status status =
-        q->device || b->count == BATCH_TASKS || b->blocks >= BATCH_BLOCKS ? execute_batch(b, err) : CKD_OK;
-    if (status != CKD_OK || q->device) {
-        return status == CKD_OK ? ckd_load_tensor(b->load, q, err) : status;
+    if (q->device) {
+        ckd_status made = b->devices ? CKD_OK : load_devices_begin(&b->devices, b->load, err);
+        return made == CKD_OK ? load_devices_add(b->devices, q, t, err) : made;
+    }
+    ckd_status status = b->count == BATCH_TASKS || b->blocks >= BATCH_BLOCKS ? execute_batch(b, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
     }
     load_task *task = &b->tasks[b->count++];
     status = load_task_make(task, b->load, q, t, err);
@@ -154,7 +158,7 @@ static ckd_status add_to_batch(load_batch *b, const ckd_load_request *q, const v
 static ckd_status load_batches(ckd_load *load, const ckd_load_request *requests, size_t count,
                                ckd_error *err) {
     size_t room = count < BATCH_TASKS ? count : BATCH_TASKS;
-    load_batch b = {load, calloc(room + 1, sizeof(*b.tasks)), 0, 0};
+    load_batch b = {load, calloc(room + 1, sizeof(*b.tasks)), 0, 0, NULL};
     ckd_status status = b.tasks ? CKD_OK : err_nomem(err, room * sizeof(*b.tasks), "a load's plan");
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         ckd_load_request q;
@@ -162,9 +166,11 @@ static ckd_status load_batches(ckd_load *load, const ckd_load_request *requests,
         q.struct_size = sizeof(q);
         status = t ? add_to_batch(&b, &q, t, err) : CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = execute_batch(&b, err);
+    THEN(status, execute_batch(&b, err));
+    if (b.devices) {
+        THEN(status, load_devices_wait(b.devices, err));
     }
+    load_devices_end(b.devices);
     for (size_t i = 0; i < b.count; i++) {
         load_task_free(&b.tasks[i]);
     }

@@ -72,7 +72,7 @@ static ckd_status decode_span(const void **values, decoder *d, const view_source
     size_t size = s->span.count * ckd_dtype_size(s->tensor->tensor->dtype);
     void *to = bytes_scratch(room, size + 1, "a block's values", err);
     *values = to;
-    d->steps = 0;
+    d->blocks_decoded = 0;
     return to ? span_values(d, s, to, err) : CKD_E_NOMEM;
 }
 

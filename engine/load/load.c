@@ -313,5 +313,8 @@ void ckd_load_end(ckd_load *load) {
     columns_cache_free(&load->columns, false);
     views_free(&load->views);
     lock_release(load->reader_lock);
+    if (load->device.decoded + load->device.sent + load->device.given_up) {
+        device_leases_trim(load->store);
+    }
     free(load);
 }

@@ -113,6 +113,37 @@ ckd_status load_place_block(ckd_load *load, uint32_t worker, const view_block *b
 ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err);
 void load_task_free(load_task *task);
 
+/* ---- device_task.c ---- */
+/* The outcome on a device. If it is not done, the host decodes instead and reports the error, if there is one. */
+typedef struct device_attempt {
+    bool done, mismatch; /* mismatch: the device's values are not the ones that were saved */
+    ckd_status status;
+    ckd_error why;
+} device_attempt;
+/* Decodes the task's blocks from `first` on, up to those done. */
+void load_decode_on_device(device_attempt *out, ckd_load *load, load_task *task, size_t first);
+/* If the device did not make the values, the host does, and reports that. Errors: as load_task_execute. */
+ckd_status load_task_after_device(ckd_load *load, load_task *task, const device_attempt *attempt,
+                                  ckd_error *err);
+/* Counts and reports that the host decoded after the device failed. */
+void load_report_attempt(ckd_load *load, const view_tensor *t, const device_attempt *a);
+/* Allocates host memory for the whole task, which is finally copied to its device. Errors: NOMEM. */
+ckd_status load_task_use_host(load_task *task, ckd_error *err);
+/* Sets the destination. If no block is better decoded on the device, that is host memory first. Errors: INVALID, DEVICE, NOMEM. */
+ckd_status load_task_find_device(load_task *task, ckd_load *load, const ckd_load_request *q, ckd_error *err);
+
+/*
+ * The tensors for devices of one call. They may be written until load_devices_wait returns: the host works on some while
+ * devices work on others. An error names the tensor. Errors: as load_task_execute. load_devices_end waits for devices, too,
+ * and accepts NULL.
+ */
+typedef struct load_devices load_devices;
+ckd_status load_devices_begin(load_devices **out, ckd_load *load, ckd_error *err);
+ckd_status load_devices_add(load_devices *d, const ckd_load_request *q, const view_tensor *tensor,
+                            ckd_error *err);
+ckd_status load_devices_wait(load_devices *d, ckd_error *err);
+void load_devices_end(load_devices *d);
+
 /* ---- task_batch.c ---- */
 /*
  * Decodes all blocks of new tasks for host memory, in one run of the pool. An error names the tensor. Errors: as

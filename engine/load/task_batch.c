@@ -65,7 +65,7 @@ static ckd_status gather_companions(work_list *w, ckd_error *err) {
     const sibling_cache *shared = &w->load->shared;
     companion *all = shared->view ? calloc(w->block_count + 1, sizeof(*all)) : NULL;
     if (shared->view && !all) {
-        return err_nomem(err, w->block_count * sizeof(*all), "a load's plan");
+        return err_nomem(err, w->block_count * sizeof(*all), "a load's blocks");
     }
     for (size_t i = 0; i < w->block_count; i++) {
         w->blocks[i].lead = w->blocks[i].at = i;
@@ -96,7 +96,7 @@ static ckd_status list_blocks(work_list *w, load_task *tasks, size_t count, ckd_
     w->blocks = calloc(total + 1, sizeof(*w->blocks));
     w->items = calloc(total + 1, sizeof(*w->items));
     if (!w->blocks || !w->items) {
-        return err_nomem(err, total * sizeof(*w->blocks), "a load's plan");
+        return err_nomem(err, total * sizeof(*w->blocks), "a load's blocks");
     }
     for (size_t i = 0; i < count; i++) {
         for (size_t k = 0; k < tasks[i].count; k++) {

@@ -7,6 +7,11 @@
 
 /* ---- blocks ---- */
 
+/* All are zero if the first one is, and each equals the one before it. */
+static bool any_nonzero(const int8_t *integers, uint64_t count) {
+    return count && (integers[0] || memcmp(integers, integers + 1, count - 1) != 0);
+}
+
 ckd_status lossy_device_add_block(struct lossy_device *d, uint64_t at, uint64_t count, ckd_error *err) {
     d->block_count = at ? d->block_count : 0;
     if (ARRAY_GROW(d->blocks, d->block_scratch, d->block_count + 1, "coding scratch", err) != CKD_OK) {
@@ -14,9 +19,7 @@ ckd_status lossy_device_add_block(struct lossy_device *d, uint64_t at, uint64_t 
     }
     lossy_device_block *b = &d->blocks[d->block_count++];
     *b = (lossy_device_block){.at = at, .count = count};
-    for (uint64_t i = at; d->at.integers && i < at + count && !b->nonzero; i++) {
-        b->nonzero = d->at.integers[i] != 0;
-    }
+    b->nonzero = d->at.integers && any_nonzero(d->at.integers + at, count);
     return CKD_OK;
 }
 
@@ -162,7 +165,7 @@ static const void *gather_part(const struct lossy_device *d, const lossy_device_
     if (why->result == DEVICE_DONE) {
         d->lease->backend->copy_rows(&d->lease->queue,
                                      &(device_rows){to, from, p->width * size, d->columns * size,
-                                                    p->count / p->width, DEVICE_ON_DEVICE},
+                                                    p->count / p->width, DEVICE_ON_DEVICE, 0},
                                      why);
     }
     return to;

@@ -270,7 +270,7 @@ static void *gather_columns(panel_scratch *p, const void *from, size_t size) {
         d->lease->backend->copy_rows(&d->lease->queue,
                                      &(device_rows){to, (const uint8_t *)from + p->first * size,
                                                     p->width * size, d->columns * size, d->rows,
-                                                    DEVICE_ON_DEVICE},
+                                                    DEVICE_ON_DEVICE, 0},
                                      &p->why);
     }
     return to;

@@ -55,7 +55,12 @@ typedef struct selection {
     bool dead; /* they are in the trash now */
     uint32_t timeout_ms;
     uint64_t undo_s;
+    /* By id: why it cannot be restored. The others are restored then. NULL: one that cannot be is an error. */
+    ckd_error *left;
 } selection;
+
+static ckd_status choose_possible(manifest_set *n, const ckd_store *store, const selection *s,
+                                  ckd_error *err);
 
 /*
  * A change of the manifests. The caller holds the publish lock and the mutex. The catalog is in step before and
@@ -66,7 +71,8 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
     manifest_set n = {0};
     pthread_mutex_lock(&store->mutex);
     ckd_status status = manifest_set_read(&n, store, err);
-    THEN(status, manifest_set_choose(&n, s->ids, s->count, s->dead, err));
+    THEN(status, s->left ? choose_possible(&n, store, s, err)
+                         : manifest_set_choose(&n, s->ids, s->count, s->dead, err));
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
         update_derived(store);
@@ -76,22 +82,30 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
     return status;
 }
 
-static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
-    file_lock *lock;
-    ckd_status status = store_check_writable(store, err);
-    THEN(status, store_lock_publish_within(&lock, store, s->timeout_ms, err));
-    if (status == CKD_OK) {
-        status = change_locked(store, s, make, err);
-        lock_release(lock);
-    }
-    return status;
-}
-
-/* The catalog, by which policies choose, may lack what other processes published. */
+/*
+ * The catalog, by which policies choose, may lack what other processes published. It may also list a checkpoint whose
+ * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first.
+ */
 static ckd_status sync_catalog(ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
     pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
+    file_lock *lock;
+    ckd_error why = {0};
+    ckd_status status = store_check_writable(store, err);
+    THEN(status, store_lock_publish_within(&lock, store, s->timeout_ms, err));
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (sync_catalog(store, &why) != CKD_OK) { /* a full disk must not keep anybody from deleting */
+        status = vanished_save_found(store, err);
+    }
+    THEN(status, change_locked(store, s, make, err));
+    lock_release(lock);
     return status;
 }
 
@@ -154,15 +168,40 @@ static ckd_status check_name(const manifest_set *n, const manifest_entry *x, ckd
     return CKD_OK;
 }
 
-static ckd_status check_return(const ckd_store *store, const manifest_set *n, const manifest_entry *x,
-                               ckd_error *err) {
+static ckd_status check_manifest(const manifest_set *n, const manifest_entry *x, ckd_error *err) {
     if (x->is_incomplete) {
         return err_set(err, CKD_E_NOT_FOUND,
                        "a checkpoint that %s@%llu depends on has been removed; it cannot be restored",
                        x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step);
     }
-    ckd_status status = check_name(n, x, err);
+    return check_name(n, x, err);
+}
+
+static ckd_status check_return(const ckd_store *store, const manifest_set *n, const manifest_entry *x,
+                               ckd_error *err) {
+    ckd_status status = check_manifest(n, x, err);
     return status == CKD_OK ? check_files(store, &x->m, err) : status;
+}
+
+/* Keeps a failure that concerns one checkpoint alone. Any other one is returned. */
+static ckd_status keep_why(ckd_error *left, ckd_status status, const ckd_error *why, ckd_error *err) {
+    bool alone = status == CKD_E_EXISTS || status == CKD_E_NOT_FOUND;
+    *left = alone ? *why : (ckd_error){.offset = CKD_NO_OFFSET};
+    return alone ? CKD_OK : err_from(err, status, why);
+}
+
+/* Chooses the checkpoints that can be restored. */
+static ckd_status choose_possible(manifest_set *n, const ckd_store *store, const selection *s,
+                                  ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < s->count && status == CKD_OK; i++) {
+        const manifest_entry *x = manifest_set_find(n, &s->ids[i]);
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        status = x && x->in_trash ? check_return(store, n, x, &why) : CKD_OK;
+        THEN(status, manifest_set_choose(n, &s->ids[i], 1, s->dead, &why));
+        status = keep_why(&s->left[i], status, &why, err);
+    }
+    return status;
 }
 
 static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t unused, ckd_error *err) {
@@ -191,4 +230,28 @@ ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_
     selection s = {
         .ids = checkpoints, .count = count, .dead = true, .timeout_ms = store->options.lock_timeout_ms};
     return change(store, &s, undelete_chosen, err);
+}
+
+ckd_status ckd_store_undelete_each(ckd_error *left, ckd_store *store, const ckd_id *checkpoints, size_t count,
+                                   ckd_error *err) {
+    selection s = {.ids = checkpoints,
+                   .count = count,
+                   .dead = true,
+                   .timeout_ms = store->options.lock_timeout_ms,
+                   .left = left};
+    return change(store, &s, undelete_chosen, err);
+}
+
+ckd_status undelete_check(ckd_error *left, const ckd_store *store, const ckd_id *ids, size_t count,
+                          ckd_error *err) {
+    manifest_set n = {0};
+    ckd_status status = manifest_set_read(&n, store, err);
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        const manifest_entry *x = manifest_set_find(&n, &ids[i]);
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        status = x && x->in_trash ? check_manifest(&n, x, &why) : CKD_OK;
+        status = keep_why(&left[i], status, &why, err);
+    }
+    manifest_set_free(&n);
+    return status;
 }

@@ -68,7 +68,7 @@ static ckd_status choose_deletions(void *context, deletion_choice *out, ckd_erro
 }
 
 /* a->plan: what was done. The caller frees it, also after a failure. */
-static ckd_status apply(application *a, ckd_error *err) {
+static ckd_status delete_by_policy(application *a, ckd_error *err) {
     ckd_status status = plan_again(a, err);
     a->is_old = status == CKD_OK && plan_deletes(a);
     for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
@@ -96,7 +96,7 @@ ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *
     }
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
     THEN(status, store_check_writable(store, err));
-    THEN(status, apply(&a, err));
+    THEN(status, delete_by_policy(&a, err));
     if (status == CKD_OK && out) {
         *out = a.plan;
         return CKD_OK;
@@ -136,7 +136,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
 static void collect_if_free(ckd_store *store) {
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {
-        trash_collect_now(store, NULL);
+        trash_collect_if_unread(store, NULL);
         lock_release(lock);
     }
 }
@@ -150,7 +150,7 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
     if (status != CKD_OK || !applies) {
         return status;
     }
-    status = apply(&a, err);
+    status = delete_by_policy(&a, err);
     if (status == CKD_OK && plan_deletes(&a)) {
         store_info(store, "deleted %llu checkpoint%s of %s, by its policy",
                    (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);

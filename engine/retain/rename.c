@@ -114,10 +114,20 @@ static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_e
     return CKD_OK;
 }
 
+/* When the setting was made; a copy under the new name keeps it. 0: it cannot be read. */
+static uint64_t time_set(const stored_setting *setting) {
+    return setting->name.kind == METADATA_POLICY ? setting->policy.set_ns : setting->parity.set_ns;
+}
+
+/* An interrupted rename may have given the setting the new name already. */
 static ckd_status check_setting(const renaming *r, const setting_list *all, metadata_kind kind,
                                 ckd_error *err) {
-    const stored_setting *setting = settings_find(all, kind, r->from);
-    if (setting && settings_find(all, kind, r->to)) {
+    const stored_setting *own = settings_find(all, METADATA_RENAME, r->from);
+    const stored_setting *setting = settings_find(all, kind, r->from),
+                         *there = settings_find(all, kind, r->to);
+    bool began = own && own->status == CKD_OK;
+    bool is_copy = setting && there && (began || time_set(there) == time_set(setting));
+    if (setting && there && !is_copy) {
         return err_set(err, CKD_E_EXISTS, "'%s' and '%s' both have a %s setting; remove one of them first",
                        r->from, r->to, setting_word(kind));
     }
@@ -264,17 +274,29 @@ static ckd_status publish_setting(const renaming *r, const stored_setting *setti
     return status;
 }
 
-static ckd_status move_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
+/*
+ * Gives the run's setting the new name, and leaves the old one. An interruption may have left such a copy; the later of
+ * two settings counts.
+ */
+static ckd_status copy_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read_kind(&all, r->store, kind, err);
     const stored_setting *setting = status == CKD_OK ? settings_find(&all, kind, r->from) : NULL;
     if (setting) {
+        const stored_setting *there = settings_find(&all, kind, r->to);
         status = settings_why(setting, r->store, err);
-        THEN(status, publish_setting(r, setting, err));
-        THEN(status, settings_remove(r->store, kind, r->from, err));
+        if (status == CKD_OK && (!there || time_set(there) < time_set(setting))) {
+            status = publish_setting(r, setting, err);
+        }
     }
     settings_free(&all);
     return status;
+}
+
+static ckd_status remove_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = settings_remove(r->store, kind, r->from, &why);
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
 /* Makes the record durable, in place of an earlier one. */
@@ -295,15 +317,20 @@ static ckd_status publish_record(const renaming *r, ckd_error *err) {
     return status;
 }
 
-/* Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. */
+/*
+ * Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. Until it is done,
+ * the settings have both names, so that a policy finds its rules whichever name a checkpoint has.
+ */
 static ckd_status complete(renaming *r, bool with_catalog, ckd_error *err) {
-    ckd_status status = publish_all(r, err);
+    ckd_status status = copy_setting(r, METADATA_POLICY, err);
+    THEN(status, copy_setting(r, METADATA_PARITY, err));
+    THEN(status, publish_all(r, err));
     if (status == CKD_OK && with_catalog) {
         move_rows(r);
     }
     THEN(status, remove_old(r, err));
-    THEN(status, move_setting(r, METADATA_POLICY, err));
-    THEN(status, move_setting(r, METADATA_PARITY, err));
+    THEN(status, remove_setting(r, METADATA_POLICY, err));
+    THEN(status, remove_setting(r, METADATA_PARITY, err));
     return status == CKD_OK ? settings_remove(r->store, METADATA_RENAME, r->from, err) : status;
 }
 

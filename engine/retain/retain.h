@@ -59,18 +59,34 @@ ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void 
                               ckd_error *err);
 
 /*
+ * Says of each deleted checkpoint whether ckd_store_undelete would refuse it, apart from files that are gone. left: by
+ * id, the reason, or the status CKD_OK; also for one that is not in the trash. Errors: as manifest_set_read.
+ */
+ckd_status undelete_check(ckd_error *left, const ckd_store *store, const ckd_id *ids, size_t count,
+                          ckd_error *err);
+
+/*
  * Removes checkpoints whose grace period has ended, if nobody reads the store now. The caller holds the publish
  * lock. Errors: NOMEM. Other failures are reported to on_message, and the work is left for another time.
  */
-ckd_status trash_collect_now(ckd_store *store, ckd_error *err);
+ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err);
+
+/* Chunk files of which a process knows the condition. Zero-initialised. */
+typedef struct checked_files {
+    hash_set intact, damaged; /* by hash64 of their ids */
+    uint64_t read;            /* bytes of files that were read under the present locks */
+    bool more;                /* the limit for that was reached; the rest is left for another time */
+} checked_files;
+void checked_files_free(checked_files *c);
 
 /*
- * Removes generations of listed checkpoints that newer ones have replaced, if all files of the newer one exist. Waits
- * at most lock_ms for the publish lock, and timeout_ms for readers. *left: files that could not be removed yet, because
- * somebody reads, or a repair needs them. Errors: as manifest_set_read; BUSY, IO.
+ * Removes generations of listed checkpoints that newer ones have replaced, if all files of the newer one exist and are
+ * intact. Files that are not in `checked` are read through for that, and added. Waits at most lock_ms for the publish
+ * lock, and timeout_ms for readers. *left: files that could not be removed yet, because somebody reads, or a repair
+ * needs them. Files that damage keeps do not count; a message names the damage. Errors: as manifest_set_read; BUSY, IO.
  */
-ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, uint32_t lock_ms, uint32_t timeout_ms,
-                                 ckd_error *err);
+ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files *checked, uint32_t lock_ms,
+                                 uint32_t timeout_ms, ckd_error *err);
 /*
  * Counts what removing the chosen checkpoints would free: their manifests, and files that no other manifest names.
  * Errors: NOMEM.

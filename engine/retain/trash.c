@@ -1,7 +1,7 @@
 /*
- * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. First the tombstones
- * record that the grace period has ended: a checkpoint that has lost a file must not seem to be restorable. Then
- * chunk files go, then manifests, then tombstones. Each directory is synced before the next. No checkpoint comes
+ * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. Parity groups with the
+ * files go first. Then the tombstones record that the grace period has ended: a checkpoint that has lost a file must
+ * not seem to be restorable. Then chunk files go, then manifests, then tombstones. Each directory is synced before the next. No checkpoint comes
  * back by itself until its tombstone is gone.
  */
 #include "engine/retain/retain.h"
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "engine/integrity/integrity.h"
+#include "engine/retain/replaced.h"
 
 /* ---- chunk files ---- */
 
@@ -124,7 +125,7 @@ static ckd_status remove_files(const ckd_store *store, const manifest_set *n, co
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
-            status = repair_remove(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
+            status = repair_remove_or_set_aside(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
         }
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
@@ -222,48 +223,26 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
 
 /* ---- replaced generations ---- */
 
-static bool all_files_exist(const ckd_store *store, const manifest *m) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        if (file_bytes(path_chunk(store->path, &m->files[i].id, "").text) != m->files[i].size) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* The newer generation must be whole. Until its files were checked, the older one may be all that is left. */
-static size_t choose_replaced(manifest_set *n, const ckd_store *store) {
-    size_t count = 0;
-    const manifest_entry *newest = NULL;
-    bool whole = false;
-    for (size_t i = 0; i < n->count; i++) {
-        manifest_entry *x = &n->items[i];
-        if (x->superseded && !x->in_trash && newest) {
-            x->chosen = whole && !x->in_use;
-            count += x->chosen;
-        } else if (!x->superseded) {
-            newest = x;
-            whole = i + 1 < n->count && n->items[i + 1].superseded && all_files_exist(store, &x->m);
-        }
-    }
-    return count;
-}
-
 /*
  * Removes generations of listed checkpoints that newer ones have replaced. Chunk files go first, then manifests: an old
  * manifest without files does no harm below a newer one, and a file that no manifest names would stay forever. The
- * caller holds the publish lock and the exclusive reader lock. dry: only counts, and needs no reader lock. Errors: as
- * manifest_set_read; IO.
+ * caller holds the publish lock and the exclusive reader lock. checked: NULL: only counts, and needs no reader lock.
+ * Errors: as manifest_set_read; STATE, IO.
  */
-static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, bool dry, bool force,
-                                  ckd_error *err) {
+static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, checked_files *checked,
+                                  bool force, ckd_error *err) {
     manifest_set n = {0};
     file_uses files = {0};
+    size_t count = 0;
+    bool dry = !checked;
     ckd_status status = manifest_set_read(&n, store, err);
     THEN(status, manifest_set_mark_in_use(&n, store, err));
-    size_t count = status == CKD_OK ? choose_replaced(&n, store) : 0;
+    THEN(status, replaced_choose(&count, &n, store, NULL, err));
     if (count && !dry && !force) {
         status = vanished_check_removal(store, err);
+    }
+    if (status == CKD_OK && count && !dry) {
+        status = replaced_choose(&count, &n, store, checked, err);
     }
     if (status == CKD_OK && count) {
         status = uses_of(&files, &n, err);
@@ -292,20 +271,6 @@ ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_
     return status;
 }
 
-/* Is there a newest generation with another one below it? Looks at file names alone. */
-static bool any_replaced(const ckd_store *store) {
-    manifest_list list = {0};
-    bool any = false;
-    if (manifests_read(&list, store, NULL) != CKD_OK) {
-        return false;
-    }
-    for (size_t i = 1; i < list.count && !any; i++) {
-        any = same_checkpoint_name(&list.items[i - 1], &list.items[i]);
-    }
-    manifests_free(&list);
-    return any;
-}
-
 /* ---- locks ---- */
 
 typedef struct attempt {
@@ -314,6 +279,7 @@ typedef struct attempt {
     bool all, force;
     bool only_replaced; /* leaves the trash alone */
     ckd_collected *out;
+    checked_files *checked;
     unlinker_wait wait;
 } attempt;
 
@@ -331,9 +297,12 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
-        status = any_replaced(a->store) ? remove_replaced(&replaced, a->store, false, a->force, err) : CKD_OK;
+        a->checked->more = false;
+        a->checked->read = 0;
+        status =
+            replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
-            status = collect(a->out, a->store, a->all, false, a->force, err);
+            status = a->checked->more ? CKD_OK : collect(a->out, a->store, a->all, false, a->force, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
         }
@@ -343,11 +312,21 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     return status;
 }
 
+/* Files of newer generations are read under the locks. Between two parts of them, others get the locks. */
+static ckd_status collect_in_parts(attempt *a, uint32_t timeout_ms, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    do {
+        a->wait = (unlinker_wait){0};
+        status = retry_while_busy(try_collect, a, timeout_ms, err);
+    } while (status == CKD_OK && a->checked->more);
+    return status;
+}
+
 static ckd_status count_only(const attempt *a, ckd_error *err) {
     file_lock *publish;
     ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status == CKD_OK) {
-        status = a->only_replaced ? remove_replaced(a->out, a->store, true, false, err)
+        status = a->only_replaced ? remove_replaced(a->out, a->store, NULL, false, err)
                                   : collect(a->out, a->store, a->all, true, false, err);
         lock_release(publish);
     }
@@ -365,8 +344,15 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     THEN(status, store_check_writable(store, err));
     if (status == CKD_OK) {
         uint32_t timeout = store->options.lock_timeout_ms;
-        attempt a = {.store = store, .lock_ms = timeout, .all = o.all, .force = o.force, .out = &result};
-        status = o.dry_run ? count_only(&a, err) : retry_while_busy(try_collect, &a, timeout, err);
+        checked_files checked = {0};
+        attempt a = {.store = store,
+                     .lock_ms = timeout,
+                     .all = o.all,
+                     .force = o.force,
+                     .out = &result,
+                     .checked = &checked};
+        status = o.dry_run ? count_only(&a, err) : collect_in_parts(&a, timeout, err);
+        checked_files_free(&checked);
     }
     if (out && status == CKD_OK) {
         *out = result;
@@ -374,16 +360,17 @@ ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_col
     return status;
 }
 
-ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, uint32_t lock_ms, uint32_t timeout_ms,
-                                 ckd_error *err) {
+ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files *checked, uint32_t lock_ms,
+                                 uint32_t timeout_ms, ckd_error *err) {
     ckd_collected result = {0};
-    attempt a = {.store = store, .lock_ms = lock_ms, .only_replaced = true, .out = &result};
+    attempt a = {
+        .store = store, .lock_ms = lock_ms, .only_replaced = true, .out = &result, .checked = checked};
     *left = 0;
-    if (!any_replaced(store)) {
+    if (!replaced_any(store)) {
         return CKD_OK;
     }
     ckd_error why = {0};
-    ckd_status status = retry_while_busy(try_collect, &a, timeout_ms, &why);
+    ckd_status status = collect_in_parts(&a, timeout_ms, &why);
     if (status == CKD_E_STATE) { /* a repair needs them */
         store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;
@@ -412,17 +399,20 @@ static bool any_expired(const ckd_store *store) {
     return any;
 }
 
-ckd_status trash_collect_now(ckd_store *store, ckd_error *err) {
+ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
     file_lock *readers;
     ckd_collected result = {0};
-    bool expired = any_expired(store), replaced = any_replaced(store);
+    bool expired = any_expired(store), replaced = replaced_any(store);
     if ((!expired && !replaced) || lock_acquire(&readers, path_in(store->path, FILE_READER_LOCK).text,
                                                 LOCK_EXCLUSIVE, true, 0, NULL) != CKD_OK) {
         /* Somebody reads; the work is left for another time. */
         return CKD_OK;
     }
     ckd_error why = {0};
-    ckd_status status = replaced ? remove_replaced(&(ckd_collected){0}, store, false, false, &why) : CKD_OK;
+    checked_files checked = {0};
+    ckd_status status =
+        replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;
+    checked_files_free(&checked);
     if (status == CKD_OK && expired) {
         status = collect(&result, store, false, false, false, &why);
     }

@@ -1,7 +1,7 @@
 /*
  * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) ->
- * catalog. A failure before the manifest leaves nothing. A failure after it (the catalog) loses nothing: the next
- * open for writing repairs it.
+ * catalog. A failure before the manifest leaves nothing. If the manifest has its name but cannot be synced or removed,
+ * recovery decides. A failure after it (the catalog) loses nothing: the next open for writing repairs it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     chunk_writer *writer = save->output.writer;
     save->output.writer = NULL;
     uint64_t begun_ns = clock_monotonic_ns();
-    status = chunk_writer_finish(writer, &save->output.sealed.root, &save->output.sealed.size, err);
+    status = chunk_writer_finish_durable(writer, &save->output.sealed.root, &save->output.sealed.size, err);
     if (status == CKD_OK) {
         pathname temp = path_chunk(save->store->path, &save->output.file_id, ".tmp");
         status = file_rename_noreplace(temp.text,
@@ -185,42 +185,86 @@ static void describe(const ckd_save *save, manifest *m) {
     m->branch_origin = t->branch_origin;
 }
 
-/*
- * Adds the files on which blocks may depend: the parent's. If this rank has no readable parent, other ranks may have
- * one: then those of all dependencies.
- */
-static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
+static ckd_status add_dependencies_files(ckd_save *save, manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
-    if (save->sources.parent) {
-        const manifest *p = &save->sources.parent->manifest;
-        status = manifest_add_files(m, p->files, p->file_count, err);
-    }
-    for (size_t i = 0; i < m->dependency_count && !save->sources.parent && status == CKD_OK; i++) {
+    for (size_t i = 0; i < m->dependency_count && status == CKD_OK; i++) {
         status = manifest_add_files_of(m, save->store, &m->dependencies[i], err);
     }
     return status;
 }
 
-static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
-    describe(save, m);
-    view *v;
+/*
+ * Adds the files on which blocks may depend: the parent's. If this rank has no readable parent, other ranks may have
+ * one: then those of all dependencies.
+ */
+static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
+    if (save->sources.parent) {
+        const manifest *p = &save->sources.parent->manifest;
+        return manifest_add_files(m, p->files, p->file_count, err);
+    }
+    return add_dependencies_files(save, m, err);
+}
+
+/* Opens the checkpoint as it is to be published, and drops the files that it does not read. */
+static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error *err) {
     manifest copy = *m;
     copy.files = NULL;
     copy.dependencies = NULL;
     copy.file_count = copy.dependency_count = 0;
-    ckd_status status = add_parents_files(save, m, err);
-    THEN(status, manifest_add_files(&copy, m->files, m->file_count, err));
+    *out = NULL;
+    ckd_status status = manifest_add_files(&copy, m->files, m->file_count, err);
     if (status != CKD_OK) {
         manifest_free(&copy);
         return status;
     }
-    status = view_open(&v, save->store, &copy, NULL, CKD_E_MISMATCH, err);
+    status = view_open(out, save->store, &copy, NULL, CKD_E_MISMATCH, err);
     if (status != CKD_OK) {
         return status;
     }
     save->sources.views.values_only = true; /* from here on, views only lead to older records */
-    status = closure_prune_files(m, &save->sources.views, v, err);
-    THEN(status, view_attach_measures(v, CKD_E_MISMATCH, err));
+    status = closure_prune_files(m, &save->sources.views, *out, err);
+    if (status != CKD_OK) {
+        view_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/*
+ * Names the files that the checkpoint reads. A rank that began before or after a deletion may have another parent than
+ * this one. The files of all dependencies are only named if something is missing without them: each file that is named
+ * must be readable, and one that nobody reads may be damaged.
+ */
+static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    *out = NULL;
+    ckd_status status = add_parents_files(save, m, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = open_draft(out, save, m, &why);
+    size_t count = m->file_count;
+    if (status == CKD_E_CORRUPT) {
+        ckd_status added = add_dependencies_files(save, m, err);
+        if (added != CKD_OK) {
+            return added;
+        }
+    }
+    if (m->file_count > count) {
+        why = (ckd_error){.offset = CKD_NO_OFFSET};
+        status = open_draft(out, save, m, &why);
+    }
+    return err_from(err, status, &why);
+}
+
+static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+    describe(save, m);
+    view *v;
+    ckd_status status = find_files(&v, save, m, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = view_attach_measures(v, CKD_E_MISMATCH, err);
     if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
     }

@@ -20,6 +20,7 @@ static ckd_status differs(const ckd_save *save, const char *what, const char *na
 }
 
 ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
+    save->sources.views.use_materialized = false; /* a copy would hide damage, and it is evicted some day */
     ckd_status status =
         views_get(&save->sources.existing, &save->sources.views, &save->target.existing.id, err);
     if (status != CKD_OK) {
@@ -63,11 +64,21 @@ ckd_status save_compare_block(ckd_save *save, block_job *job, const tensor_conte
     }
     const view_source from = {
         save->sources.existing, tensor->parent, {tensor->region, job->input.first, job->input.count}, NULL};
-    job->decoder.steps = 0;
+    job->decoder.blocks_decoded = 0;
     ckd_status status = span_values(&job->decoder, &from, stored, err);
     if (status == CKD_OK && size && memcmp(stored, job->input.values, size) != 0) {
         status = differs(save, "tensor", tensor->tensor->name, "differs", err);
     }
+    return status;
+}
+
+/* The caller may drop its data if the comparison succeeds, so the recorded hash alone is not enough. */
+static ckd_status read_stored_blob(ckd_save *save, const view_block *b, ckd_error *err) {
+    bytes stored = {0};
+    void *to = bytes_extend(&stored, b->record->raw_size + 1);
+    ckd_status status = to ? blob_bytes(&save->pipeline.jobs[0].decoder, b, to, err)
+                           : err_nomem(err, b->record->raw_size, "a stored blob to compare with");
+    bytes_free(&stored);
     return status;
 }
 
@@ -83,7 +94,7 @@ ckd_status save_compare_blob(ckd_save *save, const char *name, const void *data,
         return err_in_tensor(err, err_set(err, CKD_E_MISMATCH, "two blobs have this name"), name);
     }
     *seen = true;
-    return CKD_OK;
+    return read_stored_blob(save, b, err);
 }
 
 ckd_status save_compare_end(const ckd_save *save, ckd_error *err) {

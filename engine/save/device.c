@@ -39,7 +39,15 @@ struct save_device {
     uint32_t skip; /* number of next blocks for which no delta is tried */
 };
 
-static bool unprepared;
+static bool used, unprepared;
+
+void save_device_use(bool yes) {
+    used = yes;
+}
+
+bool save_device_is_used(void) {
+    return used;
+}
 
 void save_device_unprepared(bool yes) {
     unprepared = yes;
@@ -85,7 +93,7 @@ static bool may_be_delta(const ckd_save *save, const record *parent, size_t widt
 
 static bool may_code(const ckd_save *save, const tensor_context *t, const unchanged_blocks *u) {
     ckd_dtype dtype = t->tensor->dtype;
-    return u->hashed && u->next >= u->looked && save->coding.context.codec == CKD_CODEC_AUTO &&
+    return used && u->hashed && u->next >= u->looked && save->coding.context.codec == CKD_CODEC_AUTO &&
            !t->decoded_values && (dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16);
 }
 

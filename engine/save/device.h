@@ -5,7 +5,7 @@
  * parent's, or a rounded master of this save; its values are then not copied to the host. This also makes the hashes of
  * masters by which such copies are found.
  *
- * Deltas that the device codes (device.c): it codes batches ahead of the pipeline, which the blocks enter with their
+ * Blocks that the device codes (device.c), if it is used for that: it codes batches ahead of the pipeline, which the blocks enter with their
  * payload. Their values are read only if the host needs them. The results are the same as the host's: the device leaves
  * a block to the host if its delta does not clearly win, or another stream or a byte codec may be better.
  */
@@ -61,6 +61,12 @@ ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first,
  */
 bool save_device_take_result(ckd_save *save, block_job *job, const unchanged_blocks *u);
 
+/*
+ * Whether devices code blocks at all. They do not by default: the host is faster (DECISIONS.md). For tests, and to measure
+ * it. Not while a save is in progress.
+ */
+void save_device_use(bool yes);
+bool save_device_is_used(void);
 /*
  * For tests: the device codes deltas only, and never reads values ahead, because the pipeline seldom decides
  * otherwise than expected. Not while a save is in progress.

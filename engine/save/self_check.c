@@ -57,7 +57,7 @@ static ckd_status try_one(ckd_save *save, const view *v, const self_check_block 
     if (!t || !to) {
         return t ? CKD_E_NOMEM : err_set(err, CKD_E_CORRUPT, "it is not there");
     }
-    job->decoder.steps = 0;
+    job->decoder.blocks_decoded = 0;
     return span_values(&job->decoder, &from, to, err);
 }
 

@@ -278,7 +278,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
  */
 static bool device_keeps_values(const ckd_save *save, const ckd_tensor *t) {
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
-    return save->store->device_reference_bytes > 0 && !save->target.compare &&
+    return save_device_is_used() && save->store->device_reference_bytes > 0 && !save->target.compare &&
            (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER || role == CKD_ROLE_OTHER) &&
            (t->dtype == CKD_F32 || t->dtype == CKD_BF16 || t->dtype == CKD_F16) &&
            save_fidelity(save, role) == CKD_EXACT;

@@ -119,7 +119,7 @@ static void pin_block(step_tensor *step, const block_job *job, const tensor_cont
                           .base = job->decision.base,
                           .depth = r->depth,
                           .on_step = r->predictor == PREDICT_STEP,
-                          .on_parent = r->predictor == PREDICT_PARENT};
+                          .on_parent = r->predictor == PREDICT_PARENT || r->coding == CODING_GRADIENT};
     step_pin(step, job->input.first, job->input.count, job->input.values, &block);
 }
 
@@ -173,6 +173,10 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
         return status;
     }
     if (step) {
+        if (!block_is_duplicate(job)) {
+            step_note_gradient(step, job->analysis.step.tried,
+                               job->analysis.step.fits ? job->analysis.step.scale : 0);
+        }
         pin_block(step, job, t, r);
     }
     return remember(save, job, t, r, err);

@@ -129,10 +129,16 @@ static void record_group(snapshot_part *part, uint32_t group) {
     g->count++;
 }
 
+static int by_number(const void *a, const void *b) {
+    const copied_group *x = a, *y = b;
+    return (x->group > y->group) - (x->group < y->group);
+}
+
 /* Turns counts into positions: each group's sources are consecutive, in the order of registration. */
 static void put_in_order(device_snapshot *s) {
     for (size_t i = 0; i < s->part_count; i++) {
         snapshot_part *part = &s->parts[i];
+        qsort(part->groups, part->group_count, sizeof(*part->groups), by_number);
         for (size_t g = 1; g < part->group_count; g++) {
             part->groups[g].first = part->groups[g - 1].first + part->groups[g - 1].count;
         }

@@ -6,38 +6,49 @@
 typedef struct item {
     const view *view;
     const view_block *block;
+    bool entered; /* what it builds on is above it in the stack, or done */
 } item;
 
-/* Visited records, in a hash table by address (open addressing), and those still to follow. */
+typedef enum visited { NOT_VISITED, FOLLOWING, FOLLOWED } visited;
+
+typedef struct slot {
+    const record *record;
+    visited state;
+} slot;
+
+/*
+ * A search in depth without recursion, as chains can be long. Records are in a hash table by address (open addressing)
+ * from the time they are entered. One that is met again while what it builds on is still being followed is in a cycle.
+ */
 typedef struct walk {
     view_cache *cache;
     closure_fn visit;
     void *context;
-    const record **slots;
+    slot *slots;
     size_t count, capacity;
-    item *todo;
+    item *todo; /* a stack; a record that several others build on may be there several times */
     size_t todo_count, todo_capacity;
 } walk;
 
-static const record **slot_of(const record **slots, size_t capacity, const record *r) {
+static slot *slot_of(slot *slots, size_t capacity, const record *r) {
     uintptr_t address = (uintptr_t)r;
     for (size_t at = hash64(&address, sizeof(address));; at++) {
-        const record **slot = &slots[at & (capacity - 1)];
-        if (!*slot || *slot == r) {
-            return slot;
+        slot *s = &slots[at & (capacity - 1)];
+        if (!s->record || s->record == r) {
+            return s;
         }
     }
 }
 
 static ckd_status grow_slots(walk *w, ckd_error *err) {
     size_t capacity = w->capacity ? 2 * w->capacity : 64;
-    const record **slots = calloc(capacity, sizeof(*slots));
+    slot *slots = calloc(capacity, sizeof(*slots));
     if (!slots) {
         return err_nomem(err, capacity * sizeof(*slots), "the records of a load");
     }
     for (size_t i = 0; i < w->capacity; i++) {
-        if (w->slots[i]) {
-            *slot_of(slots, capacity, w->slots[i]) = w->slots[i];
+        if (w->slots[i].record) {
+            *slot_of(slots, capacity, w->slots[i].record) = w->slots[i];
         }
     }
     free(w->slots);
@@ -46,15 +57,11 @@ static ckd_status grow_slots(walk *w, ckd_error *err) {
     return CKD_OK;
 }
 
+static visited state_of(const walk *w, const record *r) {
+    return w->capacity ? slot_of(w->slots, w->capacity, r)->state : NOT_VISITED;
+}
+
 static ckd_status push(walk *w, const view *v, const view_block *b, ckd_error *err) {
-    ckd_status status = 2 * (w->count + 1) > w->capacity ? grow_slots(w, err) : CKD_OK;
-    if (status != CKD_OK) {
-        return status;
-    }
-    const record **slot = slot_of(w->slots, w->capacity, b->record);
-    if (*slot) {
-        return CKD_OK;
-    }
     if (w->todo_count == w->todo_capacity) {
         size_t capacity = 2 * w->todo_capacity + 16;
         item *grown = realloc(w->todo, capacity * sizeof(*grown));
@@ -64,10 +71,17 @@ static ckd_status push(walk *w, const view *v, const view_block *b, ckd_error *e
         w->todo = grown;
         w->todo_capacity = capacity;
     }
-    *slot = b->record;
-    w->count++;
-    w->todo[w->todo_count++] = (item){v, b};
-    return w->visit ? w->visit(w->context, v, b, err) : CKD_OK;
+    w->todo[w->todo_count++] = (item){v, b, false};
+    return CKD_OK;
+}
+
+/* Pushes b, on which x builds. */
+static ckd_status push_base(walk *w, const item *x, const view *v, const view_block *b, ckd_error *err) {
+    visited state = state_of(w, b->record);
+    if (state == FOLLOWING) {
+        return view_block_corrupt(x->block, err, "the block's chain of deltas contains a cycle");
+    }
+    return state == NOT_VISITED ? push(w, v, b, err) : CKD_OK;
 }
 
 /* Pushes the blocks that hold the values of a dependency; all of them must be there. */
@@ -92,7 +106,7 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
             if (all && !hash128_equal(&b->record->content, s.content)) {
                 return view_block_corrupt(x->block, err, "the values that the block depends on have changed");
             }
-            status = common ? push(w, s.view, b, err) : CKD_OK;
+            status = common ? push_base(w, x, s.view, b, err) : CKD_OK;
         }
     }
     return status == CKD_OK && found != s.span.count
@@ -110,22 +124,46 @@ static ckd_status visit_dependency(walk *w, const item *x, uint32_t index, ckd_e
     }
     if (d->kind == DEPENDS_LINK) {
         ckd_status status = view_parent_block(&b, &v, w->cache, x->view, x->block, err);
-        return status == CKD_OK ? push(w, v, b, err) : status;
+        return status == CKD_OK ? push_base(w, x, v, b, err) : status;
     }
     if (d->kind == DEPENDS_SIDE || d->kind == DEPENDS_GROUP) {
         b = view_find_shared(v, d->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &d->content);
-        return b ? push(w, v, b, err)
+        return b ? push_base(w, x, v, b, err)
                  : view_block_corrupt(x->block, err, "a record that the block shares with others is missing");
     }
     return CKD_OK; /* a kind that only newer versions know */
 }
 
+/* Visits the record on top of the stack, and pushes what it builds on. It stays below that until all of it is done. */
+static ckd_status enter(walk *w, ckd_error *err) {
+    item *top = &w->todo[w->todo_count - 1], x = *top;
+    const record *r = x.block->record;
+    ckd_status status = 2 * (w->count + 1) > w->capacity ? grow_slots(w, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
+    }
+    top->entered = true;
+    *slot_of(w->slots, w->capacity, r) = (slot){r, FOLLOWING};
+    w->count++;
+    status = w->visit ? w->visit(w->context, x.view, x.block, err) : CKD_OK;
+    for (uint32_t k = 0; k < r->dependency_count && status == CKD_OK; k++) {
+        status = visit_dependency(w, &x, k, err);
+    }
+    return status;
+}
+
 static ckd_status walk_from(walk *w, const view *v, const view_block *b, ckd_error *err) {
-    ckd_status status = push(w, v, b, err);
+    ckd_status status = state_of(w, b->record) == NOT_VISITED ? push(w, v, b, err) : CKD_OK;
     while (w->todo_count && status == CKD_OK) {
-        item x = w->todo[--w->todo_count];
-        for (uint32_t k = 0; k < x.block->record->dependency_count && status == CKD_OK; k++) {
-            status = visit_dependency(w, &x, k, err);
+        const item *top = &w->todo[w->todo_count - 1];
+        const record *r = top->block->record;
+        if (top->entered) {
+            slot_of(w->slots, w->capacity, r)->state = FOLLOWED;
+            w->todo_count--;
+        } else if (state_of(w, r) != NOT_VISITED) { /* it was above in the stack, too */
+            w->todo_count--;
+        } else {
+            status = enter(w, err);
         }
     }
     return status;

@@ -88,6 +88,12 @@ ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path
                            ckd_error *err);
 
 /*
+ * Reads a chunk file that a manifest names through, and compares each record with its checksum. Decodes nothing.
+ * Errors: as open_named_file.
+ */
+ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err);
+
+/*
  * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
  * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of pace, IO, NOMEM.
  */
@@ -137,7 +143,7 @@ bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size);
  * contents; the row adds run, step and lineage.
  */
 
-/* Suffixes in data/q. Such a file, RUN.STEP.GENERATION.lost, is a manifest without files. */
+/* Suffixes in data/q. Such a file, RUN.STEP.GENERATION.ID.lost, is a manifest without files. */
 #define VANISHED_END ".lost"
 #define DOUBTFUL_END ".doubtful"
 
@@ -147,6 +153,7 @@ typedef struct stray_file {
     ckd_id *checkpoints; /* the checkpoints that it has records of; none if it cannot be read */
     size_t checkpoint_count;
     bool explained; /* a checkpoint in `items` has records in it */
+    bool spare;     /* nothing is lost, and no checkpoint can need it (vanished_find) */
 } stray_file;
 
 typedef struct vanished {
@@ -168,10 +175,13 @@ void vanished_free(vanished *v);
 bool vanished_confirm(vanished *v, const char *run, uint64_t step, ckd_error *err);
 /*
  * Adds them to the damage: known checkpoints under their manifests, other files under their own names. Doubtful ones
- * only cause a message. Errors: NOMEM.
+ * and spare files only cause a message. Errors: NOMEM.
  */
 ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage_list *damage,
                                ckd_error *err);
+/* Adds one lost checkpoint. Two of the same name and generation are one entry. Errors: NOMEM. */
+ckd_status vanished_add_lost(const ckd_checkpoint *c, const ckd_store *store, damage_list *damage,
+                             ckd_error *err);
 
 /*
  * Keeps lost checkpoints in data/q, for vanished_find, before the catalog drops rows that have neither a manifest nor a
@@ -186,6 +196,9 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *ch
  * lock. Errors: NOMEM.
  */
 ckd_status vanished_save_found(const ckd_store *store, ckd_error *err);
+
+/* Removes what data/q keeps of lost checkpoints that have a manifest again. Under the publish lock. */
+void vanished_forget_found(const ckd_store *store);
 
 /*
  * Called before chunk files are rewritten. The files of a lost checkpoint must stay until it is repaired or given up,

@@ -1,3 +1,4 @@
+/* Reads chunk files record by record: to copy records, and to check those that must survive a deletion. */
 #include "engine/store/view.h"
 
 #include <stdio.h>

@@ -1,6 +1,8 @@
 /* Reads manifests, and lists those that count. */
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/store/damage.h"
 #include "engine/store/handle.h"
 
 ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char *run, uint64_t step,
@@ -150,6 +152,31 @@ ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifes
     return CKD_OK;
 }
 
+/*
+ * One more than the highest generation of lost checkpoints of this name that data/q keeps; 0: none. If such a manifest is
+ * put back, it must not take the place of a later checkpoint.
+ */
+static uint32_t above_lost(const ckd_store *store, const char *run, uint64_t step) {
+    char prefix[CKD_RUN_MAX + 32];
+    uint32_t above = 0;
+    dir_list list;
+    int length = snprintf(prefix, sizeof(prefix), "%s.%llu.", run, (unsigned long long)step);
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return 0;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.names[i], *end = strrchr(name, '.');
+        bool lost = end && (strcmp(end, VANISHED_END) == 0 || strcmp(end, DOUBTFUL_END) == 0);
+        if (lost && strncmp(name, prefix, (size_t)length) == 0 && name[length] >= '0' &&
+            name[length] <= '9') {
+            unsigned long generation = strtoul(name + length, NULL, 10);
+            above = generation < UINT32_MAX && generation + 1 > above ? (uint32_t)generation + 1 : above;
+        }
+    }
+    dir_list_free(&list);
+    return above;
+}
+
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err) {
     manifest_list manifests, tombstones = {0};
@@ -160,6 +187,10 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
     }
     status = manifests_tombstones(&tombstones, store, err);
     THEN(status, manifests_pick_generation(out, &manifests, &tombstones, run, step, err));
+    if (status == CKD_OK) {
+        uint32_t lost = above_lost(store, run, step);
+        *out = lost > *out ? lost : *out;
+    }
     manifests_free(&manifests);
     manifests_free(&tombstones);
     return status;

@@ -1,8 +1,10 @@
 /* Cleans up after writers that died. Their intents say what they were writing. */
 #include <stdlib.h>
 
-#include "engine/store/manifests.h"
+#include "engine/store/damage.h"
 #include "engine/store/handle.h"
+#include "engine/store/manifests.h"
+#include "engine/store/strays.h"
 
 /* All chunk files that a manifest names, sorted by id. unknown: a manifest is unreadable, so nothing may be removed. */
 typedef struct named_files {
@@ -53,17 +55,47 @@ static bool is_named(const named_files *named, const ckd_id *id) {
     return id_among(id, named->ids, named->count);
 }
 
-/* Removes the files of a dead writer that no manifest names, then its intent. */
+/*
+ * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one was
+ * probably deleted, and others may still use its records.
+ */
+static bool is_of_lost(const ckd_store *store, const ckd_id *file, const vanished *v) {
+    bytes ids = {0};
+    bool found = false;
+    strays_add_recorded(&ids, store, file);
+    ids_sort(&ids);
+    for (size_t i = 0; i < v->count && !found; i++) {
+        found = ids_contain(&ids, &v->items[i].id);
+    }
+    bytes_free(&ids);
+    return found;
+}
+
+/*
+ * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed, and the
+ * manifest is lost, its files are all that is left. Without the intent they are files that nothing names, which repair
+ * makes a manifest of.
+ */
 static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
                                const named_files *named, ckd_error *err) {
     ckd_status status = CKD_OK;
+    vanished lost = {0};
+    bool unnamed = false;
+    for (size_t i = 0; i < dead->file_count && !unnamed; i++) {
+        const ckd_id *id = &dead->files[i].id;
+        unnamed = !is_named(named, id) && file_exists(path_chunk(store->path, id, "").text);
+    }
+    if (unnamed) {
+        status = vanished_find(&lost, store, err);
+    }
     for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
         const ckd_id *id = &dead->files[i].id;
         status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
-        if (status == CKD_OK && !is_named(named, id)) {
+        if (status == CKD_OK && !is_named(named, id) && !is_of_lost(store, id, &lost)) {
             status = file_remove(path_chunk(store->path, id, "").text, true, err);
         }
     }
+    vanished_free(&lost);
     THEN(status, dir_sync(path_in(store->path, DIR_CHUNKS).text, err));
     return status == CKD_OK ? file_remove(intent_path, true, err) : status;
 }

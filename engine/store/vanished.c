@@ -3,185 +3,55 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "codec/chunk/chunk.h"
 #include "engine/store/manifests.h"
-
-static bool has_id(const bytes *ids, const ckd_id *id) {
-    return id_among(id, (const ckd_id *)(const void *)ids->data, ids->size / sizeof(*id));
-}
-
-static void sort_ids(bytes *ids) {
-    if (ids->size) {
-        qsort(ids->data, ids->size / sizeof(ckd_id), sizeof(ckd_id), id_compare);
-    }
-}
-
-/* ---- files that nothing names ---- */
-
-static ckd_status list_chunks(bytes *ids, const ckd_store *store, ckd_error *err) {
-    dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_CHUNKS).text, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    for (size_t i = 0; i < list.count; i++) {
-        char hex[CKD_ID_TEXT];
-        ckd_id id;
-        snprintf(hex, sizeof(hex), "%.*s", (int)sizeof(hex) - 1, list.names[i]);
-        if (strcmp(list.names[i] + strlen(hex), ".ckd") == 0 && id_parse(&id, hex)) {
-            bytes_put(ids, &id, sizeof(id));
-        }
-    }
-    dir_list_free(&list);
-    return ids->failed ? err_nomem(err, ids->size, "chunk file names") : CKD_OK;
-}
-
-static void add_files(bytes *named, const file_ref *files, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        bytes_put(named, &files[i].id, sizeof(ckd_id));
-    }
-}
-
-/* *complete: cleared if an intent is unreadable. */
-static ckd_status add_intents(bytes *named, bool *complete, const ckd_store *store, ckd_error *err) {
-    dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
-    if (status != CKD_OK) {
-        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
-    }
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        ckd_id id;
-        bytes data = {0};
-        intent in = {0};
-        ckd_error why = {0};
-        pathname p = path_of(store->path, DIR_INTENTS, list.names[i]);
-        if (strlen(list.names[i]) != CKD_ID_TEXT - 1 || !id_parse(&id, list.names[i])) {
-            continue;
-        }
-        status = file_read_all(&data, p.text, METADATA_MAX, &why);
-        THEN(status, intent_decode(&in, &store->id, data.data, data.size, p.text, &why));
-        if (status == CKD_OK) {
-            add_files(named, in.files, in.file_count);
-            intent_free(&in);
-        }
-        /* gone: its writer finished meanwhile */
-        *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
-        status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
-        bytes_free(&data);
-    }
-    dir_list_free(&list);
-    return status;
-}
-
-/* Adds the files of all generations, those of deleted checkpoints included. `checkpoints`: their ids. */
-static ckd_status add_manifests(bytes *named, bytes *checkpoints, bool *complete, const ckd_store *store,
-                                ckd_error *err) {
-    manifest_list list = {0};
-    ckd_status status = manifests_read_all(&list, store, err);
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        const manifest_name *n = &list.items[i];
-        manifest m;
-        ckd_error why = {0};
-        status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
-        if (status == CKD_OK) {
-            add_files(named, m.files, m.file_count);
-            bytes_put(checkpoints, &m.checkpoint.id, sizeof(ckd_id));
-            manifest_free(&m);
-        }
-        *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
-        status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
-    }
-    manifests_free(&list);
-    return status == CKD_OK && (named->failed || checkpoints->failed)
-               ? err_nomem(err, named->size, "chunk file names")
-               : status;
-}
-
-/* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
-static void add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
-    chunk *c;
-    if (chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
-        return;
-    }
-    for (size_t i = 0; i < c->outer_count; i++) {
-        const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        if (i == 0 || !id_equal(id, &c->outer[i - 1].tensor->checkpoint)) {
-            bytes_put(ids, id, sizeof(*id));
-        }
-    }
-    chunk_close(c);
-}
-
-static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *id, ckd_error *err) {
-    bytes ids = {0};
-    add_recorded(&ids, store, id);
-    if (ids.failed) {
-        bytes_free(&ids);
-        return err_nomem(err, sizeof(*id), "a chunk file's checkpoints");
-    }
-    sort_ids(&ids);
-    v->strays[v->stray_count++] = (stray_file){
-        .id = *id, .checkpoints = (ckd_id *)(void *)ids.data, .checkpoint_count = ids.size / sizeof(*id)};
-    return CKD_OK;
-}
-
-/*
- * Lists the files first, so that later ones cannot be strays. Then reads intents before manifests, as a file passes
- * from an intent to a manifest.
- */
-static ckd_status find_strays(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
-    bytes files = {0}, named = {0};
-    bool complete = true;
-    ckd_status status = list_chunks(&files, store, err);
-    THEN(status, add_intents(&named, &complete, store, err));
-    THEN(status, add_manifests(&named, checkpoints, &complete, store, err));
-    size_t count = files.size / sizeof(ckd_id);
-    if (status == CKD_OK) {
-        sort_ids(&named);
-        sort_ids(checkpoints);
-        v->strays = calloc(count + 1, sizeof(*v->strays));
-        status = v->strays ? CKD_OK : err_nomem(err, count * sizeof(*v->strays), "chunk files");
-    }
-    for (size_t i = 0; i < count && complete && status == CKD_OK; i++) {
-        ckd_id id;
-        memcpy(&id, files.data + i * sizeof(id), sizeof(id));
-        if (!has_id(&named, &id) && file_exists(path_chunk(store->path, &id, "").text)) {
-            status = add_stray(v, store, &id, err);
-        }
-    }
-    bytes_free(&files);
-    bytes_free(&named);
-    return status;
-}
+#include "engine/store/strays.h"
 
 /* ---- lost checkpoints ---- */
 
 /* The evidence about checkpoints that a catalog knew. */
 typedef struct evidence {
     bytes checkpoints; /* ids in manifests, sorted */
-    manifest_list names, tombstones;
+    manifest_list names;
+    manifest_list before, after; /* the tombstones, read before and after the names */
 } evidence;
 
 static void evidence_free(evidence *e) {
     bytes_free(&e->checkpoints);
     manifests_free(&e->names);
-    manifests_free(&e->tombstones);
+    manifests_free(&e->before);
+    manifests_free(&e->after);
 }
 
 /* Reads names after manifests, as a generation may be replaced while manifests are read. */
 static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store, ckd_error *err) {
-    ckd_status status = find_strays(v, &e->checkpoints, store, err);
+    ckd_status status = strays_find(v, &e->checkpoints, store, err);
+    THEN(status, manifests_tombstones(&e->before, store, err));
     THEN(status, manifests_read_all(&e->names, store, err));
-    return status == CKD_OK ? manifests_tombstones(&e->tombstones, store, err) : status;
+    return status == CKD_OK ? manifests_tombstones(&e->after, store, err) : status;
 }
 
-/* Both lists hold names only, so damaged contents do not matter. */
-static bool is_named(const evidence *e, const ckd_checkpoint *c) {
+static bool was_in_trash(const evidence *e, const manifest_name *name) {
+    return manifests_covering_tombstone(&e->before, name) && manifests_covering_tombstone(&e->after, name);
+}
+
+static bool is_deleted(const evidence *e, const ckd_checkpoint *c) {
     manifest_name name = {.step = c->step, .generation = c->generation};
     snprintf(name.run, sizeof(name.run), "%s", c->run);
-    bool found = manifests_covering_tombstone(&e->tombstones, &name);
-    name.generation = 0; /* any generation of a manifest counts */
-    return found || manifests_covering_tombstone(&e->names, &name);
+    return manifests_covering_tombstone(&e->before, &name) || manifests_covering_tombstone(&e->after, &name);
+}
+
+/*
+ * Whether the checkpoint was deleted, or has a manifest by its name: a damaged one, or another generation. The lists hold
+ * names only, so damaged contents do not matter. A manifest in the trash is of an earlier checkpoint of this name. One
+ * that a deletion or a restore moves meanwhile counts.
+ */
+static bool is_named(const evidence *e, const ckd_checkpoint *c) {
+    bool found = is_deleted(e, c);
+    for (size_t i = 0; i < e->names.count && !found; i++) {
+        const manifest_name *n = &e->names.items[i];
+        found = n->step == c->step && strcmp(n->run, c->run) == 0 && !was_in_trash(e, n);
+    }
+    return found;
 }
 
 static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, const ckd_checkpoint *c,
@@ -193,13 +63,15 @@ static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, c
     return CKD_OK;
 }
 
-static bool in_strays(vanished *v, const ckd_id *checkpoint) {
+/* explain: the checkpoint is lost, so that it accounts for the files. */
+static bool in_strays(vanished *v, const ckd_id *checkpoint, bool explain) {
     bool found = false;
     for (size_t i = 0; i < v->stray_count; i++) {
         stray_file *s = &v->strays[i];
         if (s->checkpoint_count &&
             bsearch(checkpoint, s->checkpoints, s->checkpoint_count, sizeof(*checkpoint), id_compare)) {
-            found = s->explained = true;
+            found = true;
+            s->explained = s->explained || explain;
         }
     }
     return found;
@@ -213,22 +85,24 @@ static bool has_checkpoint(const ckd_checkpoint *items, size_t count, const ckd_
     return found;
 }
 
-/* The weight of a catalog's row, if no stray file has records of its checkpoint. */
+/* The weight of a catalog's row. */
 typedef enum witness {
-    SAYS_NOTHING,
-    DOUBTFUL,
-    PROVES, /* it was not deleted */
+    SAYS_NOTHING, /* unless a stray file has records of its checkpoint: then it is doubtful */
+    DOUBTFUL,     /* unless a stray file has records of its checkpoint: then it is lost */
+    PROVES,       /* it was not deleted */
 } witness;
 
 static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
                               ckd_error *err) {
-    if (has_id(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, &c->id)) {
+    if (ids_contain(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, &c->id)) {
         return CKD_OK;
     }
-    if (in_strays(v, &c->id) || w == PROVES) {
+    /* A stray may hold records of a deleted checkpoint that a lost one builds on. An old row does not tell which. */
+    bool strays = in_strays(v, &c->id, w != SAYS_NOTHING);
+    if (w == PROVES || (strays && w == DOUBTFUL)) {
         return add(&v->items, &v->count, &v->capacity, c, err);
     }
-    return w == DOUBTFUL && !has_checkpoint(v->doubtful, v->doubtful_count, &c->id)
+    return (strays || w == DOUBTFUL) && !has_checkpoint(v->doubtful, v->doubtful_count, &c->id)
                ? add(&v->doubtful, &v->doubtful_count, &v->doubtful_capacity, c, err)
                : CKD_OK;
 }
@@ -236,22 +110,22 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 /* Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
-    ckd_status status = v->doubtful_count ? list_chunks(&files, store, err) : CKD_OK;
+    ckd_status status = v->doubtful_count ? strays_list_chunks(&files, store, err) : CKD_OK;
     for (size_t i = 0; i < files.size / sizeof(ckd_id) && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
-        add_recorded(&recorded, store, &id);
+        strays_add_recorded(&recorded, store, &id);
     }
     if (status == CKD_OK && recorded.failed) {
         status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
     }
     size_t count = v->doubtful_count;
     if (status == CKD_OK) {
-        sort_ids(&recorded);
+        ids_sort(&recorded);
         v->doubtful_count = 0;
     }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        if (has_id(&recorded, &v->doubtful[i].id)) {
+        if (ids_contain(&recorded, &v->doubtful[i].id)) {
             v->doubtful[v->doubtful_count++] = v->doubtful[i];
         }
     }
@@ -319,7 +193,8 @@ static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_sto
             status = add_if_lost(v, e, &m.checkpoint, PROVES, err);
             manifest_free(&m);
         } else if (read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
-            status = is_named(e, &m.checkpoint) ? CKD_OK : add_if_lost(v, e, &m.checkpoint, DOUBTFUL, err);
+            /* A later checkpoint of the name does not matter: this one was missed before it was saved. */
+            status = is_deleted(e, &m.checkpoint) ? CKD_OK : add_if_lost(v, e, &m.checkpoint, DOUBTFUL, err);
             manifest_free(&m);
         }
     }
@@ -339,6 +214,9 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
+    if (status == CKD_OK && out->stray_count && !out->count && !out->doubtful_count) {
+        status = strays_find_spare(out, &e.checkpoints, store, err);
+    }
     catalog_list_free(&now.list);
     catalog_list_free(&old.list);
     evidence_free(&e);
@@ -379,38 +257,66 @@ static void report_doubt(const ckd_store *store, const ckd_checkpoint *c) {
         c->run, (unsigned long long)c->step, c->run, (unsigned long long)c->step);
 }
 
+ckd_status vanished_add_lost(const ckd_checkpoint *c, const ckd_store *store, damage_list *damage,
+                             ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_manifest(store->path, c->run, c->step, c->generation);
+    uint32_t next;
+    bool taken = manifests_new_generation(&next, store, c->run, c->step, NULL) == CKD_E_EXISTS;
+    checkpoint_text(checkpoint, c->run, c->step, false);
+    ckd_status found =
+        taken ? err_corrupt(&why, p.text, CKD_NO_OFFSET,
+                            "an earlier checkpoint of this name is lost, as its manifest is missing; the one "
+                            "that was saved later is not concerned")
+              : err_corrupt(&why, p.text, CKD_NO_OFFSET,
+                            "the manifest is lost: it is missing, and the checkpoint was not deleted");
+    return damage_record(damage, found, &why, CKD_NO_OFFSET, taken ? "" : checkpoint, err);
+}
+
+static void report_spare(const vanished *v, const ckd_store *store) {
+    size_t count = 0;
+    uint64_t size = 0;
+    for (size_t i = 0; i < v->stray_count; i++) {
+        count += v->strays[i].spare;
+        size += v->strays[i].spare ? file_bytes(path_chunk(store->path, &v->strays[i].id, "").text) : 0;
+    }
+    if (count) {
+        store_message(
+            store, "%zu chunk files, %llu bytes, belong to no checkpoint; ckptdelta repair puts them aside",
+            count, (unsigned long long)size);
+    }
+}
+
 ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage_list *damage,
                                ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
-        const ckd_checkpoint *c = &v->items[i];
-        char checkpoint[CHECKPOINT_TEXT];
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        pathname p = path_manifest(store->path, c->run, c->step, c->generation);
-        checkpoint_text(checkpoint, c->run, c->step, false);
-        ckd_status found =
-            err_corrupt(&why, p.text, CKD_NO_OFFSET,
-                        "the manifest is lost: it is missing, and the checkpoint was not deleted");
-        status = damage_record(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
+        status = vanished_add_lost(&v->items[i], store, damage, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
+        const stray_file *s = &v->strays[i];
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status found = err_corrupt(
-            &why, path_chunk(store->path, &v->strays[i].id, "").text, CKD_NO_OFFSET,
+            &why, path_chunk(store->path, &s->id, "").text, CKD_NO_OFFSET,
             "no manifest names this chunk file: its checkpoint's manifest is lost, and with it run and step; "
             "pull the checkpoint from a copy of the store, or remove the file if it is not needed");
-        status = v->strays[i].explained ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
+        status =
+            s->explained || s->spare ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
     }
+    report_spare(v, store);
     for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {
         report_doubt(store, &v->doubtful[i]);
     }
     return status;
 }
 
+/* The id is in the name: a checkpoint may be lost, saved again as the same generation, and lost again. */
 static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
-    char name[CKD_RUN_MAX + 64];
-    snprintf(name, sizeof(name), "%s.%llu.%u%s", c->run, (unsigned long long)c->step, (unsigned)c->generation,
-             end);
+    char name[CKD_RUN_MAX + 96], id[CKD_ID_TEXT];
+    ckd_id_text(id, &c->id);
+    snprintf(name, sizeof(name), "%s.%llu.%u.%s%s", c->run, (unsigned long long)c->step,
+             (unsigned)c->generation, id, end);
     return path_of(store->path, DIR_DAMAGED, name);
 }
 
@@ -512,24 +418,37 @@ ckd_status vanished_save_found(const ckd_store *store, ckd_error *err) {
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-/* Whether the checkpoint has a manifest of any generation, so that it is no longer lost. */
+/*
+ * Whether the checkpoint has a manifest, of any generation and under any name, so that it is no longer lost: a copy or a
+ * renamed run may have brought it back.
+ */
 static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
-    manifest_list all = {0};
-    bool has = false;
-    if (manifests_read_all(&all, store, NULL) != CKD_OK) {
-        return false;
+    bytes files = {0}, checkpoints = {0};
+    bool complete = true;
+    bool has = strays_add_manifests(&files, &checkpoints, &complete, store, NULL) == CKD_OK;
+    ids_sort(&checkpoints);
+    has = has && ids_contain(&checkpoints, &c->id);
+    bytes_free(&files);
+    bytes_free(&checkpoints);
+    return has;
+}
+
+void vanished_forget_found(const ckd_store *store) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
     }
-    for (size_t i = 0; i < all.count && !has; i++) {
+    for (size_t i = 0; i < list.count; i++) {
         manifest m;
-        const manifest_name *n = &all.items[i];
-        if (n->step == c->step && strcmp(n->run, c->run) == 0 &&
-            store_read_manifest(&m, store, n->run, n->step, n->generation, NULL) == CKD_OK) {
-            has = id_equal(&m.checkpoint.id, &c->id);
+        if (read_lost_file(&m, store, list.names[i], VANISHED_END) ||
+            read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
+            if (has_manifest(store, &m.checkpoint)) {
+                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
+            }
             manifest_free(&m);
         }
     }
-    manifests_free(&all);
-    return has;
+    dir_list_free(&list);
 }
 
 static ckd_status refuse_removal(const ckd_store *store, const ckd_checkpoint *c, const char *file,

@@ -242,7 +242,7 @@ typedef ckd_status (*closure_fn)(void *context, const view *in, const view_block
 /*
  * Visits everything that the blocks of a root build on, down to the last record, in the files that its manifest names.
  * Reads no payload. Errors: CORRUPT (a record or values that something builds on are missing, or have another content
- * hash), those of views_within and `visit`, NOMEM.
+ * hash; records build on each other in a cycle), those of views_within and `visit`, NOMEM.
  */
 ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, void *context,
                          ckd_error *err);

@@ -311,7 +311,7 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
     return status;
 }
 
-/* Whether everything that the block builds on is in the files. */
+/* Whether everything that the block builds on is in the files, without a cycle. */
 static ckd_status resolves(bool *yes, view_cache *cache, const view *v, const view_block *b, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = closure_visit_block(cache, v, b, NULL, NULL, &why);
@@ -338,9 +338,9 @@ static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view 
 /*
  * Chooses between duplicates, as files may hold a block's values in several records that build on different ones. That
  * happens when compaction has rewritten a block, and other checkpoints name the file with the other record for
- * something else in it. The first record counts whose dependencies are all there. So naming more files never makes less
- * readable, which compaction relies on when it joins the files of two checkpoints. A choice may make others possible,
- * never impossible.
+ * something else in it. The first record counts whose dependencies are all there and form no cycle. So naming more
+ * files never makes less readable, which compaction relies on when it joins the files of two checkpoints. A choice may
+ * make others possible, never impossible.
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;

@@ -10,6 +10,7 @@
 
 #include "engine/store/store.h"
 #include "engine/integrity/integrity.h"
+#include "engine/retain/retain.h"
 #include "engine/transfer/internal.h"
 
 /* A file that an item names. */
@@ -162,6 +163,39 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
 }
 
 /* ---- checkpoints that stay in the trash ---- */
+
+/* The copy of a checkpoint would have the id of the one in the trash, and a store has each id only once. */
+static void leave_in_trash(transfer *t, const ckd_id *id, const ckd_error *why) {
+    ckd_error left = *why;
+    for (size_t i = 0; i < t->count; i++) {
+        transfer_item *item = &t->items[i];
+        if (id_equal(&item->m.checkpoint.id, id)) {
+            snprintf(
+                left.message, sizeof(left.message),
+                "%.120s was not copied: it is in the trash of '%.80s' and cannot be restored there (%.140s); "
+                "once it is gone from that trash, copy again",
+                item->source, t->to->path, why->message);
+            transfer_skip(t, item, why->status, &left);
+        }
+    }
+}
+
+ckd_status transfer_skip_blocked(transfer *t, ckd_error *err) {
+    size_t count = t->to_restore_count;
+    if (!count) {
+        return CKD_OK;
+    }
+    ckd_error *left = calloc(count, sizeof(*left));
+    ckd_status status = left ? undelete_check(left, t->to, t->to_restore, count, err)
+                             : err_nomem(err, count * sizeof(*left), "a plan of a copy");
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        if (left[i].status != CKD_OK) {
+            leave_in_trash(t, &t->to_restore[i], &left[i]);
+        }
+    }
+    free(left);
+    return status;
+}
 
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err) {
     size_t kept = 0;

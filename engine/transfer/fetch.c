@@ -425,7 +425,7 @@ static ckd_status write_part(transfer *t, transfer_file *f, const char *path, ch
         chunk_writer_abort(k.to);
         return status;
     }
-    return chunk_writer_finish(k.to, &f->file.root, &f->file.size, err);
+    return chunk_writer_finish_durable(k.to, &f->file.root, &f->file.size, err);
 }
 
 /* Fetches a part. One that arrived before was read through when it was found. */

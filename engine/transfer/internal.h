@@ -83,6 +83,11 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
  * publish lock.
  */
 ckd_status transfer_replace(const transfer *t, const transfer_file *f, ckd_error *err);
+/*
+ * Leaves out items in the destination's trash that ckd_store_undelete would refuse, so that the others are restored.
+ * Errors: as undelete_check.
+ */
+ckd_status transfer_skip_blocked(transfer *t, ckd_error *err);
 /* Moves the LEFT ones from t->to_restore to t->refused. The next plan leaves them out, too. */
 ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
 /* Why the checkpoint was refused. NULL: it was not. */

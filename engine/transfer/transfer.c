@@ -236,13 +236,15 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
         return status;
     }
     item->committed = true;
-    for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < item->m.file_count; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         manifest single = {.files = &f->file, .file_count = 1};
-        f->arrived = false; /* no longer in data/x */
-        status = f->is_intact ? scrub_times_add(&t->scrubbed, &single, err) : CKD_OK;
+        f->arrived = false; /* no longer in data/x: return_files would take it away from the manifest */
+        if (f->is_intact) { /* without its time, the file is read again early */
+            scrub_times_add(&t->scrubbed, &single, NULL);
+        }
     }
-    return status;
+    return CKD_OK;
 }
 
 /* Gives all files their names, durably. Then it publishes one manifest after the other. */
@@ -382,7 +384,8 @@ static ckd_status plan(transfer *t, ckd_error *err) {
  * malloc'ed.
  */
 static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
-    ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
+    ckd_status status = transfer_skip_blocked(t, err);
+    THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
     THEN(status, transfer_refuse_skipped(t, err));
     if (status == CKD_OK && t->to_restore_count) {
         status = ckd_store_undelete(t->to, t->to_restore, t->to_restore_count, err);
@@ -446,6 +449,14 @@ static ckd_status set_tags(const transfer *t, ckd_error *err) {
     return status;
 }
 
+static bool any_committed(const transfer *t) {
+    bool any = false;
+    for (size_t i = 0; i < t->count && !any; i++) {
+        any = t->items[i].committed;
+    }
+    return any;
+}
+
 /*
  * Brings the catalog in step with the last commits. A failure is only a message, not a failure of the copy: this
  * handle then does without the catalog file.
@@ -454,7 +465,7 @@ static void finish_catalog(transfer *t) {
     ckd_store *store = t->to;
     file_lock *lock = NULL;
     ckd_error why = {0};
-    if (!t->scrubbed.count) {
+    if (!any_committed(t)) {
         return;
     }
     ckd_status status = store_lock_publish(&lock, store, &why);
@@ -516,6 +527,7 @@ static void end_copy(transfer *t, ckd_status status) {
 static ckd_status plan_only(transfer *t, ckd_error *err) {
     ckd_status status = transfer_read_destination(t, err);
     THEN(status, transfer_plan(t, err));
+    THEN(status, transfer_skip_blocked(t, err));
     THEN(status, transfer_plan_files(t, err));
     THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
     return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;

@@ -103,7 +103,7 @@ typedef struct transfer {
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
     bool any_left;
-    damaged_part *refused;               /* damaged in the destination's trash; they stay there */
+    damaged_part *refused;               /* checkpoints that stay in the destination's trash, and why */
     uint64_t mended_files, mended_bytes; /* of checkpoints that the destination had */
     bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;

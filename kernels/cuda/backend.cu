@@ -34,6 +34,7 @@ static const device_backend backend = {
     run_quantise_levels,
     run_move_levels,
     run_keep,
+    run_scatter,
     run_residuals,
     run_gather,
     run_pack,

@@ -93,12 +93,14 @@ typedef struct stream_reader {
     void *integers;
     uint64_t shared;
     uint32_t n, lanes, log, width, shift;
-    uint32_t at; /* number of bits not read yet; reading goes down */
+    uint32_t context_step; /* 0: all elements have the context that `contexts` points to */
+    uint32_t last;         /* index of the payload's last word */
+    uint32_t at;           /* number of bits not read yet; reading goes down */
 } stream_reader;
 
-/* States of the lanes, and the table of each lane's next element. */
+/* States of the lanes, and the table of each lane's next element, with the number of its first symbol. */
 typedef struct stream_lanes {
-    uint32_t state[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES];
+    uint32_t state[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES], first[DEVICE_STREAM_LANES];
 } stream_lanes;
 
 DEVICE_FN stream_reader stream_reader_of(const device_decoding *d) {
@@ -107,7 +109,9 @@ DEVICE_FN stream_reader stream_reader_of(const device_decoding *d) {
     r.states = d->states;
     r.first = d->tables.first;
     r.symbol = d->tables.symbol;
-    r.contexts = d->contexts;
+    r.contexts = d->contexts ? d->contexts : (const uint8_t *)&d->tables.zero;
+    r.context_step = d->contexts ? 1 : 0;
+    r.last = d->bits ? (d->bits - 1) / 32 : 0;
     r.table_of = d->tables.table_of;
     r.integers = d->integers;
     r.shared = d->shared;
@@ -130,47 +134,114 @@ DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t 
     UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
         lanes->table[j] = 0;
         if (j < r->lanes && i + j < r->n) {
-            lanes->table[j] = r->table_of[r->contexts ? r->contexts[i + j] : 0];
+            lanes->table[j] = r->table_of[r->contexts[(i + j) * r->context_step]];
         }
+        lanes->first[j] = r->first[lanes->table[j]];
     }
 }
 
-/* Reads element i, whose entry tells its bits. Returns the lane's next state. */
-DEVICE_FN uint32_t read_one(stream_reader *r, uint32_t entry, uint32_t table, uint32_t i) {
+/*
+ * Reads the element whose entry tells its bits, and sets the lane's next state. Nothing is stored in memory meanwhile: a
+ * load cannot be moved before a store that it may depend on, and then each element would wait for its own loads.
+ */
+DEVICE_FN uint64_t read_one(stream_reader *r, stream_lanes *lanes, uint32_t j, uint32_t entry,
+                            uint64_t base) {
     uint32_t low = entry_low(entry), high = low > 32 ? low - 32 : 0;
     uint64_t value = (uint64_t)reader_take(r, high) << 32;
     value |= reader_take(r, low - high);
-    value += r->symbol[r->first[table] + entry_symbol(entry)].base;
-    store_integer(r->integers, r->width, i, value << r->shift | r->shared);
-    return entry_next(entry) + reader_take(r, entry_state_bits(entry));
+    lanes->state[j] = entry_next(entry) + reader_take(r, entry_state_bits(entry));
+    return (value + base) << r->shift | r->shared;
 }
 
 /* Reads one element per lane, from element i on. false: not all of their bits are there. */
 DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
-    uint32_t entry[DEVICE_STREAM_LANES], table[DEVICE_STREAM_LANES], bits = 0;
+    uint32_t entry[DEVICE_STREAM_LANES], bits = 0;
+    uint64_t value[DEVICE_STREAM_LANES];
     UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
         entry[j] = 0;
-        table[j] = lanes->table[j];
         if (j < r->lanes && i + j < r->n) {
-            entry[j] = r->states[(table[j] << r->log) + lanes->state[j]];
+            entry[j] = r->states[(lanes->table[j] << r->log) + lanes->state[j]];
             bits += entry_state_bits(entry[j]) + entry_low(entry[j]);
         }
     }
-    lanes_look(lanes, r, i + r->lanes); /* while the states are being fetched */
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        value[j] = 0;
+        if (j < r->lanes && i + j < r->n) {
+            value[j] = r->symbol[lanes->first[j] + entry_symbol(entry[j])].base;
+        }
+    }
+    lanes_look(lanes, r, i + r->lanes); /* while the others are being fetched */
     if (bits > r->at) {
         return false;
     }
     UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
         if (j < r->lanes && i + j < r->n) {
-            lanes->state[j] = read_one(r, entry[j], table[j], i + j);
+            value[j] = read_one(r, lanes, j, entry[j], value[j]);
+        }
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        if (j < r->lanes && i + j < r->n) {
+            store_integer(r->integers, r->width, i + j, value[j]);
         }
     }
     return true;
 }
 
+/* ---- full rounds ---- */
+
+/* The 64 bits from bit `at` on; of the words behind the payload, the last one stands for the others. */
+DEVICE_FN uint64_t window_at(const stream_reader *r, uint32_t at) {
+    const uint32_t word = at / 32, shift = at % 32;
+    const uint32_t second = word + 1 < r->last ? word + 1 : r->last,
+                   third = word + 2 < r->last ? word + 2 : r->last;
+    const uint64_t low = r->payload[word < r->last ? word : r->last] | (uint64_t)r->payload[second] << 32;
+    const uint64_t high = r->payload[third];
+    return low >> shift | (high << 1) << (63 - shift);
+}
+
+/*
+ * Reads a round of all eight lanes, with another element behind each, of at most 32 low bits. It is the same as
+ * read_round, but has no conditions: a condition around a load makes the thread wait there, and its loads then follow each
+ * other instead of overlapping. Most rounds of most streams are such rounds.
+ */
+DEVICE_FN bool read_full_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
+    uint32_t entry[DEVICE_STREAM_LANES], after[DEVICE_STREAM_LANES], below[DEVICE_STREAM_LANES], at = r->at;
+    uint64_t value[DEVICE_STREAM_LANES], window[DEVICE_STREAM_LANES];
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        entry[j] = r->states[(lanes->table[j] << r->log) + lanes->state[j]];
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        after[j] = r->table_of[r->contexts[(i + DEVICE_STREAM_LANES + j) * r->context_step]];
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        at -= entry_low(entry[j]) + entry_state_bits(entry[j]);
+        below[j] = at; /* wraps if bits are missing: then nothing of the round counts */
+        value[j] = r->symbol[lanes->first[j] + entry_symbol(entry[j])].base;
+    }
+    if (at > r->at) {
+        return false;
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        window[j] = window_at(r, below[j]);
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        const uint32_t state_bits = entry_state_bits(entry[j]);
+        const uint64_t low = window[j] >> state_bits & ((UINT64_C(1) << entry_low(entry[j])) - 1);
+        value[j] = (value[j] + low) << r->shift | r->shared;
+        lanes->state[j] = entry_next(entry[j]) + ((uint32_t)window[j] & ((1u << state_bits) - 1));
+        lanes->table[j] = after[j];
+        lanes->first[j] = r->first[after[j]];
+    }
+    UNROLL for (uint32_t j = 0; j < DEVICE_STREAM_LANES; j++) {
+        store_integer(r->integers, r->width, i + j, value[j]);
+    }
+    r->at = at;
+    return true;
+}
+
 DEVICE_FN bool read_all(stream_reader *r) {
     stream_lanes lanes;
-    uint32_t left = 0;
+    uint32_t left = 0, i = 0;
     if (r->lanes * r->log > r->at) {
         return false;
     }
@@ -178,7 +249,14 @@ DEVICE_FN bool read_all(stream_reader *r) {
         lanes.state[j] = j < r->lanes ? reader_take(r, r->log) : 0;
     }
     lanes_look(&lanes, r, 0);
-    for (uint32_t i = 0; i < r->n; i += r->lanes) {
+    if (r->lanes == DEVICE_STREAM_LANES && r->width <= sizeof(uint32_t)) {
+        for (; i + 2 * DEVICE_STREAM_LANES <= r->n; i += DEVICE_STREAM_LANES) {
+            if (!read_full_round(r, &lanes, i)) {
+                return false;
+            }
+        }
+    }
+    for (; i < r->n; i += r->lanes) {
         if (!read_round(r, &lanes, i)) {
             return false;
         }

@@ -72,31 +72,57 @@ DEVICE_FN const device_code *code_at(const code_source *from, uint32_t i) {
     return &from->codes[table_at(from, i) * DEVICE_SYMBOLS + from->symbols[i]];
 }
 
+/* The codes of a lane's next elements: how many, what is added to the state, and the states that follow. */
+typedef struct codes_ahead {
+    uint32_t some, add[TRACE_AHEAD];
+    const uint16_t *next[TRACE_AHEAD];
+} codes_ahead;
+
+/* Fetches the codes of the last elements of `left` of a lane. */
+DEVICE_FN codes_ahead codes_look(const code_source *from, const device_encoding *e, uint32_t lane,
+                                 uint32_t left) {
+    const uint32_t lanes = e->tables.lanes, last = left ? lane + lanes * (left - 1) : 0;
+    codes_ahead c;
+    c.some = left < TRACE_AHEAD ? left : TRACE_AHEAD;
+    UNROLL for (uint32_t j = 0; j < TRACE_AHEAD; j++) {
+        c.add[j] = 0;
+        c.next[j] = e->next;
+        if (j < c.some) {
+            const uint32_t i = last - lanes * j, table = table_at(from, i);
+            const device_code *code = &from->codes[table * DEVICE_SYMBOLS + from->symbols[i]];
+            c.add[j] = code->add_bits;
+            c.next[j] = e->next + (table << e->tables.log) + code->next; /* code->next may be negative */
+        }
+    }
+    return c;
+}
+
+/* Codes are fetched before the states of earlier elements are stored: no load is moved before a store. */
 DEVICE_FN uint32_t write_lane(const device_encoding *e, uint32_t lane) {
-    const uint32_t log = e->tables.log, lanes = e->tables.lanes;
+    const uint32_t lanes = e->tables.lanes;
     const code_source from = codes_of(e);
-    const uint16_t *const states = e->next;
     uint16_t *const trace = e->trace;
-    uint32_t state = 1u << log, left = e->n > lane ? (e->n - lane + lanes - 1) / lanes : 0;
+    uint32_t state = 1u << e->tables.log, left = e->n > lane ? (e->n - lane + lanes - 1) / lanes : 0;
+    codes_ahead now = codes_look(&from, e, lane, left);
     while (left) {
-        uint32_t add[TRACE_AHEAD];
-        const uint16_t *next[TRACE_AHEAD];
-        uint32_t last = lane + lanes * (left - 1), some = left < TRACE_AHEAD ? left : TRACE_AHEAD;
+        const codes_ahead after = codes_look(&from, e, lane, left - now.some);
+        uint16_t traced[TRACE_AHEAD];
+        uint32_t last = lane + lanes * (left - 1);
         UNROLL for (uint32_t j = 0; j < TRACE_AHEAD; j++) {
-            if (j < some) {
-                const device_code *code = code_at(&from, last - lanes * j);
-                add[j] = code->add_bits;
-                next[j] = states + (table_at(&from, last - lanes * j) << log) + code->next;
+            traced[j] = 0;
+            if (j < now.some) {
+                uint32_t bits = (state + now.add[j]) >> 16;
+                traced[j] = (uint16_t)((state & ((1u << bits) - 1)) | bits << TRACE_BITS);
+                state = now.next[j][state >> bits];
             }
         }
         UNROLL for (uint32_t j = 0; j < TRACE_AHEAD; j++) {
-            if (j < some) {
-                uint32_t bits = (state + add[j]) >> 16;
-                trace[last - lanes * j] = (uint16_t)((state & ((1u << bits) - 1)) | bits << TRACE_BITS);
-                state = next[j][state >> bits];
+            if (j < now.some) {
+                trace[last - lanes * j] = traced[j];
             }
         }
-        left -= some;
+        left -= now.some;
+        now = after;
     }
     return state;
 }

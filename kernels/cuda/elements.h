@@ -144,6 +144,19 @@ DEFINE_STEP_ELEMENTS(33, 2, scalar_sgd_0(s, x, a))
 DEFINE_STEP_ELEMENTS(34, 2, scalar_sgd_1(s, x, a))
 DEFINE_STEP_ELEMENTS(35, 3, scalar_sgd_0(s, x, scalar_nesterov(s, a, b)))
 DEFINE_STEP_ELEMENTS(36, 3, scalar_sgd_1(s, x, scalar_nesterov(s, a, b)))
+DEFINE_STEP_ELEMENTS(49, 2, scalar_moment_0(s, x, a))
+DEFINE_STEP_ELEMENTS(50, 2, scalar_moment_1(s, x, a))
+DEFINE_STEP_ELEMENTS(51, 2, scalar_moment_2(s, x, a))
+DEFINE_STEP_ELEMENTS(52, 2, scalar_moment_3(s, x, a))
+DEFINE_STEP_ELEMENTS(53, 2, scalar_moment_4(s, x, a))
+DEFINE_STEP_ELEMENTS(54, 2, scalar_moment_5(s, x, a))
+DEFINE_STEP_ELEMENTS(55, 2, scalar_momentum_0(s, x, a))
+DEFINE_STEP_ELEMENTS(56, 2, scalar_momentum_1(s, x, a))
+DEFINE_STEP_ELEMENTS(65, 3, scalar_square_0(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP_ELEMENTS(66, 3, scalar_square_1(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP_ELEMENTS(67, 3, scalar_square_2(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP_ELEMENTS(68, 3, scalar_square_3(s, x, scalar_gradient_bf16(s, a, b)))
+DEFINE_STEP_ELEMENTS(69, 3, scalar_square_4(s, x, scalar_gradient_bf16(s, a, b)))
 
 /* ---- choice of the kernel ---- */
 
@@ -202,6 +215,40 @@ static inline elements_launch cast_launch_of(ckd_dtype to, ckd_dtype from) {
     return from == CKD_F64 && to == CKD_F32 ? cast_f64_f32_launch : NULL;
 }
 
+/* Of rules that know the gradient. */
+static inline step_launch gradient_launch_of(uint32_t rule) {
+    switch (rule) {
+    case 49:
+        return step_49_launch;
+    case 50:
+        return step_50_launch;
+    case 51:
+        return step_51_launch;
+    case 52:
+        return step_52_launch;
+    case 53:
+        return step_53_launch;
+    case 54:
+        return step_54_launch;
+    case 55:
+        return step_55_launch;
+    case 56:
+        return step_56_launch;
+    case 65:
+        return step_65_launch;
+    case 66:
+        return step_66_launch;
+    case 67:
+        return step_67_launch;
+    case 68:
+        return step_68_launch;
+    case 69:
+        return step_69_launch;
+    default:
+        return NULL;
+    }
+}
+
 static inline step_launch step_launch_of(uint32_t rule) {
     switch (rule) {
     case 1:
@@ -245,7 +292,7 @@ static inline step_launch step_launch_of(uint32_t rule) {
     case 36:
         return step_36_launch;
     default:
-        return NULL;
+        return gradient_launch_of(rule);
     }
 }
 

@@ -135,6 +135,19 @@ DEVICE_FN void keep_elements(const place *at, const device_exception_copy *k) {
 }
 KERNEL(keep_elements, device_exception_copy)
 
+DEVICE_FN void scatter_elements(const place *at, const device_scattering *s) {
+    uint64_t i = (uint64_t)at->block * LAUNCH_THREADS + at->thread;
+    if (i >= s->count) {
+        return;
+    }
+    if (s->size == sizeof(uint16_t)) {
+        ((uint16_t *)s->to)[s->at[i]] = ((const uint16_t *)s->from)[i];
+    } else {
+        ((uint32_t *)s->to)[s->at[i]] = ((const uint32_t *)s->from)[i];
+    }
+}
+KERNEL(scatter_elements, device_scattering)
+
 /* ---- integers of a tile ---- */
 
 #define QUANTISE_TURNS 4u /* per block, so that it seldom adds to the tile's sums */

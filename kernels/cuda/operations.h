@@ -45,6 +45,13 @@ static device_result run_keep(const device_queue *queue, const device_exception_
                           : DEVICE_DONE;
 }
 
+static device_result run_scatter(const device_queue *queue, const device_scattering *scattering,
+                                 device_failure *why) {
+    return scattering->count
+               ? scatter_elements_launch(queue, launch_blocks(scattering->count), 1, scattering, why)
+               : DEVICE_DONE;
+}
+
 static device_result run_residuals(const device_queue *queue, const device_residuals *residuals,
                                    device_failure *why) {
     uint64_t blocks = (blocks_of_four(residuals->tile.count) + RESIDUAL_TURNS - 1) / RESIDUAL_TURNS;

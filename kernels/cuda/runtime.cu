@@ -449,11 +449,12 @@ device_result cuda_copy_rows(const device_queue *queue, const device_rows *r, de
     device_scope s = scope_enter(queue->device, why);
     device_result result = s.result;
     if (result == DEVICE_DONE && r->bytes && r->rows) {
-        result = failed(why, "cudaMemcpy2DAsync",
-                        cudaMemcpy2DAsync(r->to, r->bytes, r->from, r->stride, r->bytes, r->rows,
-                                          r->direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost
-                                                                         : cudaMemcpyDeviceToDevice,
-                                          (cudaStream_t)queue->stream));
+        result =
+            failed(why, "cudaMemcpy2DAsync",
+                   cudaMemcpy2DAsync(
+                       r->to, r->to_stride ? r->to_stride : r->bytes, r->from, r->stride, r->bytes, r->rows,
+                       r->direction == DEVICE_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice,
+                       (cudaStream_t)queue->stream));
     }
     return scope_leave(&s, result);
 }

@@ -71,6 +71,64 @@ static void test_ranks_that_see_different_parents(void **state) {
     ckd_store_close(store);
 }
 
+/* Step 2 is deleted after one rank began on it, and before the other began, which builds on step 1. */
+static void begin_around_a_deletion(ckd_save *ranks[2], ckd_store *store, uint32_t first) {
+    ckd_save_options o = options_of("run", 3);
+    ckd_checkpoint parent;
+    o.world = 2;
+    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
+    o.rank = first;
+    ranks[first] = begin_with(store, &o);
+    assert_int_equal(ckd_store_find(&parent, store, "run", 2, NULL), CKD_OK);
+    assert_int_equal(ckd_store_delete(store, &parent.id, 1, NULL, NULL), CKD_OK);
+    o.rank = 1 - first;
+    ranks[1 - first] = begin_with(store, &o);
+}
+
+static void test_ranks_that_begin_around_a_deletion(void **state) {
+    static const char *const names[2] = {"a", "b"};
+    for (uint32_t first = 0; first < 2; first++) {
+        char *dir = tempdir_create();
+        ckd_store *store = store_create(dir);
+        float *values = random_values(CKD_F32, N, 1);
+        ckd_save *ranks[2];
+        ckd_part parts[2];
+        ckd_checkpoint info;
+        ckd_error err = {0};
+        for (uint64_t step = 1; step < 3; step++) { /* step 2 does not build on step 1 */
+            ckd_save_options o = options_of("run", step);
+            o.base = true;
+            ckd_save *save = begin_with(store, &o);
+            add_tensor(save, names[0], CKD_F32, 1, &shape_n, NULL, values);
+            change_values(CKD_F32, values, N, 5);
+            add_tensor(save, names[1], CKD_F32, 1, &shape_n, NULL, values);
+            change_values(CKD_F32, values, N, 6);
+            assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+        }
+        begin_around_a_deletion(ranks, store, first);
+        for (int i = 0; i < 2; i++) {
+            add_tensor(ranks[i], names[i], CKD_F32, 1, &shape_n, NULL, values);
+            assert_int_equal(ckd_save_seal(&parts[i], ranks[i], NULL), CKD_OK);
+        }
+        if (ckd_save_publish(&info, ranks[0], parts, 2, &err) != CKD_OK) {
+            fail_msg("%s (%s)", err.message, err.file);
+        }
+        assert_int_equal(info.kind, CKD_DELTA);
+        ckd_save_end(ranks[1]);
+        for (int i = 0; i < 2; i++) {
+            ckd_part_free(&parts[i]);
+            float *back = load_whole(store, "run", 3, names[i], N * 4);
+            assert_memory_equal(back, values, N * 4);
+            free(back);
+        }
+        assert_int_equal(verify_damage(store), 0);
+        free(values);
+        ckd_store_close(store);
+        tempdir_remove(dir);
+    }
+    (void)state;
+}
+
 static void test_names_that_cannot_be_stored(void **state) {
     ckd_store *store = store_create(*state);
     ckd_save_options o = options_of("run", 1);
@@ -301,6 +359,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_an_id_is_used_once),
         TEST(test_ranks_that_see_different_parents),
+        TEST(test_ranks_that_begin_around_a_deletion),
         TEST(test_names_that_cannot_be_stored),
         TEST(test_same_ok_needs_the_whole_checkpoint),
         TEST(test_same_ok_needs_each_part_once),

@@ -152,6 +152,7 @@ static void mark(ckd_store *store, const ckd_id *id) {
 }
 
 static void remove_some(ckd_store *store, const ckd_id *last) {
+    ckd_error left;
     ckd_delete_options undo = CKD_DELETE_OPTIONS_INIT;
     ckd_policy policy = CKD_POLICY_INIT;
     ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
@@ -165,6 +166,8 @@ static void remove_some(ckd_store *store, const ckd_id *last) {
     all.all = 1;
     SUCCEEDS(ckd_store_delete(store, last, 1, &undo, &err));
     SUCCEEDS(ckd_store_undelete(store, last, 1, &err));
+    SUCCEEDS(ckd_store_delete(store, last, 1, &undo, &err));
+    SUCCEEDS(ckd_store_undelete_each(&left, store, last, 1, &err));
     SUCCEEDS(ckd_store_plan_prune(&prune, store, &policy, &err));
     ckd_prune_free(prune);
     SUCCEEDS(ckd_compact(&compaction, store, NULL, &err));

@@ -76,12 +76,15 @@ static const char *chosen(const quality_options *o) {
 static void modes_choose_coders(void **state) {
     (void)state;
     quality_options o = {.mode = QUALITY_TABLE};
-    assert_string_equal(chosen(&o), "exact near near-16 coarse coarse-1 coarse-16 excp excp-2.5 no-moments ");
+    assert_string_equal(chosen(&o),
+                        "exact near near-16 coarse coarse-1 coarse-16 excp excp-2.5 no-moments perturbed ");
     o.only = "coarse,excp-2.5"; /* only whole names match */
     assert_string_equal(chosen(&o), "exact coarse excp-2.5 ");
+    o.only = "near-w,coarse-v"; /* parts are measured only by name */
+    assert_string_equal(chosen(&o), "exact near-w coarse-v ");
     o = (quality_options){.mode = QUALITY_RESUMES};
     assert_string_equal(chosen(&o), "near coarse ");
-    o.only = "coarse-16,excp";
+    o.only = "coarse-16,excp,perturbed";
     assert_string_equal(chosen(&o), "coarse-16 ");
     o = (quality_options){.mode = QUALITY_MERGE};
     assert_string_equal(chosen(&o), "near coarse ");
@@ -139,6 +142,44 @@ static void figures_and_noise(void **state) {
     }
     quality_losses noise = quality_noise(&g, 1);
     assert_true(near_to(noise.training, 1) && near_to(noise.after, 10));
+}
+
+static void steps_lost_are_gaps_over_the_fall(void **state) {
+    (void)state;
+    static quality_group g = {.seeds = 2, .fall = {0.5, 0.25}};
+    const double gaps[2] = {1, -0.75}; /* 2 and -3 steps */
+    for (int seed = 0; seed < 2; seed++) {
+        g.results[0][seed].losses = (quality_losses){0, 0, 3};
+        g.results[1][seed].losses = (quality_losses){0, 0, 3 + gaps[seed]};
+    }
+    quality_row row = quality_summary(&g, 1, 2);
+    assert_true(near_to(row.steps.mean, -0.5) && near_to(row.steps.spread, 5 / sqrt(2)));
+    assert_true(near_to(row.after.mean, 0.125));
+}
+
+/* A line of slope -2 on which every fourth value is far off. */
+static void single_losses_do_not_change_the_slope(void **state) {
+    (void)state;
+    double x[40], y[40];
+    for (int i = 0; i < 40; i++) {
+        x[i] = 5 * i;
+        y[i] = 7 - 2 * x[i] + (i % 4 == 1 ? 100 * i : 0);
+    }
+    assert_true(near_to(quality_robust_slope(x, y, 40), -2));
+    assert_true(near_to(quality_robust_slope(x, y, 1 + 1), -2 + 100.0 / 5));
+    for (int i = 0; i < 40; i++) {
+        y[i] = 7 - 2 * x[i];
+    }
+    assert_true(near_to(quality_robust_slope(x, y, 40), -2));
+}
+
+/* Evaluations at 1008, 1016, ..., 1040: the last three count. */
+static void losses_are_judged_late_in_a_resume(void **state) {
+    (void)state;
+    quality_options o = {.start = 500, .every = 50, .deltas = 10, .resumed = 40};
+    assert_int_equal(quality_judged_step(&o), 1032);
+    o.resumed = 5;
+    assert_int_equal(quality_judged_step(&o), 1004);
 }
 
 static void merged_bits(void **state) {
@@ -224,7 +265,7 @@ static quality_result chain_of(const char *name, double step_scale, const char *
             quality_result r;
             snprintf(own, sizeof(own), "%s/%s%g", dir, name, step_scale);
             assert_int_equal(mkdir(own, 0777), 0);
-            quality_state last = quality_run_chain(&r, &coder, own, states, 2);
+            quality_state last = quality_run_chain(&r, NULL, &coder, own, states, 2);
             quality_free(&last);
             quality_free(&states[0]);
             quality_free(&states[1]);
@@ -249,6 +290,93 @@ static void options_reach_the_coders(void **state) {
     tempdir_remove(dir);
 }
 
+static const quality_coder *coder_named(const char *name) {
+    for (size_t c = 0; c < quality_coder_count; c++) {
+        if (strcmp(quality_coders[c].name, name) == 0) {
+            return &quality_coders[c];
+        }
+    }
+    fail_msg("there is no coder %s", name);
+    return NULL;
+}
+
+static void perturbed_weights_differ_by_1e_5(void **state) {
+    (void)state;
+    char *dir = tempdir_create();
+    quality_state states[] = {made_state(0), made_state(1)};
+    quality_result r;
+    if (system("xz --version >/dev/null 2>&1") == 0) {
+        quality_state last = quality_run_chain(&r, NULL, coder_named("perturbed"), dir, states, 2);
+        double squares = 0;
+        for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+            double ratio = last.tensors->parts[0][i] / states[1].tensors->parts[0][i] - 1;
+            squares += ratio * ratio / (ROWS * COLUMNS);
+        }
+        assert_true(fabs(sqrt(squares) / 1e-5 - 1) < 0.1);
+        quality_restore(&last, &states[1], 1u); /* moments were exact already */
+        quality_restore(&last, &states[1], 0);
+        assert_false(quality_same(&last, &states[1]));
+        quality_restore(&last, &states[1], 1u << 1);
+        assert_true(quality_same(&last, &states[1]));
+        quality_free(&last);
+    }
+    quality_free(&states[0]);
+    quality_free(&states[1]);
+    tempdir_remove(dir);
+}
+
+static void parts_are_lossy_alone(void **state) {
+    (void)state;
+    quality_state exact = made_state(1), other = made_state(2), s = made_state(2);
+    for (int part = 0; part < QUALITY_PARTS; part++) {
+        other.tensors->parts[part][5] = s.tensors->parts[part][5] = 1;
+    }
+    quality_restore(&s, &exact, 1u << 2); /* second moments */
+    assert_memory_equal(s.tensors->parts[2], other.tensors->parts[2], ROWS * COLUMNS * sizeof(float));
+    assert_memory_equal(s.tensors->parts[0], exact.tensors->parts[0], ROWS * COLUMNS * sizeof(float));
+    assert_memory_equal(s.tensors->parts[1], exact.tensors->parts[1], ROWS * COLUMNS * sizeof(float));
+    assert_int_equal(coder_named("near-w")->lossy, 1);
+    assert_int_equal(coder_named("coarse-m")->lossy, 2);
+    assert_int_equal(coder_named("coarse")->lossy, 0);
+    quality_free(&exact);
+    quality_free(&other);
+    quality_free(&s);
+}
+
+/* A delta that keeps half of the movement, and has an error of the same size across it. */
+static void errors_are_split_into_lag_and_rest(void **state) {
+    (void)state;
+    static const struct {
+        quality_mix mix;
+        float along, across; /* of the result, in movements */
+    } expected[] = {{QUALITY_DECODED, 0.5f, 0.5f},
+                    {QUALITY_LAG, 0.5f, 0},
+                    {QUALITY_REST, 1, 0.5f},
+                    {QUALITY_SCALED, 1, 1}};
+    quality_state parent = made_state(0), exact = made_state(0);
+    for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+        exact.tensors->parts[0][i] += i % 2 == 0;
+    }
+    for (size_t e = 0; e < sizeof(expected) / sizeof(expected[0]); e++) {
+        quality_state s = made_state(0);
+        for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+            s.tensors->parts[0][i] += 0.5f;
+        }
+        assert_true(fabs(quality_lag(&s, &exact, &parent) - 0.5) < 1e-4);
+        quality_mix_weights(&s, &exact, &parent, expected[e].mix);
+        assert_true(fabs(quality_lag(&s, &exact, &parent) - (1 - (double)expected[e].along)) < 1e-4);
+        for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+            float moved = s.tensors->parts[0][i] - parent.tensors->parts[0][i];
+            assert_true(fabsf(moved - (i % 2 == 0 ? expected[e].along : expected[e].across)) < 1e-4f);
+        }
+        quality_free(&s);
+    }
+    assert_int_equal(coder_named("near-lag")->mix, QUALITY_LAG);
+    assert_int_equal(coder_named("coarse-scaled")->lossy, 1);
+    quality_free(&exact);
+    quality_free(&parent);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_are_averaged_by_segment),
@@ -257,7 +385,13 @@ int main(void) {
         cmocka_unit_test(curves_have_all_points),
         cmocka_unit_test(load_cost_options_keep_the_coders_own),
         cmocka_unit_test(figures_and_noise),
+        cmocka_unit_test(steps_lost_are_gaps_over_the_fall),
+        cmocka_unit_test(single_losses_do_not_change_the_slope),
+        cmocka_unit_test(losses_are_judged_late_in_a_resume),
         cmocka_unit_test(merged_bits),
+        cmocka_unit_test(perturbed_weights_differ_by_1e_5),
+        cmocka_unit_test(parts_are_lossy_alone),
+        cmocka_unit_test(errors_are_split_into_lag_and_rest),
         cmocka_unit_test(saves_count_lossy_resumes),
         cmocka_unit_test(options_reach_the_coders),
     };

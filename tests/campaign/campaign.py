@@ -26,6 +26,7 @@ from crowd import Crowd  # noqa: E402
 from model import Failure  # noqa: E402
 from plans import MODES, Plan  # noqa: E402
 from play import Player  # noqa: E402
+import record  # noqa: E402
 import shrink  # noqa: E402
 
 
@@ -119,6 +120,7 @@ def campaign(settings, args):
     end, seed = time.monotonic() + args.seconds, args.seed
     passed = failed = 0
     totals = {}
+    recorded = record.Run(args.record, args.seed) if args.record else None
     while time.monotonic() < end and (not args.scripts or passed + failed < args.scripts):
         mode = mode_of(seed, args.mode)
         if mode == CROWD:
@@ -128,6 +130,8 @@ def campaign(settings, args):
             failure, ops, player = play(settings, seed, [], Plan(seed, mode), args.ops, end)
         for name, count in player.counts().items():
             totals[name] = totals.get(name, 0) + count
+        if recorded:
+            recorded.add(seed, mode, player.counts(), failure is not None)
         if failure:
             failed += 1
             if mode != CROWD:
@@ -182,6 +186,7 @@ def main():
     parser.add_argument("--command", help="the command; default: CKPTDELTA, or that of build/current")
     parser.add_argument("--shim", help="the library that is preloaded")
     parser.add_argument("--ranks", help="the program of one rank")
+    parser.add_argument("--record", nargs="?", const=record.FILE, help="a file to add the run to; default: record.json beside this program")
     parser.add_argument("--folder", help="where stores are made")
     parser.add_argument("--out", default="build/campaign", help="where scripts that fail are saved")
     parser.add_argument("-v", "--verbose", action="store_true")

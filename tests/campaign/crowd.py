@@ -32,7 +32,7 @@ KEEP = {"last": 4, "every": 10}
 EXPECTED = re.compile("in progress|is not in the (store|trash)|no such|is pinned|"
                       "already|has changed|changed meanwhile|try again|is busy|being (deleted|rewritten|copied)|no parity is configured|"
                       "was deleted|gone|no checkpoint|run .* is not|there is no run|has no run|another process|"
-                      "is using run|has begun|was renamed|is being renamed|no run '|are not removed yet")
+                      "saved again|is using run|has begun|was renamed|is being renamed|no run '|are not removed yet")
 RENAMED = [f"r{i}" for i in range(6)]
 
 
@@ -82,7 +82,8 @@ class Crowd:
                              "signal": sent and sent.name, "code": result.code, "err": result.err[:500]})
         if result.code in (0, 1, 3) and not fault and not sent and result.code and not clock and not EXPECTED.search(result.err):
             raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{result.err}")
-        if result.code in (2, 4) and not fault:
+        left = result.code == 4 and "saved again" in result.err  # what stays in the trash, and nothing else
+        if result.code in (2, 4) and not fault and not left:
             raise Failure(f"status {result.code} of {args[0]}", f"{shlex.join(args)}: exit status {result.code}\n{commands.reported_errors(result)}{result.err}")
         return None if (sent or fault) and result.code != 0 else result
 

@@ -221,8 +221,11 @@ class Player(Looker):
             return
         result = self.run_op(op)
         can = [e for e in model.at(TRASH) if not op["names"] or e.name in op["names"]]
+        # Of a name that was deleted twice, only the later checkpoint comes back; of one that is listed, none.
+        blocked = not op["names"] and any(sum(o.name == e.name for o in can) > 1 or model.find(e.name) for e in can)
         if not model.hurt:
-            self.expect(result, 0, 1, *([3] if not can or any(e.may_expire(self.world.clock) for e in can) else []), fault=op.get("fault"))
+            self.expect(result, 0, 1, *([3] if not can or any(e.may_expire(self.world.clock) for e in can) else []), *([4] if blocked else []),
+                        fault=op.get("fault"))
         allowed = {e.id: {LISTED} if result.code == 0 and not e.may_expire(self.world.clock) else {LISTED, TRASH} for e in can}
         for e in can:
             if result.code == 0 and sum(o.name == e.name for o in can) > 1:
@@ -318,7 +321,10 @@ class Player(Looker):
         conflict = any(names.get(e.name, e.id) != e.id for e in source.listed())
         conflict |= "--tags" in op["args"] and any(target.tags.get(t, i) != i for t, i in source.tags.items())
         if not source.hurt and not target.hurt:
-            self.expect(result, *([0] if asked and not conflict else [0, 1, 3]), fault=op.get("fault"))
+            trash = target.at(TRASH)
+            ids = {e.id for e in source.listed()}
+            blocked = any(e.id in ids and (sum(o.name == e.name for o in trash) > 1 or e.name in names) for e in trash)
+            self.expect(result, *([0] if asked and not conflict else [0, 1, 3]), *([4] if blocked else []), fault=op.get("fault"))
         new = {e.id for e in source.listed()}
         allowed = {i: {TRASH, LISTED} for i in new if i in target.entries and target.entries[i].place == TRASH}
         if result.code == 0:
@@ -458,8 +464,11 @@ class Player(Looker):
         if not listed:
             return
         entry = listed[int(op["which"] * len(listed))]
-        found = [p for p in (self.folder / store / "data/m").iterdir() if p.name.rpartition(".")[0] == f"{entry.run}.{entry.step}"]
-        if len(found) != 1:  # the checkpoint has several generations, or a deleted one has the same name
+        here, deleted = ([p for p in (self.folder / store / "data" / kind).iterdir() if p.name.rpartition(".")[0] == f"{entry.run}.{entry.step}"]
+                         for kind in "mt")
+        last = max((int(p.suffix[1:]) for p in deleted), default=-1)
+        found = [p for p in here if int(p.suffix[1:]) > last]
+        if len(found) != 1:  # the checkpoint has several generations
             return
         self.script.append(f"# {found[0].relative_to(self.folder)}: {op['how']}")
         damage(found[0], op["how"], op["at"])

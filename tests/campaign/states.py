@@ -15,16 +15,19 @@ SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I
          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 KEPT = 400  # states that are cached, so that the next step of a line needs one update
 BETA1, BETA2, EPSILON, DECAY, RATE = np.float32(0.9), np.float32(0.999), np.float32(1e-8), np.float32(0.01), np.float32(1e-3)
+REST1, REST2 = np.float32(1 - 0.9), np.float32(1 - 0.999)
 
 
 def flavour(rng, kind):
-    """A random flavour: kind is `plain`, `tied`, `adamw` or `odd`."""
+    """A random flavour: kind is `plain`, `tied`, `adamw` or `odd`. clip: gradients were bf16, and then multiplied by it; 0: they
+    are f32."""
     made = {"kind": kind, "shapes": [["a.weight", [rng.choice([64, 96, 128]), rng.choice([64, 96])]],
                                      ["b.weight", [rng.choice([32, 64]), rng.choice([100, 200])]], ["b.bias", [64]]],
             "moved": rng.choice([0.02, 0.3, 0.3, 1.0]), "scale": rng.choice([1e-4, 1e-3, 1e-3, 1e-2]),
             "rest": rng.choice([0.0, 0.0, 0.3, 0.6])}
     if kind == "adamw":
         made["moved"], made["rest"] = 1.0, 0.0
+        made["clip"] = random.Random(repr(made)).choice([0.0, 1.0, 0.7])
     if rng.random() < 0.3:
         made["shapes"].append(["embed.weight", [256, 32]])
     return made
@@ -47,15 +50,18 @@ class Walk:
         noise = np.random.default_rng([seed, step])
         for name, shape in flavour["shapes"]:
             if flavour["kind"] == "adamw":
-                after.update(name, noise.standard_normal(shape).astype(np.float32) * np.float32(0.1), step)
+                gradient = noise.standard_normal(shape).astype(np.float32) * np.float32(0.1)
+                if flavour.get("clip"):
+                    gradient = (bf16(gradient).astype(np.uint32) << 16).view(np.float32) * np.float32(flavour["clip"])
+                after.update(name, gradient, step)
             elif noise.random() >= flavour["rest"]:
                 moved = noise.random(shape) < flavour["moved"]
                 after.weights[name] = (after.weights[name] + moved * noise.standard_normal(shape) * flavour["scale"]).astype(np.float32)
         return after
 
     def update(self, name, gradient, step):
-        m = BETA1 * self.m[name] + (1 - BETA1) * gradient
-        v = BETA2 * self.v[name] + (1 - BETA2) * gradient * gradient
+        m = BETA1 * self.m[name] + REST1 * gradient
+        v = BETA2 * self.v[name] + REST2 * gradient * gradient
         first, second = np.float32(1 - 0.9**step), np.float32(1 - 0.999**step)
         moved = self.weights[name] * (1 - RATE * DECAY) - RATE * (m / first) / (np.sqrt(v / second) + EPSILON)
         self.weights[name], self.m[name], self.v[name] = (a.astype(np.float32) for a in (moved, m, v))

@@ -53,7 +53,7 @@ def test_chains_are_shortened(chain):
 def test_deleted_checkpoints_are_folded(chain):
     before = values(chain)
     text = run("compact", chain.path, "--keep-every", 4, "--undo", "0s").out
-    assert "builds on what goes" in text and "deleted" in text
+    assert "builds on deleted checkpoints" in text and "deleted" in text and "chunk files: " in text
     left = values(chain)
     assert {s for _, s in left} == {4, 8, 12, 13} and all(before[k] == v for k, v in left.items())
     assert chain.json("trash")["checkpoints"] == [] and chain.json("verify")["ok"]

@@ -150,6 +150,23 @@ def test_the_rest_is_copied(runs, other):
     assert "3 are there already" in text.out
 
 
+def test_one_stays_in_the_trash(runs, other):
+    """a@4 is in the trash of the destination, where another a@4 was saved and deleted as well. The others are copied."""
+    runs.call("push", other.path, "--run", "a")
+    other.call("delete", "a@4")
+    other.save(4, state(5, 4), "--base", run_name="a")
+    other.call("delete", "a@4", "a@3")
+    said = runs.call("push", other.path, expect=CORRUPT)
+    assert "a@4 was not copied: it is in the trash of" in said.err and "--as" not in said.err
+    assert names(other) == ["a@1", "a@2", "a@3", "b@1"] and other.json("verify")["ok"]
+    result = other.json("pull", runs.path, expect=CORRUPT)
+    check_documented(result, "copy")
+    assert result["left"] == 1 and [c["checkpoint"] for c in result["checkpoints"] if c["state"] == "left"] == ["a@4"]
+    other.call("trash", "--empty", "--all")
+    runs.call("push", other.path)
+    assert names(other) == names(runs)
+
+
 def test_an_interrupted_copy_continues(store, other):
     noise = np.random.default_rng(3).integers(0, 256, 1 << 22, dtype=np.uint8)
     store.save(1, {"w": noise})

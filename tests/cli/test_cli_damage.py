@@ -53,6 +53,34 @@ def verified(store, *args, expect=CORRUPT):
     return result
 
 
+def test_same_ok_reads_what_is_stored(store):
+    """Whoever saves again may delete the source after it. The hash in a record says nothing about its blob's bytes."""
+    content = np.random.default_rng(1).bytes(50_000)
+    blob = store.folder / "blob"
+    blob.write_bytes(content)
+    again = (1, state(1), "--blob", f"loader={blob}", "--on-duplicate", "same-ok")
+    chunk = chunk_of(store, lambda: store.save(*again))
+    assert "already" in store.save(*again).out
+    flip(chunk, chunk.read_bytes().index(content[1000:1100]))
+    assert "loader" in store.save(*again, expect=CORRUPT).err
+    fails_to_load(store, "--blob", f"loader={store.folder / 'out-blob'}")
+
+
+def test_same_ok_does_not_trust_copies(store):
+    """The copies that keep the newest checkpoint cheap to load are gone after the next save. The chain must be
+    intact."""
+    saves = [(step, state(1, step), "--newest-load-cost", 1.01) for step in (1, 2, 3)]
+    base = chunk_of(store, lambda: store.save(*saves[0]))
+    for save in saves[1:]:
+        store.save(*save)
+    assert any((store.path / "data/k").iterdir()), "the test needs a copy"
+    again = (*saves[2], "--on-duplicate", "same-ok")
+    assert "already" in store.save(*again).out
+    flip(base, base.stat().st_size // 3)
+    assert str(base) in store.save(*again, expect=CORRUPT).err
+    assert st.same(store.load("--step", 3)[0], state(1, 3))  # a load still uses the copy
+
+
 def test_an_intact_store(chain):
     result = verified(chain, expect=DONE)
     assert result["checkpoints"] == 5 and result["newest_intact"] == [] and result["blocks"] >= 5 * len(state(1))

@@ -93,7 +93,7 @@ def test_deleted_and_restored_checkpoints(full):
     check_sums(r)
     gone = before["by_checkpoint"][3]
     assert r["unlisted_bytes"] == gone["stored_bytes"] and r["checkpoints"] == 4
-    assert "belong to no listed checkpoint: checkpoints in the trash" in full.call("report").out
+    assert "belong to no listed checkpoint: checkpoints in the trash, deleted ones that others still build on" in full.call("report").out
     full.call("trash", "--restore", "-q")
     after = report(full)
     assert after["by_tensor"] == before["by_tensor"] and after["unlisted_bytes"] == 0
@@ -286,12 +286,25 @@ def test_invalid_price_tables(full, prices, text, says):
 
 def test_text(full):
     out = full.call("report", "-v").out
-    for word in ("BITS/ELEMENT", "FIDELITY", "NEWEST STEP", "NEWEST OF", "SAVED", "TENSOR", "CHECKPOINT", "would take", "near"):
+    for word in ("BITS/ELEMENT", "FIDELITY", "NEWEST STEP", "NEWEST OF", "SAVED", "TENSOR", "CHECKPOINT", "chunk files", "near"):
         assert word in out
+    assert "chunk files" not in full.call("report").out
     assert r"\x0a" in out, "names do not break lines"
     assert "TENSOR" not in full.call("report").out
     assert full.call("report", "-q").out == ""
     full.call("report", "--csv", "--json", expect=USAGE)
+
+
+def test_the_first_line_says_what_was_saved(store):
+    def first():
+        return store.call("report").out.splitlines()[0]
+    store.save(1, {"w": np.zeros(1000, np.float32)})
+    r = report(store)
+    assert r["stored_bytes"] > r["raw_bytes"] and first().startswith("1 checkpoint takes ") and first().endswith(f" as full copies, {r['ratio']:.2f}x")
+    store.save(2, {"w": np.zeros(1 << 20, np.float32)}, "--base")
+    r = report(store)
+    saved, share = r["raw_bytes"] - r["stored_bytes"], 100 - 100 * r["stored_bytes"] / r["raw_bytes"]
+    assert first().startswith(f"saved you {saved / 2**20:.1f} MiB ({int(share)} %): 2 checkpoints take ")
 
 
 def test_an_empty_store(store):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support_cli import COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
+from support_cli import (COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, check_documented, run, state,  # noqa: F401
+                         store)
 
 
 def steps(store, run_name="a"):
@@ -128,6 +129,27 @@ def test_delete_and_restore(chain):
     assert chain.json("trash", "--restore", "a@2")["restored"] == 1
     assert chain.call("trash").out == "the trash is empty\n"
     assert chain.call("trash", "--restore", "a@3", expect=NOT_FOUND).err
+
+
+def test_the_rest_is_restored(chain):
+    """Of a name that was deleted twice, only the later checkpoint can be restored. That is no reason to leave the others."""
+    chain.call("delete", "a@3")
+    chain.save(3, state(9, 3))
+    before = chain.load("--step", 3)
+    chain.call("delete", "a@3", "a@2")
+    said = chain.call("trash", "--restore", expect=CORRUPT)
+    assert said.out == "restored 2 checkpoints\n"
+    assert "a@3 was saved again, and deleted again" in said.err
+    assert steps(chain) == [1, 2, 3] and chain.load("--step", 3) == before
+    assert chain.call("trash", "--restore", "a@3", expect=FAILED).err
+    chain.call("delete", "a@2")
+    result = chain.json("trash", "--restore", expect=CORRUPT)
+    check_documented(result, "trash --restore")
+    assert result["restored"] == 1 and [x["checkpoint"] for x in result["left"]] == ["a@3"]
+    assert "saved again;" in result["left"][0]["why"]
+    chain.call("delete", "a@3")
+    chain.save(3, state(8, 3))
+    assert "2 checkpoints stay in the trash; the first: a@3" in chain.call("trash", "--restore", "-q", expect=CORRUPT).err
 
 
 def test_restoring_damaged_checkpoints(bases):

@@ -44,7 +44,7 @@ static chunk_writer *writer_at(const char *path, bool gathers) {
 static void finish(chunk_writer *w) {
     hash128 root;
     uint64_t size;
-    assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
 }
 
 /* Makes the samples, and a large record of an unknown kind in between. */
@@ -359,7 +359,7 @@ static void test_overhead(void **state) {
     }
     hash128 root;
     uint64_t size;
-    assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
     /* Includes the header and the footer of the file. */
     assert_in_range((size - payload_bytes) / COUNT, 32, 45);
 }
@@ -461,7 +461,7 @@ static void test_changes_while_open_are_found(void **state) {
     chunk_writer_gather(w);
     assert_int_equal(chunk_writer_append(w, &small, f->payloads[0], NULL), CKD_OK);
     assert_int_equal(chunk_writer_append(w, &blob, huge, NULL), CKD_OK);
-    assert_int_equal(chunk_writer_finish(w, &(hash128){{0}}, &(uint64_t){0}, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &(hash128){{0}}, &(uint64_t){0}, NULL), CKD_OK);
     free(huge);
     chunk *c = open_chunk(path);
     ckd_error err;
@@ -829,7 +829,7 @@ static void test_failing_disk(void **state) {
             for (size_t i = 0; i < RECORDS; i++) {
                 (void)chunk_writer_append(w, &f->records[i], f->payloads[i], NULL);
             }
-            status = chunk_writer_finish(w, &root, &size, NULL);
+            status = chunk_writer_finish_durable(w, &root, &size, NULL);
         }
         file_set_fault_hook(NULL, NULL);
         done = fault.left >= 0;

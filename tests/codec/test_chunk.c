@@ -466,7 +466,7 @@ static void test_overhead(void **state) {
     assert_in_range(headers / COUNT, 150, 170);
     hash128 root;
     uint64_t size;
-    assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
     uint64_t overhead = size - CHUNK_HEADER_SIZE - CHUNK_FOOTER_SIZE - COUNT * 16;
     assert_in_range(overhead / COUNT, 180, 256);
     assert_int_equal(check_all(path, NULL), CKD_OK);
@@ -489,7 +489,7 @@ static void test_writer_refuses_nonsense(void **state) {
     assert_int_equal(chunk_writer_append(w, &r, f->payloads[0], &err), CKD_E_INVALID);
     hash128 root;
     uint64_t size;
-    assert_int_equal(chunk_writer_finish(w, &root, &size, &err), CKD_E_INVALID);
+    assert_int_equal(chunk_writer_finish_durable(w, &root, &size, &err), CKD_E_INVALID);
     assert_int_equal(size, 0);
     assert_false(file_exists(path));
     /* An existing file is not changed. */
@@ -534,7 +534,7 @@ static void test_failing_disk(void **state) {
             assert_true(appended == CKD_OK || appended == CKD_E_NOSPACE);
         }
         if (status == CKD_OK) {
-            status = chunk_writer_finish(w, &root, &size, &err);
+            status = chunk_writer_finish_durable(w, &root, &size, &err);
         }
         file_set_fault_hook(NULL, NULL);
         done = fault.left >= 0;

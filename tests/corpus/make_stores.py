@@ -59,15 +59,19 @@ def pack(store, operation):
 
 
 class Model:
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        self.w = self.rng.standard_normal((12, 10)).astype("<f4") * np.float32(0.02)
+    """mixed: gradients are bf16. Then there are as many as their coding needs to be worth it."""
+
+    def __init__(self, seed, mixed=False):
+        self.rng, self.mixed = np.random.default_rng(seed), mixed
+        self.w = self.rng.standard_normal((32, 20) if mixed else (12, 10)).astype("<f4") * np.float32(0.02)
         self.m = np.zeros_like(self.w)
         self.v = np.zeros_like(self.w)
         self.n = 0
 
     def step(self):
         g = self.rng.standard_normal(self.w.shape).astype("<f4") * np.float32(0.01)
+        if self.mixed:
+            g = (g.view("<u4") & 0xffff0000).view("<f4")
         self.n += 1
         self.m = np.float32(0.9) * self.m + np.float32(0.1) * g
         self.v = np.float32(0.999) * self.v + np.float32(0.001) * g * g
@@ -87,8 +91,8 @@ class Builder:
     def run(self, *args, check=True):
         subprocess.run([self.command, *map(str, args)], check=check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def saves(self, store, run, count, *options, adam=False, seed=1):
-        model = Model(seed)
+    def saves(self, store, run, count, *options, adam=False, seed=1, mixed=False):
+        model = Model(seed, mixed)
         for n in range(1, count + 1):
             model.step()
             write_safetensors(self.folder / "in.safetensors", model.tensors())
@@ -101,6 +105,8 @@ class Builder:
         yield "exact", place / "exact", (0, 1, 4)
         self.saves(place / "steps", "r", 3, adam=True)
         yield "steps", place / "steps", (0, 2)
+        self.saves(place / "gradients", "r", 3, adam=True, mixed=True)
+        yield "gradients", place / "gradients", (0, 2)
         self.saves(place / "near", "r", 3, "--fidelity", "near")
         yield "near", place / "near", (0, 4)
         self.saves(place / "compact", "r", 4, "--fidelity", "coarse")

@@ -292,6 +292,47 @@ static void test_copying(void **state) {
     assert_true(fail_everywhere("copy", &w) >= 150);
 }
 
+/* The next allocation after the destination's manifest is durable fails, or all later ones do. */
+static int fail_after_commit(void *context, file_op step, const char *path) {
+    if (step == FILE_OP_DIR_SYNC && strstr(path, context) && strstr(path, "data/m")) {
+        shortage.on = true;
+    }
+    return 0;
+}
+
+/* A copy of one checkpoint with several files. Once its manifest is published, all of them stay. */
+static void test_copying_a_chain(void **state) {
+    scene_make(*state, 0, 4);
+    for (int for_ever = 0; for_ever < 2; for_ever++) {
+        char *dir = tempdir_create();
+        ckd_store *from, *to;
+        ckd_checkpoint newest;
+        ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+        ckd_error err = {0};
+        assert_int_equal(scene_open(&from, *state, CKD_OPEN_READ, &err), CKD_OK);
+        assert_int_equal(scene_open(&to, dir, CKD_OPEN_CREATE, &err), CKD_OK);
+        assert_int_equal(ckd_store_find(&newest, from, SCENE_RUN, 3, &err), CKD_OK);
+        o.checkpoints = &newest.id;
+        o.count = 1;
+        shortage.from = LIBRARY;
+        shortage.for_ever = for_ever;
+        shortage.at = 1;
+        shortage.seen = 0;
+        shortage.trouble = (trouble){.once = !for_ever};
+        file_set_fault_hook(fail_after_commit, dir);
+        ckd_status status = ckd_copy(NULL, to, from, &o, &err);
+        file_set_fault_hook(NULL, NULL);
+        shortage.on = false;
+        shortage.at = 0;
+        assert_true(shortage.trouble.hits > 0);
+        assert_true(status == CKD_OK || for_ever);
+        ckd_store_close(from);
+        ckd_store_close(to);
+        survivors_check(dir, 8, 0, 4);
+        tempdir_remove(dir);
+    }
+}
+
 static void test_reading(void **state) {
     scene_make(*state, 0, 3);
     sweep w = {*state, act_reads, .before = 7, .next = 3};
@@ -346,7 +387,7 @@ static ckd_status write_bundle(const char *path, ckd_error *err) {
         chunk_writer_abort(w);
         return status;
     }
-    return chunk_writer_finish(w, &root, &size, err);
+    return chunk_writer_finish_durable(w, &root, &size, err);
 }
 
 /* Every allocation fails while a file with a bundle is written. */
@@ -399,6 +440,7 @@ int main(void) {
         TEST(test_packing),
         TEST(test_recoding),
         TEST(test_copying),
+        TEST(test_copying_a_chain),
         TEST(test_reading),
         TEST(test_reading_bundles),
         TEST(test_writing_bundles),

@@ -29,6 +29,7 @@ SAFETENSORS = {"f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}
 METADATA = {"format": "pt", "note": "golden"}
 CODINGS, PREDICTORS = range(6), range(4)
 RULES = {1, 10, 17, 20, 35}
+GRADIENT_RULES = {49, 55, 65}
 STREAMS = {"dense, CLASS, with contexts", "dense, CLASS, without contexts", "dense, SPLIT, without contexts",
            "sparse, one range", "sparse, several ranges"}
 FRAMES = {"framed, shared bits", "framed, levels", "framed, shared bits, levels", "framed, levels, phase"}
@@ -199,6 +200,20 @@ def make_steps(command, folder, seed=0):
     return saver.saved
 
 
+def make_gradients(command, folder, seed=0):
+    """The same, with gradients that were bf16, clipped and not."""
+    saver = Saver(command, folder)
+    for run, clip in (("clipped", 0.7), ("plain", 1.0)):
+        model = Trained(seed, wide=False, clip=clip)
+        for _ in range(9):
+            model.move()
+        saver.save(run, 9, model)
+        for step in range(10, 13):
+            model.move()
+            saver.save(run, step, model, "--max-load-cost", "20", *model.options())
+    return saver.saved
+
+
 def rules(store):
     """Of all blocks that are optimizer steps."""
     found = set()
@@ -220,10 +235,13 @@ def make_frames(command, folder, seed=0):
 
 
 class Trained:
-    """Two parameters that an optimizer moves: one by AdamW in f32 or in f64, one by SGD with Nesterov momentum."""
+    """
+    Two parameters that an optimizer moves: one by AdamW in f32 or in f64, one by SGD with Nesterov momentum. clip: gradients
+    are bf16 numbers times it.
+    """
 
-    def __init__(self, seed, wide):
-        self.rng, self.wide, self.step = np.random.default_rng(seed), wide, 0
+    def __init__(self, seed, wide, clip=None):
+        self.rng, self.wide, self.step, self.clip = np.random.default_rng(seed), wide, 0, clip
         shape = (48, 48)
         self.w = (scaled(self.rng, *shape, 0.5) * 2).astype("<f4")
         self.m, self.v = np.zeros(shape, "<f4"), np.zeros(shape, "<f4")
@@ -232,6 +250,8 @@ class Trained:
     def move(self):
         self.step += 1
         f, g = np.float32, scaled(self.rng, 48, 48, 0.7).astype("<f4")
+        if self.clip:
+            g = (bf16(g).astype("<u4") << 16).view("<f4") * f(self.clip)
         bias1, bias2 = 1 - 0.9 ** self.step, 1 - 0.95 ** self.step
         if self.wide:
             self.m = (0.9 * self.m.astype("f8") + (1 - 0.9) * g).astype("<f4")
@@ -316,7 +336,10 @@ def make_changes(command, folder, seed=0):
 def kind_of_changes(payload):
     """By the number of lists and the kind of the first one's places."""
     lists = payload[1]
-    kind = payload[ckd_symbols.take_varint(payload, 1 + lists)[1]]
+    count, at = ckd_symbols.take_varint(payload, 1 + lists)
+    if lists == 1 and count == 0:
+        return "changes, none"
+    kind = payload[at]
     return f"changes, {'gaps' if kind == 1 else 'runs'}, {'several lists' if lists > 1 else 'one list'}"
 
 
@@ -392,6 +415,11 @@ def write_steps(command, folder):
     assert rules(ckd_reader.Store(folder)) >= RULES, "not every kind of rule was used"
 
 
+def write_gradients(command, folder):
+    used = write_golden(command, folder, make_gradients)[0]
+    assert (4, 7) in used and rules(ckd_reader.Store(folder)) >= GRADIENT_RULES, "not every kind of rule was used"
+
+
 def main(argv):
     command, folder = str(Path(argv[1]).resolve()), Path(argv[2])
     used, streams = write_golden(command, folder, make)
@@ -402,6 +430,7 @@ def main(argv):
     dense = {kind for kind in STREAMS if kind.startswith("dense")}  # sparse ones are no longer written
     assert dense <= streams | more and FRAMES <= more, "not every kind of stream was used"
     write_steps(command, folder.with_name(folder.name + "-steps"))
+    write_gradients(command, folder.with_name(folder.name + "-gradients"))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 tests/golden/v1/ is kept for good: every later version must read it. The handmade stores come from tests/golden/make_handmade.py,
 which does not use the library; `library` was written by the library's first version through tests/golden/make_library.py,
 `library-2` by the first one that writes framed streams, through make_frames() there, `library-steps` by the first one that
-predicts optimizer steps, through make_steps(), `library-runs` by the first one that writes run streams, through
-make_runs(), `library-changes` by the first one that writes change streams, through make_changes(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
+predicts optimizer steps, through make_steps(), `library-gradients` by the first one that stores gradients, through make_gradients(), `library-runs` by the first one
+that writes run streams, through make_runs(), `library-changes` by the first one that writes change streams, through make_changes(), `library-lossy` by the first one that writes lossy blocks, through tests/golden/make_lossy.py, `bundles` and `lossy` by the
 first ones that write bundles and measures, through tests/golden/make_bundles.py, `cells` by the first one that cuts lossy matrices into
 cells, through tests/golden/make_cells.py, `links` by the last one that writes links and manifests of own files only, through tests/golden/make_links.py.
 What they contain is in the .json files beside them.
@@ -256,7 +256,7 @@ def test_example_run_stream_in_the_document():
     assert ckd_symbols.decode(bytes.fromhex(stream), 20, 8, None) == [0, 0, 1, 0, 0, 254] + [0] * 14
 
 
-@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps,
+@pytest.mark.parametrize("making", [make_library.make, make_library.make_frames, make_library.make_steps, make_library.make_gradients,
                                     make_library.make_runs, make_library.make_changes, make_lossy.make])
 @pytest.mark.sampled(3)
 def test_reader_reads_what_the_command_writes_now(tmp_path, making):
@@ -274,6 +274,8 @@ def test_reader_reads_what_the_command_writes_now(tmp_path, making):
             assert list(checkpoint.tensors[name].shape) == shape
     if making is make_library.make_steps:
         assert make_library.rules(opened) >= {1, 17, 35}
+    if making is make_library.make_gradients:
+        assert make_library.rules(opened) >= make_library.GRADIENT_RULES
     if making is make_library.make_frames:
         assert make_library.FRAMES <= make_library.coverage(opened)[1]
     if making is make_library.make_runs:
@@ -444,7 +446,7 @@ def test_command_names_what_it_does_not_know(store, key, tensor, number):
 
 
 @pytest.mark.parametrize("store", ["handmade", "codings", "frames", "steps", "example", "library", "library-2",
-                                   "library-steps", "library-changes", "library-lossy", "bundles", "lossy", "links"], indirect=True)
+                                   "library-steps", "library-gradients", "library-changes", "library-lossy", "bundles", "lossy", "links"], indirect=True)
 def test_command_verifies(store):
     run = ckptdelta("verify", store, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

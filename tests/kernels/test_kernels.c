@@ -390,9 +390,29 @@ static void test_casts_of_arrays(void **state) {
 static const step_rule step_numbers = {.coefficients = {0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 1e-4, 1e-4, 1.1e-3,
                                                         0.87, 1e-8, 0.91, 0.757, 1e-3, 0.1, 0.8, 0.75}};
 
+/* Nearest even, by arithmetic: a bf16 number has the upper half of a float's bits. */
+static float expected_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (isnan(x)) {
+        bits = 0x7fc00000;
+    } else {
+        uint32_t low = bits & 0xffff;
+        bits -= low;
+        bits += low > 0x8000 || (low == 0x8000 && (bits & 0x10000)) ? 0x10000 : 0;
+    }
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 static float expected_gradient(uint32_t rule, float a, float b) {
     const double *c = step_numbers.coefficients;
     volatile float r1 = (float)c[1], b1 = (float)c[0];
+    if (rule >= 65) {
+        volatile double p = c[0] * (double)b, d = (double)a - p, q = d / c[1];
+        q = q / c[6];
+        return expected_bf16((float)q) * (float)c[6];
+    }
     if (rule <= 5) {
         volatile float d = a - b, q = d / r1;
         return q + b;
@@ -406,7 +426,7 @@ static float expected_square(uint32_t rule, float x, float a, float b) {
     volatile float g = expected_gradient(rule, a, b), r2 = (float)c[3], kept = x * (float)c[2];
     volatile float scaled = r2 * g, square = g * g, product;
     volatile double wide;
-    switch ((rule - 1) % 5) {
+    switch (rule >= 65 ? rule - 65 : (rule - 1) % 5) {
     case 0:
         product = scaled * g;
         return kept + product;
@@ -487,14 +507,55 @@ static float expected_sgd(uint32_t rule, float x, float a, float b) {
     return (float)((double)x - wide);
 }
 
+static float expected_moment(uint32_t rule, float x, float a) {
+    const double *c = step_numbers.coefficients;
+    volatile float g = a * (float)c[6], r1 = (float)c[1], b1 = (float)c[0], t, u;
+    volatile double wide, other;
+    switch (rule) {
+    case 49:
+        t = g - x;
+        t = r1 * t;
+        return x + t;
+    case 50:
+        t = g - x;
+        wide = (double)r1 * (double)t;
+        return (float)((double)x + wide);
+    case 51:
+        t = b1 * x;
+        u = r1 * g;
+        return t + u;
+    case 52:
+        t = b1 * x;
+        wide = (double)r1 * (double)g;
+        return (float)((double)t + wide);
+    case 53:
+        u = r1 * g;
+        wide = (double)b1 * (double)x;
+        return (float)(wide + (double)u);
+    case 54:
+        wide = c[0] * (double)x;
+        other = c[1] * (double)g;
+        return (float)(wide + other);
+    case 55:
+        t = (float)c[13] * x;
+        u = (float)c[14] * g;
+        return t + u;
+    default:
+        t = (float)c[13] * x;
+        wide = (double)(float)c[14] * (double)g;
+        return (float)((double)t + wide);
+    }
+}
+
 static uint32_t expected_step(uint32_t rule, uint32_t x, uint32_t a, uint32_t b) {
     float in[3], out;
     memcpy(&in[0], &x, 4);
     memcpy(&in[1], &a, 4);
     memcpy(&in[2], &b, 4);
-    out = rule <= 10   ? expected_square(rule, in[0], in[1], in[2])
-          : rule <= 22 ? expected_adam(rule, in[0], in[1], in[2])
-                       : expected_sgd(rule, in[0], in[1], in[2]);
+    out = rule <= 10 || rule >= 65 ? expected_square(rule, in[0], in[1], in[2])
+          : rule >= 49             ? expected_moment(rule, in[0], in[1])
+          : rule <= 22             ? expected_adam(rule, in[0], in[1], in[2])
+                                   : expected_sgd(rule, in[0], in[1], in[2]);
     uint32_t bits;
     memcpy(&bits, &out, 4);
     return isnan(out) ? 0x7fc00000 : bits;
@@ -515,9 +576,10 @@ static void test_optimizer_steps(void **state) {
     const kernels *all[KERNELS_CPU_BEST];
     size_t n = kernels_cpu_all(all);
     for (size_t b = 0; b < n; b++) {
-        for (uint32_t number = 0; number < 40; number++) {
+        for (uint32_t number = 0; number < 80; number++) {
             bool known = (number >= 1 && number <= 10) || (number >= 17 && number <= 22) ||
-                         (number >= 33 && number <= 36);
+                         (number >= 33 && number <= 36) || (number >= 49 && number <= 56) ||
+                         (number >= 65 && number <= 69);
             step_rule rule = step_numbers;
             rule.rule = number;
             guarded in[3], out = guarded_new(MOST * 4, 3);

@@ -6,6 +6,7 @@ tools make of the checkpoints: NAME.fp32.pt by zero_to_fp32, and NAME.universal 
 """
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -81,12 +82,12 @@ def main(folder):
 
 
 def go_on(folder, *tags):
-    """Loads universal checkpoints with ZeRO 2, and saves what came of them."""
-    for tag in tags:
-        engine = engine_of("z2_bf16", checkpoint={"load_universal": True})
+    """Loads universal checkpoints with ZeRO 2 and 3, and saves what came of them."""
+    for tag, name in itertools.product(tags, ("z2_bf16", "z3_bf16")):
+        engine = engine_of(name, checkpoint={"load_universal": True})
         path, client = engine.load_checkpoint(folder, tag=tag)
         assert path and client["epoch"] == 3
-        engine.save_checkpoint(folder / f"{tag}.loaded")
+        engine.save_checkpoint(folder / f"{tag}.{name}")
         step(engine)
         engine.destroy()
 

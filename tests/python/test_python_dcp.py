@@ -241,6 +241,115 @@ def test_what_is_not_there(path):
         load({"w": torch.ones(1)}, path, 9)
 
 
+def test_each_save_has_its_metric_and_parent(path):
+    writer = StorageWriter(path, "gpt", metric=("loss", 0.5))
+    state = {"w": torch.randn(300, 300)}
+
+    def saved(step, change):
+        state["w"][step] += change
+        dcp.save(state, storage_writer=writer, checkpoint_id=str(step))
+        return writer.checkpoint
+
+    first = saved(1, 0)
+    writer.metric = ("loss", 0.25)
+    second = saved(2, 1)
+    writer.parent, writer.metric = first, None
+    third = saved(3, 1)
+    writer.parent = ("gpt", 2)
+    fourth = saved(4, 1)
+    assert [(c.metric_name, c.metric) for c in (first, second, third, fourth)] == [("loss", 0.5), ("loss", 0.25), ("", None), ("", None)]
+    assert [c.parent for c in (second, third, fourth)] == [first.id, first.id, second.id]
+    writer.parent = ("gpt", 7)
+    assert isinstance(failure(saved, 5, 0), ckptdelta.NotFoundError)
+    writer.parent, writer.metric = None, ("x" * 40, 1.0)
+    assert "metric" in str(failure(saved, 5, 0))
+    writer.metric = None
+    assert saved(5, 0).parent == fourth.id
+
+
+def test_a_step_that_is_there(path):
+    state, seen = {"w": torch.arange(50.0), "n": {1, 2}}, io.BytesIO(b"x")
+    state["bytes"] = seen
+    first = save(state, path, 1)
+    assert save(state, path, 1, on_duplicate="same") == first
+    state["w"][3] = 7
+    assert isinstance(failure(save, state, path, 1, on_duplicate="same"), ckptdelta.ExistsError)
+    branch = save(state, path, 1, on_duplicate="branch")
+    assert str(branch) == "gpt~2@1" and str(save(state, path, 2, on_duplicate="branch")) == "gpt~2@2"
+    with pytest.raises(ckptdelta.InvalidError, match="on_duplicate"):
+        StorageWriter(path, on_duplicate="replace")
+
+
+# ------------------------------------------------------------------------------------------------------ without DCP
+
+
+def test_the_store_gives_the_state_that_dcp_saved(path):
+    """Nested as it was, with all values: also those that are no tensors of the library."""
+    model, optimizer = support_dcp.make(3, None)
+    support_dcp.train(model, optimizer, 1)
+    state = support_dcp.state_of(model, optimizer, 5, None)
+    state["extra"] |= {"float8": torch.ones(3).to(torch.float8_e8m0fnu), "no numbers": np.zeros((0, 3)), "states": [{"a": torch.ones(2)}, {"b": 1}],
+                       "size": torch.Size([2, 3])}
+    save(state, path, 1)
+    with ckptdelta.open(path) as store:
+        found = store.state_dict()
+        part = store.state_dict(only=["model.up", "extra.seen"])
+    assert set(found) == set(state)
+    expected = _load_state_dict_from_keys(storage_reader=StorageReader(path))
+    assert support_dcp.whole(found) == support_dcp.whole(expected)
+    assert found["extra"]["seen"] == {1, 5} and found["extra"]["bytes"].getvalue() == b"xxx\x05"
+    assert found["extra"]["pairs"].dtype == torch.complex64 and found["extra"]["scalar"].shape == ()
+    assert found["optim"]["param_groups"][0]["lr"] == 1e-2 and found["optim"]["state"]["up.weight"]["step"].item() == 3.0
+    assert sorted(part) == ["extra", "model"] and sorted(part["model"]) == ["up.bias", "up.weight"] and part["extra"] == {"seen": {1, 5}}
+
+
+def test_the_store_loads_what_dcp_saved_into_modules(path):
+    model, optimizer = support_dcp.make(3, None)
+    save({"model": model.state_dict(), "epoch": 4}, path, 1)
+    other, _ = support_dcp.make(4, None)
+    state = {"model": other, "epoch": 0}
+    with ckptdelta.open(path) as store:
+        store.load(state)
+        assert support_dcp.whole(dict(other.state_dict())) == support_dcp.whole(dict(model.state_dict())) and state["epoch"] == 4
+        with pytest.raises(ckptdelta.MismatchError, match=r"model\.extra"):
+            other.extra = torch.nn.Linear(2, 2)
+            store.load(state)
+        store.export_checkpoint(path.parent / "exported.pt")
+        numbers = store.state_dict(tensors="numpy")
+    exported = torch.load(path.parent / "exported.pt", weights_only=True)
+    assert exported["epoch"] == 4 and torch.equal(exported["model"]["up.weight"], model.up.weight)
+    assert isinstance(numbers["model"]["up.weight"], np.ndarray) and np.array_equal(numbers["model"]["up.weight"], model.up.weight.detach().numpy())
+
+
+def test_objects_of_pickle_are_left_to_dcp(path):
+    save({"model": {"w": torch.ones(2)}, "thing": Opaque()}, path, 1, pickle=True)
+    with ckptdelta.open(path) as store:
+        assert store.state_dict(only="model")["model"]["w"].tolist() == [1.0, 1.0]
+        with pytest.raises(ckptdelta.UnsupportedError, match="StorageReader") as found:
+            store.state_dict()
+    assert found.value.path == "thing"
+
+
+def test_planners_that_flatten_nothing(path):
+    save({"a.b": torch.ones(2), "n": 3}, path, 1, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    with ckptdelta.open(path) as store:
+        found = store.state_dict()
+        target = {"a": {"b": torch.zeros(2)}}
+        store.load(target)
+    assert sorted(found) == ["a.b", "n"] and found["n"] == 3 and target["a"]["b"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("paths", [{"a": ("a",), "b": ("a",)}, {"a": ("a",), "b": ("a", "b")}, {"a": ("a", "b"), "b": ("a",)}])
+def test_paths_that_contradict_each_other_are_damage(paths):
+    from ckptdelta._dcp_record import Items, Record, root_of
+    items = Items(values={"a": 1, "b": 2})
+    with pytest.raises(ckptdelta.CorruptError, match="same path"):
+        root_of(Record({}, items, paths))
+    for other in ({"a": ("a",)}, {"a": ("a",), "b": ()}, {"a": ("a",), "b": ("b", -1)}, {"a": ("a",), "b": (1,)}, {"a": ("a",), "b": ("b", 1 << 40)}, None, [1]):
+        assert root_of(Record({}, items, other)) == ({"map": {"a": 1, "b": 2}}, True)
+    assert root_of(Record({}, items, {"a": ("x", 2), "b": ("x", 0, "y")})) == ({"map": {"x": [{"map": {"y": 2}}, None, 1]}}, False)
+
+
 # -------------------------------------------------------------------------------------------------------------- pickle
 
 
@@ -297,13 +406,13 @@ def test_a_bytes_io_keeps_its_position(path):
     b'{"format":"ckptdelta.dcp","version":1,"tensors":{},"scalars":{"a":["float32"]},"values":{},"streams":{},"planner":null}',
     b'{"format":"ckptdelta.dcp","version":1,"tensors":{},"scalars":{},"values":{"a":{"map":{},"list":[]}},"streams":{},"planner":null}'])
 def test_damaged_records_are_errors(damage):
-    from ckptdelta._dcp import parse
+    from ckptdelta._dcp_record import parse
     with pytest.raises(ckptdelta.CorruptError, match="malformed"):
         parse(damage)
 
 
 def test_records_of_newer_versions_are_refused():
-    from ckptdelta._dcp import parse
+    from ckptdelta._dcp_record import parse
     with pytest.raises(ckptdelta.UnsupportedError, match="version 2"):
         parse(b'{"format":"ckptdelta.dcp","version":2}')
 

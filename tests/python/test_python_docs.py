@@ -2,6 +2,7 @@
 
 import ast
 import re
+import signal
 
 import pytest
 
@@ -22,12 +23,21 @@ def test_the_examples_run(section, tmp_path, monkeypatch):
     for library in [*libraries, *(["accelerate"] if "transformers" in libraries else [])]:  # its Trainer needs it
         pytest.importorskip(library, reason=f"{library} cannot be imported here")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, f"docs/python.md, {section}", "exec"), {"__name__": "example"})  # its assertions are the test's
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        exec(compile(code, f"docs/python.md, {section}", "exec"), {"__name__": "example"})  # its assertions are the test's
+    finally:
+        signal.signal(signal.SIGTERM, handler)
     stores = [p for p in tmp_path.iterdir() if (p / "catalog.db").exists()]
     assert stores
     for path in stores:
         with ckptdelta.open(path, readonly=True) as store:
             assert store.verify()
+
+
+def test_the_table_of_contents_has_every_section():
+    headings = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
+    assert re.findall(r"^- \[(.*?)\]\(#", TEXT.partition("\n## ")[0], re.MULTILINE) == headings
 
 
 def test_there_are_examples_in_most_sections():

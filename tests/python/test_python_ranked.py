@@ -1,12 +1,13 @@
 """Sessions of several ranks. Skipped where torch is not installed, or was built without distributed."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from support_python import BUILD, ROOT, ckptdelta, needs_package, needs_torch, torch
+from support_python import BUILD, ROOT, ckptdelta, environment, needs_package, needs_torch, torch
 
 HAS_GLOO = torch is not None and torch.distributed.is_available() and torch.distributed.is_gloo_available()
 pytestmark = [needs_package, needs_torch,
@@ -18,6 +19,16 @@ if HAS_GLOO and ckptdelta is not None:
 def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(tmp_path):
     """DDP and FSDP2, saved every second step and every step."""
     support_ranked.launch("resumes", 2, tmp_path)
+
+
+def test_meshes_of_two_dimensions(tmp_path):
+    """Replicas of shards, and shards of the parts of tensor parallelism."""
+    support_ranked.launch("meshes", 4, tmp_path)
+
+
+def test_lossy_saves_restore_on_all_ranks_what_one_process_loads(tmp_path):
+    """Near and coarse: errors as measured and as promised, and training goes on."""
+    support_ranked.launch("lossy", 2, tmp_path)
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path):
@@ -60,6 +71,21 @@ def test_rank_0_does_not_wait_for_others_that_wait_for_it(tmp_path):
     support_ranked.launch("exception_on_rank_0", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:
         assert [c.step for c in store.checkpoints("gpt")] in ([1], [1, 2]) and store.verify()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("how", ["fsdp", "ddp"])
+def test_killed_jobs_of_torchrun_lose_nothing_that_was_committed(tmp_path, how):
+    """kill_ranks_run.py says what is checked after each kill."""
+    kills = 3 if os.environ.get("CKD_TEST_LEVEL") == "quick" else 12
+    script = ROOT / "tests/python/kill_ranks_run.py"
+    done = subprocess.run([sys.executable, "-W", "ignore", script, tmp_path / "jobs", "--kills", str(kills), "--how", how,
+                           "--seed", os.environ.get("CKD_SWEEP_SEED") or "1"],
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,
+                          env=environment(PYTHONPATH=f"{environment()['PYTHONPATH']}{os.pathsep}{ROOT / 'tests/support'}"))
+    assert done.returncode == 0, done.stdout
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["kills"] == figures[f"kills of {how}"] == kills and figures["losses compared"] > 100 and figures["checkpoints"] > 10
 
 
 def test_the_demo(tmp_path):

@@ -93,9 +93,9 @@ def test_a_failed_restore_leaves_the_session_where_it_was(store):
         with pytest.raises(ckptdelta.MismatchError):
             session.restore()
         assert session.at == 0
-        other.step(), session.step()
-        with pytest.raises(ckptdelta.ExistsError, match="step 1 failed.*did not resume"):
-            session.wait()
+        other.step()
+        with pytest.raises(ckptdelta.ExistsError, match="did not resume"):
+            session.step()
         other.step(), session.step(6)
     assert store.find(run="a", step=6).resumed_from == ""
 

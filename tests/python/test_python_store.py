@@ -166,6 +166,7 @@ def test_differences_are_named_before_anything_is_written(store):
     for text in ("b: the checkpoint has float32 [3], not float64 [3]", "c: ", "d: the checkpoint has float64 [2, 2]", "e: the checkpoint does not have it", "l: "):
         assert text in str(caught.value)
     assert caught.value.path == "b" and (fine == 0).all()
+    assert str(caught.value).startswith("a@1 does not fit: ") and "e: the checkpoint does not have it (it has: a, b, c, d, l)" in str(caught.value)
     left = np.full(1, 7.0)
     store.load({"a": fine, "e": left}, strict=False)
     assert (fine == 1).all() and left[0] == 7
@@ -173,6 +174,18 @@ def test_differences_are_named_before_anything_is_written(store):
         store.load({"a": np.broadcast_to(np.zeros(1), (3,))})
     with pytest.raises(ckptdelta.InvalidError, match="nothing can be loaded into a int"):
         store.load(5)
+
+
+def test_what_is_missing_is_told_with_what_there_is(store):
+    store.save({"model": {"layers": np.ones(3)}, "optimizer": np.ones(1), "scheduler": 1, "rng": 2, "x": 3, "y": 4}, run="small", step=20)
+    for wrong, said in (
+            ({"net": np.zeros(3)}, "net: the checkpoint does not have it (it has: model, optimizer, scheduler, rng, x and 1 more)"),
+            ({"modle": 1, "opt": 1}, "modle: the checkpoint does not have it (it has: model, optimizer, scheduler, rng, x and 1 more); did you mean model?; "
+                                     "opt: the checkpoint does not have it; did you mean optimizer?"),
+            ({"model": {"layer": np.zeros(3)}}, "model.layer: the checkpoint does not have it (it has: layers); did you mean layers?")):
+        with pytest.raises(ckptdelta.MismatchError) as caught:
+            store.load(wrong)
+        assert str(caught.value) == f"small@20 does not fit: {said}"
 
 
 def test_complex_and_real_numbers_are_told_apart(store):

@@ -239,6 +239,59 @@ def test_steps_are_predicted_although_a_scheduler_has_changed_the_rate(store, ki
         ckptdelta.Updates(model)
 
 
+class MasterAdamW(torch.optim.AdamW if torch else object):
+    """Its parameters are bf16, with an f32 master of each in the state."""
+
+    @torch.no_grad() if torch else (lambda f: f)
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state.update(step=torch.tensor(0.0), fp32=p.float(), exp_avg=torch.zeros(p.shape), exp_avg_sq=torch.zeros(p.shape))
+            state["step"] += 1
+            g, m, v, n = p.grad.float(), state["exp_avg"], state["exp_avg_sq"], state["step"].item()
+            m.lerp_(g, 0.1)
+            v.mul_(0.95).addcmul_(g, g, value=0.05)
+            state["fp32"].mul_(1 - 1e-5).addcdiv_(m, (v.sqrt() / (1 - 0.95**n)**0.5).add_(1e-8), value=-1e-3 / (1 - 0.9**n))
+            p.copy_(state["fp32"])
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_gradients_that_were_bf16_take_the_place_of_first_moments(store, masters):
+    """Under autocast and with masters, also clipped: bit for bit, in less than half of what f32 gradients take."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(256, 256, bias=False, dtype=torch.bfloat16 if masters else None)
+    optimizer = (MasterAdamW if masters else torch.optim.AdamW)(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    with ckptdelta.Updates(optimizer) as updates:
+        for step in range(1, 4):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(8, 256)).float().square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1.5, "they are clipped"
+            optimizer.step()
+            saved = store.save({"m": model, "o": optimizer}, run="r", step=step, updates=updates, max_load_cost=16)
+    found = store.state_dict(run="r")
+    assert same(found["m"], dict(model.state_dict())) and same(found["o"], optimizer.state_dict())
+    assert {t.role for t in store.tensors(run="r") if t.coding == "step"} == {"exp_avg", "exp_avg_sq", "master" if masters else "weight"}
+    assert 8 * saved.stored_bytes < 13 * 256 * 256
+
+
+def test_optimizers_with_other_numbers_do_not_stop_the_training():
+    class Odd(torch.optim.Adam):
+        def step(self, closure=None):
+            self.param_groups[0]["betas"] = (0.9, 0.95, 0.99)
+
+    class Bare(torch.optim.SGD):
+        def step(self, closure=None):
+            del self.param_groups[0]["dampening"]
+
+    for optimizer in (Odd([torch.nn.Parameter(torch.zeros(3))]), Bare([torch.nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9)):
+        with ckptdelta.Updates(optimizer) as updates:
+            optimizer.step()
+            assert updates.groups_of(optimizer) == [None]
+
+
 def test_updates_are_ignored_where_they_cannot_help(store):
     """Half precision, lossy saves, AMSGrad, parameters without a model."""
     for number, (dtype, options, fidelity, whole) in enumerate([(torch.bfloat16, {}, "exact", True), (torch.float32, {}, "near", True),
@@ -314,6 +367,20 @@ def test_names_that_tell_no_parameter_apart_are_not_used():
     assert read_optimizer(state, None, {}).names == [[None, None], [None, "b"]]
 
 
+def test_parameters_of_fsdp1_are_refused(store):
+    """They look like whole tensors. FSDP1 needs a GPU, so the wrapper is an empty one."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp.fully_sharded_data_parallel")
+    wrapper = fsdp.FullyShardedDataParallel.__new__(fsdp.FullyShardedDataParallel)
+    torch.nn.Module.__init__(wrapper)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    store.save({"model": model}, run="a", step=1)
+    model.append(wrapper)
+    for call in (lambda: store.save({"model": model}, run="a", step=2), lambda: store.load({"model": model}, run="a")):
+        with pytest.raises(ckptdelta.InvalidError, match="model is wrapped in FullyShardedDataParallel.*FSDP2"):
+            call()
+    assert store.find(run="a").step == 1
+
+
 def test_another_model_is_refused_before_anything_is_written(store):
     model, optimizer, scheduler = make(1)
     train(model, optimizer, scheduler, 1)
@@ -327,6 +394,9 @@ def test_another_model_is_refused_before_anything_is_written(store):
     with pytest.raises(ckptdelta.MismatchError, match="model.layers.1.up.weight: the module has no such tensor"):
         store.load({"model": model})
     assert store.load({"model": model}, strict=False).step == 1
+    model.embed, model.embedding = torch.nn.Identity(), model.embed
+    with pytest.raises(ckptdelta.MismatchError, match=r"^a@1 does not fit: model\.embedding\.weight: .*; did you mean embed\.weight\?"):
+        store.load({"model": model})
     with pytest.raises(ckptdelta.MismatchError, match="groups of"):
         store.load({"optimizer": torch.optim.AdamW(wide.parameters())})
 

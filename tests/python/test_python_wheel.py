@@ -1,7 +1,9 @@
 """The wheel has all that it needs: it works where there are no compiler, no make and no checkout."""
 
+import importlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -54,7 +56,46 @@ def test_it_works_without_a_compiler_and_a_checkout(wheel, tmp_path):
     assert "a" in subprocess.run([*command, "list", str(tmp_path / "store")], env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def test_the_tree_stays_as_it_is(wheel):
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """A source distribution, in a folder far from the checkout."""
+    folder = tmp_path_factory.mktemp("sdist")
+    done = subprocess.run([sys.executable, "-W", "ignore", "setup.py", "-q", "sdist", "--dist-dir", str(folder)], cwd=ROOT / "python",
+                          env={**os.environ, "CKPTDELTA_BUILD": str(BUILD)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    archive, = folder.glob("ckptdelta-*.tar.gz")
+    shutil.unpack_archive(archive, folder)
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def alone(command, folder):
+    """Runs it without the variables of the make around the tests, and without a build that there is already."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "CKPTDELTA"))}
+    done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_a_source_distribution_has_all_sources(unpacked):
+    """Those of the package, and those that make needs: it plans the whole build with them."""
+    package = {path.name for path in (ROOT / "python/src/ckptdelta").iterdir() if path.is_file()}
+    assert {path.name for path in (unpacked / "src/ckptdelta").iterdir()} == package
+    folders = [ROOT / name for name in ("base", "catalog", "codec", "engine", "include", "kernels")]
+    headers = {path.relative_to(ROOT) for folder in folders for path in folder.rglob("*.h")}
+    assert len(headers) > 50 and all((unpacked / "library" / header).is_file() for header in headers)
+    plan = alone(["make", "-n", "python-package", "CUDA=0", f"PYTHON={sys.executable}"], unpacked / "library")
+    assert "catalog_schema.h" in plan and "_native.abi3.so" in plan
+    assert alone([sys.executable, "-W", "ignore", "setup.py", "--version"], unpacked).split()[-1] == importlib.import_module("ckptdelta").__version__
+
+
+@pytest.mark.skipif(os.environ.get("CKD_TEST_LEVEL") == "quick", reason="it builds the library once more, which takes a minute: full level only")
+def test_a_source_distribution_becomes_a_wheel(unpacked, tmp_path):
+    alone([sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)], unpacked)
+    found, = tmp_path.glob("*.whl")
+    assert {"ckptdelta/_native.abi3.so", "ckptdelta/bin/ckptdelta", "ckptdelta/notices.txt"} <= set(zipfile.ZipFile(found).namelist())
+
+
+def test_the_tree_stays_as_it_is(wheel, unpacked):
     assert not [p for p in (ROOT / "python").iterdir() if p.name in ("build", "dist") or p.name.endswith(".egg-info")]
     assert not list((ROOT / "python").rglob("*.so"))
 

@@ -693,7 +693,11 @@ class Checkpoint:
             raise Unsupported(f"{where}: predictor {block.predictor}")
         if block.coding == 6 and block.predictor > 1:
             raise Unsupported(f"{where}: coding 6 with predictor {block.predictor}")
+        if block.coding == 7 and block.predictor != 4:
+            raise Unsupported(f"{where}: coding 7 with predictor {block.predictor}")
         before = self.dependency(block, budget) if block.predictor else None
+        if block.coding == 7:
+            return self.by_gradient(block, before[0], where)
         if block.predictor == 4:
             before = self.step(block, before[0], budget), block.dtype
         if block.predictor == 2:
@@ -745,8 +749,7 @@ class Checkpoint:
             raise Corrupt(f"{block.name}: a link of a tensor that is not there")
         return other.block(tensor, record, budget), record.dtype
 
-    def step(self, block, before, budget):
-        """What an optimizer step is expected to give."""
+    def group(self, block):
         on = block.dependencies[-1]
         if block.dtype != ckd_codings.F32 or on.kind != 3 or on.checkpoint != self.id or \
                 on.content not in self.groups:
@@ -755,12 +758,36 @@ class Checkpoint:
         data = ckd_codings.decode(record.coding, record.chunk.payload(record), record.raw_size, 1, None)
         if content_hash(data) != record.content:
             raise Corrupt("a group record: content hash")
-        group = ckd_steps.Group(data)
+        return ckd_steps.Group(data)
+
+    def step(self, block, before, budget):
+        """What an optimizer step is expected to give."""
+        group = self.group(block)
         count = ckd_steps.inputs(group.rule)
-        if len(block.dependencies) != count + 2:
-            raise Corrupt(f"{block.name}: rule {group.rule} needs {count} inputs")
+        if not count or len(block.dependencies) != count + 2:
+            raise Corrupt(f"{block.name}: rule {group.rule} needs other inputs")
         others = [self.dependency(block, budget, i + 1)[0].view("<f4") for i in range(count)]
         return ckd_steps.predict(group, before.view("<f4"), others[0], others[1] if count == 2 else None)
+
+    def by_gradient(self, block, before, where):
+        """A first moment whose payload has the gradient."""
+        group, payload = self.group(block), block.chunk.payload(block)
+        if ckd_steps.inputs(group.rule) != 0 or len(block.dependencies) != 2:
+            raise Corrupt(f"{where}: rule {group.rule} takes no gradient")
+        size = int.from_bytes(payload[:4], "little")
+        if len(payload) < 4 or size > len(payload) - 4:
+            raise Corrupt(f"{where}: the gradient's stream is too long")
+        try:
+            data = ckd_codings.decode(5, payload[4:4 + size], 2 * block.count, 2, None)
+            bits = ckd_codings.unrotated(np.frombuffer(data, "<u2")).astype("<u4") << 16
+            predicted = ckd_steps.predict(group, before.view("<f4"), bits.astype("<u4").view("<f4"), None)
+            if len(payload) == 4 + size:
+                return predicted
+            context = ckd_codings.context(block.dtype, predicted)
+            rest = ckd_codings.decode(5, payload[4 + size:], block.raw_size, 4, context)
+        except (Corrupt, Unsupported) as error:
+            raise type(error)(f"{where}: {error}") from None
+        return ckd_codings.applied(predicted, np.frombuffer(rest, "<u4"))
 
     def dependency(self, block, budget, index=0):
         """(values, dtype) of one of a block's dependencies, the first unless said otherwise."""

@@ -27,11 +27,43 @@ def inputs(rule):
     """Value dependencies besides the first; None for an unknown rule."""
     if 1 <= rule <= 10 or 17 <= rule <= 22 or 35 <= rule <= 36:
         return 2
+    if 65 <= rule <= 69:
+        return 2
+    if 49 <= rule <= 56:
+        return 0  # the payload has the gradient
     return 1 if 33 <= rule <= 34 else None
 
 
+def to_bf16(x):
+    bits = x.astype("<f4").view("<u4")
+    rounded = ((bits.astype("<u8") + 0x7fff + (bits >> 16 & 1)) & 0xffff0000).astype("<u4")
+    nan = (bits & 0x7fffffff) > 0x7f800000
+    return np.where(nan, 0x7fc00000, rounded).astype("<u4").view("<f4")
+
+
+def moment(c, f, k, m0, h):
+    g = h * f["rate"]  # the scale
+    if k == 0:
+        return m0 + f["rest1"] * (g - m0)
+    if k == 1:
+        return D(m0) + D(f["rest1"]) * D(g - m0)
+    if k == 2:
+        return f["beta1"] * m0 + f["rest1"] * g
+    if k == 3:
+        return D(f["beta1"] * m0) + D(f["rest1"]) * D(g)
+    if k == 4:
+        return D(f["beta1"]) * D(m0) + D(f["rest1"] * g)
+    if k == 5:
+        return c["beta1"] * D(m0) + c["rest1"] * D(g)
+    if k == 6:
+        return f["momentum"] * m0 + f["undamped"] * g
+    return D(f["momentum"] * m0) + D(f["undamped"]) * D(g)
+
+
 def square(c, f, k, v0, m1, m0):
-    if k < 5:
+    if k >= 10:  # the gradient was bf16
+        g = to_bf16(((D(m1) - c["beta1"] * D(m0)) / c["rest1"] / c["rate"]).astype(F)) * f["rate"]
+    elif k < 5:
         g = (m1 - m0) / f["rest1"] + m0
     else:
         g = (m1 - f["beta1"] * m0) / f["rest1"]
@@ -69,7 +101,7 @@ def sgd(f, k, w0, u):
 
 
 def predict(group, x0, a, b):
-    """f32 arrays in, the bits of the prediction out. b is None for rules with one input."""
+    """f32 arrays in, the bits of the prediction out. b is None for rules with one input. Of rules 49 to 56, a is the gradient."""
     c = group.coefficients
     with np.errstate(all="ignore"):
         f = {name: F(value) for name, value in c.items()}
@@ -80,6 +112,10 @@ def predict(group, x0, a, b):
             out = adam(c, f, rule - 17, x0, a, b)
         elif rule <= 34:
             out = sgd(f, rule - 33, x0, a)
+        elif rule >= 65:
+            out = square(c, f, 10 + rule - 65, x0, a, b)
+        elif rule >= 49:
+            out = moment(c, f, rule - 49, x0, a)
         else:
             out = sgd(f, rule - 35, x0, (a - f["momentum"] * b) / f["undamped"] + f["momentum"] * a)
         bits = out.astype("<f4").view("<u4")

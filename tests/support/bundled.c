@@ -99,7 +99,7 @@ static void rewrite_file(file_ref *file, const char *store_path, rewriting how) 
     } else if (how == MISMEASURED) {
         add_wrong_measures(w, &c->records[0].tensor->checkpoint);
     }
-    assert_int_equal(chunk_writer_finish(w, &file->root, &file->size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &file->root, &file->size, NULL), CKD_OK);
     chunk_close(c);
     assert_int_equal(file_remove(old.text, false, NULL), CKD_OK);
     file->id = identity.file;

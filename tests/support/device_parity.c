@@ -172,7 +172,8 @@ static void test_casts(void **state) {
 
 static void test_steps(void **state) {
     (void)state;
-    static const uint32_t rules[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 18, 19, 20, 21, 22, 33, 34, 35, 36};
+    static const uint32_t rules[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 17, 18, 19, 20, 21, 22, 33,
+                                     34, 35, 36, 49, 50, 51, 52, 53, 54, 55, 56, 65, 66, 67, 68, 69};
     static const double usual[STEP_COEFFICIENTS] = {
         .9, .1, .95, .05, 1 - 3e-4 * .1, 3e-5, 3.1e-4, .97, 1e-8, .999, .994, 3e-4, .1, .9, .95};
     memcpy(rule.coefficients, usual, sizeof(usual));
@@ -721,6 +722,49 @@ static void compare_list(const array *list, const array *count, const bool *kept
         array_free(&from);
         array_free(&to);
     }
+}
+
+/* Writes some elements of an array, and no others. */
+static void compare_scattered(uint64_t n, uint64_t count, uint32_t size) {
+    array places = array_new(count, sizeof(uint32_t), 0), from = array_new(count, size, 0),
+          to = array_new(n, size, 1);
+    fill_bits(&from);
+    fill_bits(&to);
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t at = (uint32_t)(n - 1 - i * (n / count));
+        memcpy(places.host + i * sizeof(at), &at, sizeof(at));
+    }
+    const array *given[] = {&places, &from, &to};
+    for (size_t i = 0; i < 3; i++) {
+        array_give(given[i]);
+    }
+    device_scattering s = {to.device, (const uint32_t *)(void *)places.device, from.device, count, size};
+    must(backend->scatter(&queue, &s, &why));
+    uint8_t *got = malloc(to.bytes + 1), *want = malloc(to.bytes + 1);
+    assert_true(got && want);
+    array_take(&to, got);
+    memcpy(want, to.host, n * size);
+    for (uint64_t i = 0; i < count; i++) {
+        memcpy(want + (n - 1 - i * (n / count)) * size, from.host + i * size, size);
+    }
+    assert_memory_equal(got, want, n * size);
+    free(got);
+    free(want);
+    array_free(&places);
+    array_free(&from);
+    array_free(&to);
+}
+
+static void test_scatter(void **state) {
+    (void)state;
+    for (uint32_t size = 2; size <= 4; size += 2) {
+        compare_scattered(1, 1, size);
+        compare_scattered(1000, 256, size);
+        compare_scattered(1000, 257, size);
+        compare_scattered(1u << 18, 5000, size);
+    }
+    device_scattering none = {NULL, NULL, NULL, 0, 4};
+    must(backend->scatter(&queue, &none, &why));
 }
 
 static void compare_kept(const shape *s, bool before, bool low) {
@@ -1282,6 +1326,7 @@ int device_parity(const char *name, const device_backend *of) {
         cmocka_unit_test(test_errors),        cmocka_unit_test(test_moments), cmocka_unit_test(test_products),
         cmocka_unit_test(test_byte_products), cmocka_unit_test(test_kept),    cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_residuals),     cmocka_unit_test(test_gather),  cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_scatter),
     };
     return run_queue_tests(name, of, tests);
 }

@@ -234,7 +234,7 @@ static size_t stream_of(const void *stream) {
 typedef struct waiting_copy {
     void *to;
     const void *from;
-    size_t bytes, stride, rows;
+    size_t bytes, stride, to_stride, rows;
     device_direction direction;
     size_t stream;
     uint64_t number;
@@ -248,7 +248,7 @@ static pthread_mutex_t waiting_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void copy_now(const waiting_copy *c) {
     for (size_t i = 0; i < c->rows && c->bytes; i++) {
-        memcpy((uint8_t *)c->to + i * c->bytes, (const uint8_t *)c->from + i * c->stride, c->bytes);
+        memcpy((uint8_t *)c->to + i * c->to_stride, (const uint8_t *)c->from + i * c->stride, c->bytes);
     }
     emulated_copied[c->direction] += c->rows * c->bytes;
     if (c->direction == DEVICE_TO_HOST && c->rows * c->bytes > emulated_largest) {
@@ -391,10 +391,23 @@ static void landed(void) {
     lower();
 }
 
+/* A failure is that of work on the queue: its copies are not made. */
+static void drop_copies(size_t stream) {
+    pthread_mutex_lock(&waiting_mutex);
+    for (size_t i = 0; i < waiting_count; i++) {
+        waiting[i].bytes = waiting[i].stream == stream ? 0 : waiting[i].bytes;
+    }
+    pthread_mutex_unlock(&waiting_mutex);
+}
+
 static device_result finish(const device_queue *queue, device_failure *why) {
     note_call(&called.waits);
+    device_result result = call("finish", queue->device, why);
+    if (result != DEVICE_DONE) {
+        drop_copies(stream_of(queue->stream));
+    }
     run_up_to(stream_of(queue->stream), UINT64_MAX);
-    return call("finish", queue->device, why);
+    return result;
 }
 
 /* ---- marks ---- */
@@ -459,6 +472,7 @@ static device_result copy_rows(const device_queue *queue, const device_rows *r, 
                                                          .from = r->from,
                                                          .bytes = r->bytes,
                                                          .stride = r->stride,
+                                                         .to_stride = r->to_stride ? r->to_stride : r->bytes,
                                                          .rows = r->rows,
                                                          .direction = r->direction});
     }
@@ -616,6 +630,7 @@ const device_backend *emulated_device(void) {
                                            .quantise_levels = run_quantise_levels,
                                            .move_levels = run_move_levels,
                                            .keep = run_keep,
+                                           .scatter = run_scatter,
                                            .residuals = run_residuals,
                                            .gather = run_gather,
                                            .pack = run_pack,
@@ -635,7 +650,7 @@ const device_backend *emulated_device(void) {
 }
 
 /* Exported for programs that open the backend as a shared object, which CKD_CUDA names. */
-__attribute__((visibility("default"))) const device_backend *ckd_device_backend(void);
+EMULATED_EXPORT const device_backend *ckd_device_backend(void);
 const device_backend *ckd_device_backend(void) {
     return emulated_device();
 }

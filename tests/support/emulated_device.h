@@ -9,25 +9,28 @@
 
 #include "kernels/device.h"
 
+/* Exported for the tests of the Python package (tests/support/support_device.py). */
+#define EMULATED_EXPORT __attribute__((visibility("default")))
+
 /* The number of devices it reports; 1 at first. */
 extern int emulated_devices;
 /* If set, threads and blocks run from the last to the first. */
 extern bool emulated_backwards;
 /* The n-th call from now on that can fail does so, once, with the result emulated_fail_as; 0: none fails. */
-extern int emulated_fail_after;
+extern EMULATED_EXPORT int emulated_fail_after;
 extern device_result emulated_fail_as;
 /*
  * Bytes of device memory, pieces of pinned memory, and marks that are allocated now; bytes copied so far in
  * each direction.
  */
-extern uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
+extern EMULATED_EXPORT uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];
 /* If set, there are no products of bytes. emulated_byte_products counts these products. */
 extern bool emulated_without_bytes;
 extern uint64_t emulated_byte_products;
 /* The size of the largest copy to the host. Tests may set it to 0. */
 extern uint64_t emulated_largest;
 /* If not 0, allocations of more device memory than this fail. */
-extern uint64_t emulated_largest_memory;
+extern EMULATED_EXPORT uint64_t emulated_largest_memory;
 /* What was called so far: kernel launches, copies in each direction, and waits of host threads. */
 typedef struct emulated_calls {
     uint64_t launches, copies[3], waits;

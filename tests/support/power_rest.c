@@ -267,6 +267,26 @@ void power_manifest_lost(void **state) {
     disk_end("lost manifest", d, 3);
 }
 
+/* Its only chunk file is missing, too. The rebuilt file must be durable before the manifest that names it again. */
+void power_manifest_and_file_lost(void **state) {
+    disk *d = *state;
+    manifest m;
+    make_bases(d, 3, true);
+    ckd_store *store = disk_open(d, CKD_OPEN_READ);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 2, 0, NULL), CKD_OK);
+    assert_int_equal(unlink(path_chunk(store->path, &m.files[0].id, "").text), 0);
+    manifest_free(&m);
+    ckd_store_close(store);
+    assert_int_equal(unlink(store_path_of(d->p.dir, "data/m/run.2.0")), 0);
+    d->p.now.flags = DAMAGED;
+    disk_begin(d, 7, 7);
+    store = disk_open(d, CKD_OPEN_WRITE);
+    repair(store, false, 2);
+    disk_flags(d, 0);
+    ckd_store_close(store);
+    disk_end("lost manifest and file", d, 3);
+}
+
 /* ---- failing saves and compactions ---- */
 
 void power_save_that_fails(void **state) {

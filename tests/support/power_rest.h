@@ -13,6 +13,7 @@ void power_copy(void **state);
 void power_copy_that_fails(void **state);
 void power_recovery(void **state);
 void power_manifest_lost(void **state);
+void power_manifest_and_file_lost(void **state);
 void power_save_that_fails(void **state);
 void power_compaction_that_fails(void **state);
 void power_common_file(void **state);

@@ -132,5 +132,5 @@ void sample_write(const char *path, record *records, uint8_t (*payloads)[SAMPLE_
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(chunk_writer_append(w, &records[i], payloads[i], &err), CKD_OK);
     }
-    assert_int_equal(chunk_writer_finish(w, root, size, &err), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, root, size, &err), CKD_OK);
 }

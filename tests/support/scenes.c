@@ -97,6 +97,10 @@ static float net_value(const scene_tensor *t, const scene *s, uint64_t element) 
         ckd_optimizer o = net_optimizer(step);
         double bias1 = 1 - pow(o.beta1, (double)o.step), bias2 = 1 - pow(o.beta2, (double)o.step);
         float g = ((float)(mix(hash_text(s->run) + 977 * element + step) >> 40) * 0x1p-24f - 0.5f) * 0.01f;
+        uint32_t bits;
+        memcpy(&bits, &g, sizeof(bits));
+        bits = (uint32_t)bf16_of(bits) << 16; /* as in mixed precision */
+        memcpy(&g, &bits, sizeof(g));
         m = m + 0.5f * (g - m);
         v = v * 0.75f + 0.25f * g * g;
         w = w - (float)(o.lr / bias1) * m / (sqrtf(v) / (float)sqrt(bias2) + (float)o.eps);

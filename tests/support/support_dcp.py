@@ -201,7 +201,18 @@ def trouble(rank, world, folder):
     # All replicated items on one rank.
     dcp.save(state, storage_writer=writer, checkpoint_id="5", planner=dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True))
     writer.close()
+    fails_with("only a single process", state_dict=state, storage_writer=StorageWriter(path, "gpt", on_duplicate="same"), checkpoint_id="3")
+    # A branch, with the metric and the parent of rank 0.
+    branch = StorageWriter(path, on_duplicate="branch", metric=("loss", 1.0 + rank), parent=("gpt", 2 if rank == 0 else 1))
+    dcp.save(state, storage_writer=branch, checkpoint_id="gpt@3")
+    branch.close()
     dist.barrier()
+    with ckptdelta.open(path) as store:
+        found = store.find(run="gpt~2")
+        assert (found.step, found.metric, found.world, found.parent) == (3, 1.0, world, store.find(run="gpt", step=2).id)
+    back = extras(20, mesh)
+    dcp.load(back, storage_reader=StorageReader(path), checkpoint_id="gpt~2@3")
+    assert whole(back) == whole(state)
     for step in (1, 2, 3, 4, 5):
         back = extras(20, mesh)
         dcp.load(back, storage_reader=StorageReader(path), checkpoint_id=f"gpt@{step}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ._device import Device
 from ._errors import InvalidError
 from ._native import lib
 
@@ -58,36 +59,41 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Memory:
-    """Contiguous host memory of an array.
+    """Contiguous memory of an array.
 
     Attributes:
         pointer: a ``void *``.
         owner: keeps the memory alive.
         finish: to be called when a load has written it; ``None``: nothing is left to do.
+        device: where the memory is; ``None``: on the host.
     """
 
     pointer: Any
     owner: object
     finish: Callable[[], None] | None = None
+    device: Device | None = None
 
 
 class Library(Protocol):
-    """How arrays of one library are read and made. Errors name the path of the array in the state."""
+    """How arrays of one library are read and made. Errors name the path of the array in the state.
+
+    `host`: the caller needs host memory. Otherwise memory may be on a device, as Memory.device says.
+    """
 
     def leaf(self, array: Any, path: str) -> Leaf:
         """Describes an array. Raises InvalidError for one that cannot be stored."""
 
-    def source(self, array: Any) -> Memory:
+    def source(self, array: Any, *, host: bool) -> Memory:
         """The array's elements, row-major: its own memory if that is contiguous, else a copy."""
 
-    def target(self, array: Any, path: str) -> Memory:
+    def target(self, array: Any, path: str, *, host: bool) -> Memory:
         """Where a load writes: the array's own memory, or other memory that `finish` copies from."""
 
-    def direct(self, array: Any) -> bool:
-        """Does a load write into the array's own memory?"""
+    def direct(self, array: Any, *, host: bool) -> bool:
+        """Are source() and target() the array's own memory?"""
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
-        """A new array, its elements undefined, for what is stored so."""
+        """A new array in host memory, its elements undefined, for what is stored so."""
 
 
 def library_of(value: object) -> Library | None:

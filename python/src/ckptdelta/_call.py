@@ -31,6 +31,23 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     return found
 
 
+_PHRASES = (
+    ("call ckd_session_restore", "call session.restore()"),
+    ("call ckd_session_fence", "call session.fence()"),
+    ("call ckd_ranks_leave, then ckd_ranks_join", "make another session"),
+    ("look for the step with ckd_store_find", "look for the step with Store.find()"),
+    ("set on_duplicate to CKD_DUPLICATE_BRANCH", 'pass on_duplicate="branch"'),
+    ("CKD_DUPLICATE_SAME_OK", 'on_duplicate="same"'),
+    ("open it with CKD_OPEN_WRITE", "open it without readonly=True"))
+"""What the library's messages advise a C program, and the same for Python."""
+
+
+def in_python(message: str) -> str:
+    for of_c, of_python in _PHRASES:
+        message = message.replace(of_c, of_python)
+    return message
+
+
 class Parts:
     """Joint progress of several calls: an iterator of their progress functions. Each call's share is its size.
 
@@ -85,7 +102,7 @@ class Call:
         same = err.status == status
         offset = int(err.offset)
         return class_of(text(lib.ckd_status_name(status)))(
-            (text(err.message) if same else "") or f"the call failed with {text(lib.ckd_status_name(status))}",
+            (in_python(text(err.message)) if same else "") or f"the call failed with {text(lib.ckd_status_name(status))}",
             tensor=text(err.tensor) if same else "", file=text(err.file) if same else "",
             offset=None if not same or offset == lib.CKD_NO_OFFSET or not text(err.file) else offset,
             sys_errno=int(err.sys_errno) if same else 0)

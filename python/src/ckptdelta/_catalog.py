@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from . import _dcp_record
 from ._arrays import NAMES
 from ._call import Call, text
 from ._errors import ExistsError, InvalidError, NotFoundError
@@ -66,14 +67,24 @@ def stored_tensors(load: Any) -> dict[str, Stored]:
     return {text(t.name): Stored(int(t.dtype), tuple(int(t.shape[d]) for d in range(t.ndim))) for t in items}
 
 
-def read_root(load: Any, stored: dict[str, Stored], call: Call) -> tuple[Any, bool]:
-    """(root node, whether there is no record)."""
+def read_blob(load: Any, name: str) -> bytes:
+    """Errors: NotFoundError, CorruptError, InputOutputError."""
+    call = Call()
     blob = ffi.gc(ffi.new("pyckd_blob *"), lib.pyckd_blob_free)
+    call.check(lib.pyckd_blob_load(blob, load, name.encode(), call.err))
+    return bytes(ffi.buffer(blob.data, blob.size)) if blob.size else b""
+
+
+def read_root(load: Any, stored: dict[str, Stored]) -> tuple[Any, bool]:
+    """(root node, whether the names of tensors are their paths, as no record tells others)."""
     try:
-        call.check(lib.pyckd_blob_load(blob, load, BLOB.encode(), call.err))
+        return parse(read_blob(load, BLOB)), False
+    except NotFoundError:
+        pass
+    try:
+        return _dcp_record.root_of(_dcp_record.parse(read_blob(load, _dcp_record.BLOB)))
     except NotFoundError:
         return flat_root(list(stored)), True
-    return parse(bytes(ffi.buffer(blob.data, blob.size))), False
 
 
 def read_own_record(load: Any, stored: dict[str, Stored], rank: int, call: Call) -> bytes | None:

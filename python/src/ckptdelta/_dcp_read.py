@@ -17,10 +17,12 @@ from torch.futures import Future
 
 from ._arrays import Leaf, Memory, set_region
 from ._call import Call
-from ._catalog import checkpoint_from, end_load, find_checkpoint, step_number, stored_tensors
-from ._dcp import (BLOB, PICKLE, Addressed, Items, Record, check_harmless, decode, described_as, leaf_of, opened, parse, saved, scalar_of)
+from ._catalog import checkpoint_from, end_load, find_checkpoint, read_blob, step_number, stored_tensors
+from ._dcp import PICKLE, Addressed, opened
+from ._dcp_record import BLOB, Items, Record, described_as, harmless, leaf_of, parse, scalar_of, stream_of
 from ._errors import MismatchError, NotFoundError, UnsupportedError
 from ._native import ffi, lib
+from ._record import plain
 from ._restore import BATCH_BYTES
 from ._store import Store
 from ._torch import LIBRARY
@@ -121,10 +123,7 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
             raise
 
     def _blob(self, name: str) -> bytes:
-        call = Call()
-        blob = ffi.gc(ffi.new("pyckd_blob *"), lib.pyckd_blob_free)
-        call.check(lib.pyckd_blob_load(blob, self._load.load, name.encode(), call.err))
-        return bytes(ffi.buffer(blob.data, blob.size)) if blob.size else b""
+        return read_blob(self._load.load, name)
 
     def set_up_storage_reader(self, metadata: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -162,17 +161,15 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         assert self._record is not None
         items = self._record.items
         if name in items.values:
-            return saved(decode(items.values[name], name))
+            return _saved(plain(items.values[name], name))
         if name not in items.streams:
             raise NotFoundError(f"the checkpoint has no item {name}", path=name)
         stream = items.streams[name]
-        data = self._blob(stream.blob)
         if stream.position is not None:
-            value = io.BytesIO(data)
-            value.seek(stream.position)
-            return saved(value)
+            return _saved(stream_of((stream.blob, stream.position), name, self._blob))
+        data = self._blob(stream.blob)
         if not self.pickle:
-            check_harmless(data, name, PICKLE)
+            harmless(data, name, PICKLE)
         return io.BytesIO(data)
 
     def _piece(self, item: Any, planner: Any) -> _Piece | None:
@@ -195,11 +192,19 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
             return None
         leaf, dtype = leaf_of(described, name), _dtype(described.dtype, name)
         if target.dtype == dtype:
-            memory = LIBRARY.target(target, name)
+            memory = LIBRARY.target(target, name, host=True)
         else:
             other = torch.empty(lengths, dtype=dtype)
-            memory = Memory(LIBRARY.target(other, name).pointer, other, lambda: target.copy_(other))
+            memory = Memory(LIBRARY.target(other, name, host=True).pointer, other, lambda: target.copy_(other))
         return _Piece(name, leaf, offsets, lengths, memory, target.numel() * dtype.itemsize, lambda: planner.commit_tensor(item, target))
+
+
+def _saved(value: Any) -> io.BytesIO:
+    """What a planner of DCP takes for a value."""
+    out = io.BytesIO()
+    torch.save(value, out)
+    out.seek(0)
+    return out
 
 
 def _dtype(name: str, path: str) -> Any:

@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
@@ -19,7 +19,8 @@ from torch.futures import Future
 from ._arrays import set_region
 from ._call import Call, logger
 from ._catalog import Where, checkpoint_from, run_and_step
-from ._dcp import BLOB, PICKLE, Addressed, Described, Items, Record, Stream, check_harmless, dump, encode, leaf_of, opened
+from ._dcp import PICKLE, Addressed, opened
+from ._dcp_record import BLOB, Described, Items, Record, Stream, dump, encode, harmless, leaf_of
 from ._errors import InvalidError, MismatchError, StateError
 from ._flatten import Tensor
 from ._native import ffi, lib
@@ -86,9 +87,13 @@ class _Open:
         if self.store._process != os.getpid():
             return False
         info, options = ffi.new("ckd_checkpoint *"), self.options.options
+        wanted = bytes(options.checkpoint_id.bytes)
         with self.store._using() as store:
             status = lib.ckd_store_find(info, store, options.run, options.step, ffi.NULL)
-        return bool(status == lib.CKD_OK and bytes(info.id.bytes) == bytes(options.checkpoint_id.bytes))
+        if status == lib.CKD_OK and bytes(info.id.bytes) == wanted:
+            return True
+        branches = options.on_duplicate == lib.CKD_DUPLICATE_BRANCH  # only the library knows of which name
+        return bool(branches and wanted.hex() in {checkpoint.id for checkpoint in self.store.checkpoints()})
 
 
 class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
@@ -105,12 +110,15 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         store: an open store or its directory, which is made if there is none. The writer opens it for itself.
         run: 1 to 128 of ``A-Z a-z 0-9 . _ - ~``, not starting with a dot or a dash; None: each checkpoint id names it.
         step: of the next save, if dcp.save() gets no checkpoint id. It can be set later as well.
+        parent, metric: as for Store.save(), for all saves until they are set to something else. Rank 0's count.
+        on_duplicate: as for Store.save(), but ``"same"`` works only in a single process.
         fidelity, role_fidelity, base, resumed_from, codec, level, effort, target_ratio, max_error, max_load_cost,
             staging_bytes: as for Store.save(); the same on all ranks.
         pickle: also store objects that only pickle can restore. Loading them runs code from the store.
 
     Attributes:
         run, step: where the next save goes.
+        parent, metric: of the next save. They can be set before each one: ``writer.metric = ("loss", 0.3)``.
         checkpoint: what the last save has committed; None before that, and on ranks other than 0.
 
     Errors come as DCP's CheckpointException, which names the rank. Those of Store.save(), and InvalidError for an item that
@@ -119,15 +127,17 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
 
     def __init__(self, store: str | os.PathLike[str] | Store, run: str | None = None, *, step: int | None = None,
                  fidelity: Fidelity = "exact", role_fidelity: Mapping[Role, Fidelity] | None = None, base: bool = False,
-                 resumed_from: Where | None = None, codec: str = "auto", level: int = 0, effort: int = 0, target_ratio: float = 0.0,
-                 max_error: float = 0.0, max_load_cost: float = 0.0, staging_bytes: int = 0, pickle: bool = False) -> None:
+                 parent: Where | None = None, resumed_from: Where | None = None,
+                 on_duplicate: Literal["error", "same", "branch"] = "error", metric: tuple[str, float] | None = None, codec: str = "auto",
+                 level: int = 0, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0, max_load_cost: float = 0.0,
+                 staging_bytes: int = 0, pickle: bool = False) -> None:
         super().__init__()
-        self.run, self.step, self.pickle = run, step, pickle
+        self.run, self.step, self.pickle, self.parent, self.metric = run, step, pickle, parent, metric
         self.checkpoint: Checkpoint | None = None
         self._store = store
         self._options = Options(
-            run="", step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=None,
-            resumed_from=run_and_step(resumed_from), on_duplicate="error", metric=None, codec=codec, level=level, effort=effort,
+            run="", step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=base, parent=run_and_step(parent),
+            resumed_from=run_and_step(resumed_from), on_duplicate=on_duplicate, metric=metric, codec=codec, level=level, effort=effort,
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
         options_of(self._options)  # tells now what cannot be
         self._is_coordinator = True
@@ -170,6 +180,9 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             raise InvalidError("the planner caches plans that this StorageWriter has not seen: use one StorageWriter for all saves, "
                                "or leave enable_plan_caching off")
         self._plans = plans
+        if self._options.on_duplicate == "same" and len(plans) > 1:
+            raise InvalidError("on_duplicate='same' compares with the checkpoint that is there, which only a single process can do")
+        parent = run_and_step(self.parent)
         new = ffi.new("ckd_id *")
         call = Call()
         call.check(lib.ckd_id_new(new, call.err))
@@ -178,7 +191,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         result = []
         for rank, plan in enumerate(plans):
             task: dict[str, Any] = {"id": bytes(new.bytes), "rank": rank, "world": len(plans), "run": self.run, "step": self.step,
-                                    "roles": {}, "skip": set()}
+                                    "parent": parent, "metric": self.metric, "roles": {}, "skip": set()}
             mine: set[Any] = set()
             for item in plan.items:
                 if _key(item) in seen:
@@ -207,7 +220,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         task = plan.storage_data
         if not isinstance(task, dict) or "id" not in task:
             raise StateError("the plan has not been through prepare_global_plan() of this StorageWriter")
-        options = options_of(dataclasses.replace(self._options, run=task["run"], step=task["step"]))
+        options = options_of(dataclasses.replace(self._options, **{name: task[name] for name in ("run", "step", "parent", "metric")}))
         call = Call()
         self._begin(task, options, call)
         assert self._open is not None
@@ -266,7 +279,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         if local.code != t.leaf.code or (not whole and tuple(array.shape) != lengths):
             raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a piece of "
                                 f"{list(lengths)}", path=t.name)
-        tensor, alive = native_tensor(t, role, LIBRARY.source(array))
+        tensor, alive = native_tensor(t, role, LIBRARY.source(array, host=True))
         set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf.shape)
         call.check(lib.ckd_save_tensor(self._open.owner.save, tensor, call.err))
         del alive
@@ -290,7 +303,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         if data is None:
             data = planner.resolve_data(item).getbuffer()
             if not self.pickle:
-                check_harmless(bytes(data), name, PICKLE)
+                harmless(bytes(data), name, PICKLE)
         # An empty buffer may have no memory at all.
         source = ffi.from_buffer(data) if len(data) else ffi.new("char[]", 1)
         call.check(lib.ckd_save_blob(self._open.owner.save, blob.encode(), source, len(data), call.err))
@@ -325,22 +338,26 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
                        for name, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
             record = dump(Record(tensors, everything, metadata.planner_data))
             call.check(lib.ckd_save_blob(self._open.owner.save, BLOB.encode(), ffi.from_buffer(record), len(record), call.err))
-            parts[own] = self._seal(call)
-            self._publish(parts, call)
+            self._commit(parts, own, call)
         finally:
             self.close()
 
-    def _publish(self, parts: list[bytes], call: Call) -> None:
+    def _commit(self, parts: list[bytes], own: int, call: Call) -> None:
+        """Commits the parts of the other ranks and this one's own, number `own`."""
         assert self._open is not None
-        buffers = [ffi.from_buffer(part) for part in parts]
-        array = ffi.new("ckd_part[]", len(parts))
-        for item, buffer, part in zip(array, buffers, parts):
-            item.data, item.size = ffi.cast("void *", buffer), len(part)
-        info = ffi.new("ckd_checkpoint *")
+        owner, info = self._open.owner, ffi.new("ckd_checkpoint *")
         try:
-            call.check(lib.pyckd_save_publish(info, self._open.owner, array, len(parts), call.err))
+            if len(parts) == 1:
+                call.check(lib.pyckd_save_commit(info, owner, call.err))
+            else:
+                parts[own] = self._seal(call)
+                buffers = [ffi.from_buffer(part) for part in parts]
+                array = ffi.new("ckd_part[]", len(parts))
+                for item, buffer, part in zip(array, buffers, parts):
+                    item.data, item.size = ffi.cast("void *", buffer), len(part)
+                call.check(lib.pyckd_save_publish(info, owner, array, len(parts), call.err))
         except KeyboardInterrupt:
-            if self._open.owner.committed:
+            if owner.committed:
                 logger.warning("the interrupt came after the commit: the checkpoint is in the store")
             raise
         self.checkpoint = done = checkpoint_from(info)

@@ -108,11 +108,19 @@ def rank_files(path: Path, *, parallel: bool = False) -> tuple[dict[tuple[int, i
             if rank[0] and not parallel:
                 raise UnsupportedError(f"{path} has parts of the model's tensors or layers in each file of a model parallel rank, such as "
                                        f"{name}: {CONVERT}", file=str(path / name))
+            if parallel and rank in files and is_of_one_rank(path / name) and not is_of_one_rank(files[rank]):
+                continue  # a universal checkpoint for jobs with ZeRO of any stage: the other file has the whole model
             if rank in files:
                 raise CorruptError(f"{path} has two files of one rank, {files[rank].name} and {name}: are they of two checkpoints?",
                                    file=str(path / name))
             files[rank] = path / name
     return models, optimizers
+
+
+def is_of_one_rank(file: Path) -> bool:
+    """Is it a model's file with parts of the parameters, as those of ZeRO 3 are?"""
+    found = MODEL.fullmatch(file.name)
+    return found is not None and found["dp"] is not None
 
 
 def _read_rank(file: Path, unsafe: bool) -> _Rank:

@@ -1,4 +1,4 @@
-"""States as universal checkpoints of DeepSpeed, which jobs with ZeRO 1 and 2 on any number of ranks load."""
+"""States as universal checkpoints of DeepSpeed, which jobs with ZeRO 1, 2 and 3 on any number of ranks load."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ._errors import InvalidError, UnsupportedError
 from ._names import is_optimizer_state
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
+MODEL_FILE_3 = "zero_pp_rank_0_" + MODEL_FILE  # where a job with ZeRO 3 looks
+OPTIMIZER_3 = "optimizer_state_dict"
 VERSION = 0.2  # of the universal form, without the members that tensor parallel ranks need
 
 
@@ -31,11 +33,13 @@ def write(path: Path, state: Any) -> None:
     groups = [{**group, "params": [number]} for number, group in enumerate(optimizer["param_groups"])]
     shapes = [OrderedDict((name, states[name][MASTER].shape) for name in group["params"]) for group in optimizer["param_groups"]]
     rest = {key: value for key, value in optimizer.items() if key not in ("state", "param_groups", "universal", "loss_scaler")}
-    torch.save({**rest, **_scaler(optimizer), "param_groups": groups, "ds_version": state["ds_version"]}, path / PARAMETERS / OPTIMIZER_STATE)
+    torch.save({**rest, **_scaler(optimizer), **_inner(states, groups), "param_groups": groups, "ds_version": state["ds_version"]},
+               path / PARAMETERS / OPTIMIZER_STATE)
     model = {"universal_checkpoint_info": {"universal_checkpoint_version": VERSION}, "frozen_param_shapes": None, "frozen_param_fragments": None,
              **{key: value for key, value in state.items() if key != "ranks"}, "module": OrderedDict(module), "optimizer": None,
              "param_shapes": shapes}
     torch.save(model, path / MODEL_FILE)
+    torch.save({**model, "module": OrderedDict()}, path / MODEL_FILE_3)  # DeepSpeed takes all weights from the parameters' files
 
 
 def _check(state: Any) -> None:
@@ -50,6 +54,12 @@ def _check(state: Any) -> None:
                                path=f"optimizer.state.{name}")
         if Path(name).name != name or name in ("", ".", ".."):
             raise InvalidError(f"{name!r} cannot be the name of a folder", path=f"optimizer.state.{name}")
+
+
+def _inner(states: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """What jobs with ZeRO 3 read of the optimizer, the number of its steps among it. They take one number for all parameters."""
+    steps = [slots["step"] for slots in states.values() if "step" in slots]
+    return {OPTIMIZER_3: {"state": {0: {"step": steps[0]}}, "param_groups": groups}} if steps else {}
 
 
 def _scaler(optimizer: dict[str, Any]) -> dict[str, Any]:

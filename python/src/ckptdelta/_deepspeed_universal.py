@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _torch
-from ._deepspeed import (CLASSES, MASTER, OF_MODEL, OF_OPTIMIZER, Shapes, groups_of, other_ranks, rank_files, read_model, shapes_of,
+from ._deepspeed import (CLASSES, MASTER, OF_MODEL, OF_OPTIMIZER, Shapes, groups_of, is_of_one_rank, other_ranks, rank_files, read_model, shapes_of,
                          weights)
 from ._errors import CorruptError, UnsupportedError
 from ._pieces import Pieces
@@ -37,7 +37,7 @@ def read(path: Path, unsafe: bool = False) -> dict[str, Any]:
     states, more = _states(path / PARAMETERS, shapes, optimizer, unsafe)
     _check_unknown(path / PARAMETERS, set(states).union(*(part["module"] or () for part in parts)))
     rest = {key: value for key, value in model.items() if key not in OF_MODEL}
-    cut = int(optimizer.get("zero_stage", 1)) == 3
+    cut = is_of_one_rank(files[0, 0])
     if len(parts) > 1 or model["module"] is None:
         model, cut = _buffers_only(model, states, files[0, 0]), True
     elif cut:

@@ -1,4 +1,4 @@
-"""Arrays of other libraries (JAX, CuPy, MLX, ...) in host memory, through the DLPack protocol. Loads make no arrays of theirs."""
+"""Arrays of other libraries (JAX, CuPy, MLX, ...), through the DLPack protocol. Loads make no arrays of theirs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import ctypes
 import math
 from typing import Any
 
+from . import _device
 from ._arrays import CODES, COMPLEX, Leaf, Memory, check_shape, stored_shape
 from ._errors import InvalidError
 from ._native import ffi
 
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+_CUDA = 2
+_LEGACY_STREAM = 1  # of CUDA, as DLPack numbers it; to CUDA itself it is 0
 _NAMES = {(0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8", (1, 16): "uint16",
           (1, 32): "uint32", (1, 64): "uint64", (2, 16): "float16", (2, 32): "float32", (2, 64): "float64",
           (4, 16): "bfloat16", (5, 64): "complex64", (5, 128): "complex128", (6, 8): "bool",
@@ -32,10 +35,13 @@ class _View:
     """A borrowed view. The capsule owns it: not consumed, it releases the memory when it goes."""
 
     def __init__(self, array: Any, path: str) -> None:
-        kind = int(array.__dlpack_device__()[0])
-        if kind not in _HOST:
+        kind, number = map(int, array.__dlpack_device__())
+        self.device: _device.Device | None = None
+        if kind == _CUDA and _device.is_usable(number):
+            self.device = _device.Device(number, 0)
+        elif kind not in _HOST:
             raise InvalidError(f"{path or 'the state'} is not in host memory (DLPack device {kind}): copy it there", path=path)
-        self.capsule = array.__dlpack__()
+        self.capsule = array.__dlpack__() if self.device is None else array.__dlpack__(stream=_LEGACY_STREAM)
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         tensor = _DLTensor.from_address(pointer(self.capsule, b"dltensor"))
@@ -65,20 +71,30 @@ class _DLPack:
         # Not the address: the array may have made a copy for this view, whose memory is soon used again.
         return Leaf(CODES[COMPLEX[view.name] if pairs else view.name], shape, "dlpack", view.name if pairs else None, ("dlpack", id(array)))
 
-    def source(self, array: Any) -> Memory:
+    def source(self, array: Any, *, host: bool) -> Memory:
         view = _View(array, "")
+        device = view.device if math.prod(view.shape) else None
+        if device is not None and (host or not view.contiguous()):
+            raise InvalidError(f"a {type(array).__name__} on a GPU is not contiguous, or is needed in host memory: copy it there")
         address, owner = (view.address, view) if view.contiguous() else _packed(view)
-        return Memory(ffi.cast("void *", address), owner)
+        return Memory(ffi.cast("void *", address), owner, device=device)
 
-    def target(self, array: Any, path: str) -> Memory:
+    def target(self, array: Any, path: str, *, host: bool) -> Memory:
         raise InvalidError(f"{path or 'the state'} is a {type(array).__name__}, which may not be changed in place: "
                            "take its values from Store.state_dict()", path=path)
 
-    def direct(self, array: Any) -> bool:
+    def direct(self, array: Any, *, host: bool) -> bool:
         return False
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
         raise NotImplementedError("arrays of other libraries are given back as numpy's")
+
+
+def check_host(array: Any, path: str) -> None:
+    """Raises InvalidError for an array on a device, whose bytes are not within reach."""
+    if _View(array, path).device is not None:
+        raise InvalidError(f"{path or 'the state'} is a {type(array).__name__} on a GPU, which only Store.save() can read: copy it to host memory",
+                           path=path)
 
 
 def _packed(view: _View) -> tuple[int, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -134,3 +136,9 @@ _CLASSES: dict[str, type[Error]] = {
 def class_of(status: str) -> type[Error]:
     """Returns the class for a C status; Error itself for one that this version does not know."""
     return _CLASSES.get(status, Error)
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """At most two of the names that may have been meant, the nearest first."""
+    longer = [other for other in names if name and other.startswith(name)]
+    return list(dict.fromkeys([*difflib.get_close_matches(name, names, n=2), *longer]))[:2]

@@ -117,6 +117,7 @@ class Flattener:
 
     def _module(self, module: Any, path: str) -> Node:
         module = _torch.unwrapped(module)
+        _torch.check_module(module, path)
         self._buffers |= {join(path, name) for name in _torch.buffer_names(module)}
         state = module.state_dict()
         for name, parameter in _torch.parameters_by_name(module):
@@ -164,24 +165,32 @@ class Flattener:
     def _optimizer(self, source: tuple[Any, dict[str, Any]], path: str) -> Node:
         optimizer, state = source
         found = read_optimizer(state, parameters_of(optimizer) if optimizer is not None else None, self.weights, self._given.get(id(state)))
-        steps = self._followed.groups_of(optimizer) if self._followed is not None else None
+        steps = self._followed.groups_for(optimizer, state) if self._followed is not None else None
+        scalars = _torch.device_scalars(v for slots in found.state.values() if isinstance(slots, Mapping) for v in slots.values())
         states, number = [], 0
         for group, ids in enumerate(found.ids):
             for index, one in enumerate(ids):
                 if one in found.state:
-                    states.append([group, index, self._parameter(found, group, index, number, path)])
+                    states.append([group, index, self._parameter(found, (group, index, number), scalars, path)])
                     name, update = found.names[group][index], steps[group] if steps and group < len(steps) else None
                     if name is not None and update is not None:
-                        self.updates[name] = at_step(update, found.state[one])
+                        step = found.state[one].get("step")
+                        self.updates[name] = at_step(update, _torch.scalar_from(*scalars[id(step)], path) if id(step) in scalars else step)
                 number += 1
         groups = join(path, "param_groups")
         return {"ids": found.ids, "names": found.names, "state": states,
                 "groups": [self.encode(g, join(groups, i)) for i, g in enumerate(found.groups)],
                 "more": {k: self.encode(v, join(path, k)) for k, v in found.more.items()}}
 
-    def _parameter(self, found: Optimizer, group: int, index: int, number: int, path: str) -> Node:
-        """The state of one parameter. Numbers that torch keeps as tensors go into the record: there are very many."""
-        name = found.name_of(group, index, number)
+    def _parameter(self, found: Optimizer, at: tuple[int, int, int], scalars: Mapping[int, tuple[str, bytes]], path: str) -> Node:
+        """The state of one parameter. Numbers that torch keeps as tensors go into the record: there are very many.
+
+        Args:
+            at: group, index in the group, and number of the parameter.
+            scalars: dtype and bytes of those that are on devices, by id().
+        """
+        group, index, _ = at
+        name = found.name_of(*at)
         of = join(join(path, "state"), name)
         node: dict[str, Node] = {}
         for slot, value in found.state[found.ids[group][index]].items():
@@ -189,7 +198,7 @@ class Flattener:
                 raise InvalidError(f"{where(of)} has a key of the type {type(slot).__qualname__}: only strings are names of states", path=of)
             if _torch.is_tensor(value) and value.dim() == 0:
                 _torch.LIBRARY.leaf(value, join(of, slot))
-                dtype, data = _torch.scalar_bytes(value)
+                dtype, data = scalars.get(id(value)) or _torch.scalar_bytes(value)
                 node[slot] = {"scalar": [dtype, data.hex()]}
                 continue
             library = library_of(value)

@@ -32,6 +32,7 @@ from ._save import Content, Options, options_of
 from ._store import Store
 from ._torch import is_tensor
 from ._types import Checkpoint, Fidelity, Role
+from ._updates import EveryUpdate
 
 RUN = "lightning"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -123,6 +124,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._handle: Store | None = None
+        self._updates: EveryUpdate | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._queue = threading.Lock()  # of _thread and _pending
@@ -138,7 +140,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     def __getstate__(self) -> dict[str, Any]:
         if self._pending:
             raise StateError("the plugin saves in the background: wait for that, such as with teardown(), before it goes to another process")
-        unsent = ("_lock", "_process", "_handle", "_thread", "_pending", "_queue")
+        unsent = ("_lock", "_process", "_handle", "_updates", "_thread", "_pending", "_queue")
         return {name: value for name, value in vars(self).items() if name not in unsent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +159,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             raise InvalidError("storage_options make no sense here: pass options to CheckpointIO")
         target = path_of(path)
         check_free(target)
-        flat = taken_apart(checkpoint, self.pickle)
+        flat = self._taken_apart(checkpoint)
         save = partial(self._save, flat if not self.background else flat.copied(), target, checkpoint.get("global_step"),
                        "" if OPTIMIZERS in checkpoint else "weights", _metric(checkpoint, path), folders_of(checkpoint))
         self._do(save)
@@ -190,6 +192,16 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             self._wait()
         finally:
             self._close()
+
+    def _taken_apart(self, checkpoint: dict[str, Any]) -> Flat:
+        """Steps are counted from one checkpoint with optimizers to the next: if one step was made, its save is predicted."""
+        if self._lossy or OPTIMIZERS not in checkpoint:
+            return taken_apart(checkpoint, self.pickle)
+        if self._updates is None:
+            self._updates = EveryUpdate()
+        flat = taken_apart(checkpoint, self.pickle, self._updates)
+        self._updates.saved()
+        return flat
 
     # --------------------------------------------------------------------------------------------------- background
 
@@ -233,7 +245,9 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             self._thread.shutdown(wait=True)
         if self._handle is not None:
             self._handle.close()
-        self._thread = self._handle = None
+        if self._updates is not None:
+            self._updates.close()
+        self._thread = self._handle = self._updates = None
 
     # --------------------------------------------------------------------------------------------------------- save
 
@@ -281,7 +295,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
                 return last, changes
             number += 1
         options = replace(self._place(store, (kind, number), step), step=step, metric=metric)
-        done = store._commit(Content(flat.tensors, {}, {BLOB: dump(flat.root)}), options, self.progress)
+        done = store._commit(Content(flat.tensors, flat.updates, {BLOB: dump(flat.root)}), options, self.progress)
         self.checkpoint = done
         found = self._last[kind, number] = _Last(done.run, done.step, done.id, digest)
         if (kind, number) == MAIN:

@@ -13,7 +13,7 @@ import importlib
 import io
 import pathlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from ._flatten import Flattener, Tensor
 from ._native import ffi
 from ._pairing import NO_PARAMETER, names_by_shape
 from ._record import MAX_DEPTH, Node, check_node, join, scalar_node, tag_of
+from ._updates import Update, Updates
 
 KEY = "ckptdelta"
 WEIGHTS, OPTIMIZERS = "state_dict", "optimizer_states"
@@ -196,10 +197,11 @@ def _attribute_dict(value: dict[str, Any], module: str, path: str) -> Any:
 
 @dataclass(frozen=True)
 class Flat:
-    """A checkpoint taken apart: its tensors, and the node of its record."""
+    """A checkpoint taken apart: its tensors, the node of its record, and the steps of optimizers that it is one step after."""
 
     tensors: list[Tensor]
     root: Node
+    updates: Mapping[str, Update]
 
     def copied(self) -> Flat:
         """Replaces the tensors with private copies in host memory."""
@@ -214,7 +216,7 @@ class Flat:
         """Of all tensors' values."""
         found = hashlib.blake2b(digest_size=20)
         for tensor in self.tensors:
-            memory = tensor.library.source(tensor.array)
+            memory = tensor.library.source(tensor.array, host=True)
             found.update(repr((tensor.name, tensor.leaf.code, tensor.leaf.shape)).encode())
             if tensor.leaf.nbytes:
                 found.update(ffi.buffer(memory.pointer, tensor.leaf.nbytes))
@@ -232,18 +234,18 @@ class _Flattener(Flattener):
         return super()._tensor(array, library, path, alias)
 
 
-def taken_apart(checkpoint: dict[str, Any], pickle: bool) -> Flat:
+def taken_apart(checkpoint: dict[str, Any], pickle: bool, updates: Updates | None = None) -> Flat:
     """Errors: InvalidError, with the path of what cannot be stored."""
     state = simplified(checkpoint, pickle)
     names = names_by_shape(state)
-    flat = _Flattener(names=names)
+    flat = _Flattener(updates, names=names)
     root = flat.run(state)
     optimizers = state.get(OPTIMIZERS) or []
     known = bool(optimizers) and all(id(optimizer) in names for optimizer in optimizers)
     trained = {name for groups in names.values() for group in groups for name in group} if known else None
     for tensor in flat.tensors:
         tensor.buffer = _stays_exact(tensor, trained)
-    return Flat(flat.tensors, root)
+    return Flat(flat.tensors, root, flat.updates)
 
 
 def _stays_exact(tensor: Tensor, trained: set[str | None] | None) -> bool:

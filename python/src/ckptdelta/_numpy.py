@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ._arrays import CODES, COMPLEX, NAMES, Leaf, Memory, check_shape, stored_shape
@@ -82,13 +83,13 @@ class _Numpy:
         where = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str, name) if array.size else None
         return Leaf(code, shape, "numpy", special, where)
 
-    def source(self, array: Any) -> Memory:
+    def source(self, array: Any, *, host: bool) -> Memory:
         return _memory(_native_order(array), writable=False)
 
-    def target(self, array: Any, path: str) -> Memory:
+    def target(self, array: Any, path: str, *, host: bool) -> Memory:
         if not array.flags.writeable:
             raise InvalidError(f"{path or 'the state'} is a read-only array: nothing can be loaded into it", path=path)
-        if self.direct(array):
+        if self.direct(array, host=host):
             return _memory(array, writable=True)
         numpy = sys.modules["numpy"]
         other = numpy.empty(array.shape, array.dtype.newbyteorder("="))
@@ -99,7 +100,7 @@ class _Numpy:
 
         return Memory(memory.pointer, memory.owner, finish)
 
-    def direct(self, array: Any) -> bool:
+    def direct(self, array: Any, *, host: bool) -> bool:
         return bool(array.flags.c_contiguous and array.dtype.isnative)
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
@@ -115,7 +116,7 @@ class _Numpy:
             raise UnsupportedError(f"{path or 'the state'} is stored as {special}, but with other bytes", path=path)
         if dtype.isnative:
             return array, _memory(array, writable=True)
-        return array, self.target(array, path)
+        return array, self.target(array, path, host=True)
 
 
 def _native_order(array: Any) -> Any:
@@ -155,5 +156,12 @@ def scalar_from(dtype: str, data: bytes, path: str) -> Any:
         raise UnsupportedError(f"{path or 'the state'} is stored as a numpy scalar of dtype {dtype}, which this version does not know",
                                path=path)
     return numpy.frombuffer(data, found)[0] if data else found.type()
+
+
+def array_from(dtype: str, shape: Sequence[int], data: bytes, path: str) -> Any:
+    found = dtype_named(dtype, path)
+    if found.hasobject:
+        raise ValueError("an array of objects")
+    return load_numpy(path).frombuffer(data, found).reshape(shape).copy()
 
 

@@ -31,16 +31,16 @@ class _Library:
     def leaf(self, array: Pieces, path: str) -> Leaf:
         return _torch.leaf_of(array.dtype, array.shape, ("pieces", id(array)), path)
 
-    def source(self, array: Pieces) -> Memory:
+    def source(self, array: Pieces, *, host: bool) -> Memory:
         whole = array.make()
         if tuple(whole.shape) != array.shape or whole.dtype != array.dtype:
             raise StateError(f"a tensor of {tuple(whole.shape)} and {whole.dtype} came out of pieces of {array.shape} and {array.dtype}")
-        return _torch.LIBRARY.source(whole)
+        return _torch.LIBRARY.source(whole, host=host)
 
-    def target(self, array: Pieces, path: str) -> Memory:
+    def target(self, array: Pieces, path: str, *, host: bool) -> Memory:
         raise StateError(f"{path}: nothing can be loaded into pieces", path=path)
 
-    def direct(self, array: Pieces) -> bool:
+    def direct(self, array: Pieces, *, host: bool) -> bool:
         return False
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:

@@ -251,6 +251,7 @@ _BUILD: dict[str, Callable[[Any, str, Decode], Any]] = {
     "bytesio": lambda c, p, d: io.BytesIO(unbase(c)),
     "range": lambda c, p, d: range(c[0], c[1], c[2]),
     "numpy": lambda c, p, d: _numpy.scalar_from(c[0], unbase(c[1]), p),
+    "array": lambda c, p, d: _numpy.array_from(c[0], c[1], unbase(c[2]), p),
     "torch": lambda c, p, d: _torch.constant_from(c[0], c[1], p),
     "scalar": lambda c, p, d: _torch.scalar_from(c[0], bytes.fromhex(c[1]), p),
     "tuple": lambda c, p, d: tuple(_list_of(c, p, d)),

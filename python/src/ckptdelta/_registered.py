@@ -11,9 +11,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _torch
+from . import _dlpack, _torch
 from ._call import Call
 from ._arrays import Leaf
+from ._device import Device
 from ._dtensor import is_cut, is_dtensor
 from ._errors import InvalidError
 from ._flatten import Flattener, Tensor
@@ -24,7 +25,7 @@ from ._record import BLOB, dump
 from ._save import Prepared, _Role, _tell_doubts, described, find_roles, in_order, predicted
 from ._updates import Update, Updates
 
-GROUP_FENCED, GROUP_AT_ONCE = 0, 1
+GROUP_AT_ONCE, GROUP_FENCED = 0, 1  # as a GPU copies them
 """Memory that only optimizers with a fence write to, and memory that anything may write to once step() has returned."""
 
 
@@ -53,6 +54,11 @@ def _updated(optimizer: Any) -> Iterator[Any]:
         yield from (v for v in (slots.values() if isinstance(slots, Mapping) else ()) if _torch.is_tensor(v))
 
 
+def is_capturable(optimizer: Any) -> bool:
+    """May a CUDA graph make the optimizer's steps? It calls no hooks when it is replayed."""
+    return any(bool(group.get("capturable")) for group in optimizer.param_groups if isinstance(group, dict))
+
+
 @dataclass
 class Snapshot:
     """A state taken apart, and who writes to its memory: `fenced` optimizers, or (`lasting`) at least nobody moves it."""
@@ -68,15 +74,16 @@ class Snapshot:
     shared: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
     """With several ranks: (name, dtype, shape) of the tensors that all of them share."""
 
-    def address(self, t: Tensor) -> int | None:
-        """Where the library reads a tensor; None: from a buffer."""
-        if t.leaf.library != "torch" or t.leaf.key not in self.lasting or t.name in self.moved or not t.library.direct(t.array):
+    def place(self, t: Tensor) -> tuple[int, Device | None] | None:
+        """Where the library reads a tensor: its address and device; None: from a buffer."""
+        if t.leaf.library != "torch" or t.leaf.key not in self.lasting or t.name in self.moved or not t.library.direct(t.array, host=False):
             return None
-        return int(ffi.cast("uintptr_t", t.library.source(t.array).pointer))
+        memory = t.library.source(t.array, host=False)
+        return int(ffi.cast("uintptr_t", memory.pointer)), memory.device
 
     def layout(self) -> list[tuple[Any, ...]]:
-        """Equal for states that the same registration serves."""
-        return [(t.name, t.alias, t.leaf.code, t.leaf.shape, self.address(t), t.leaf.key in self.fenced) for t in self.tensors]
+        """Equal for states that the same registration serves. Another current stream of a device needs another one."""
+        return [(t.name, t.alias, t.leaf.code, t.leaf.shape, self.place(t), t.leaf.key in self.fenced) for t in self.tensors]
 
 
 def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ranks | None) -> Snapshot:
@@ -93,6 +100,9 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
     rank = ranks.rank if ranks is not None else 0
     flat = Flattener(updates, own=OWN if ranks is not None else (), prefix=prefix_of(rank))
     root = flat.run(state)
+    for t in flat.tensors:
+        if t.leaf.library == "dlpack":
+            _dlpack.check_host(t.array, t.path)
     record = dump(root if rank == 0 else own_part(root))
     waiting = {id(optimizer) for optimizer in fenced}
     keys: set[Hashable | None] = {_torch.key_of(t.detach()) for optimizer in fenced for t in _updated(optimizer)}
@@ -141,7 +151,8 @@ class Registered:
         self._optimizers: dict[str, Any] = {}  # by weight
         size = len(state.record)
         self._record = ffi.new("char[]", size + size // 4 + 16384)
-        self.has_fenced = any(address is not None and fenced for _, _, _, _, address, fenced in self._layout)
+        self.has_fenced = any(place is not None and fenced for *_, place, fenced in self._layout)
+        self.devices = {place[1] for *_, place, _ in self._layout if place is not None and place[1] is not None}
         lossy = any(prepared.lossy.values())
         roles = find_roles(state.tensors, call)
         if lossy:
@@ -163,17 +174,19 @@ class Registered:
         del alive
 
     def _add(self, session: Any, state: Snapshot, i: int, role: _Role, call: Call) -> None:
-        t, address = state.tensors[i], self._layout[i][4]
-        if address is None:
+        t, place = state.tensors[i], self._layout[i][4]
+        if place is None:
             self._buffers[t.name] = ffi.new("char[]", t.leaf.nbytes)
         tensor, alive = described(t, role)
+        device = place[1].native() if place is not None and place[1] is not None else ffi.NULL
+        tensor.device = device
         update = self._predicted.get(role.weight or t.name)
         if update is not None and role.role != lib.CKD_ROLE_OTHER:
             tensor.optimizer = self._optimizers.setdefault(role.weight or t.name, update.native())
-        memory = ffi.cast("void *", address) if address is not None else self._buffers[t.name]
-        group = GROUP_FENCED if address is not None and t.leaf.key in state.fenced else GROUP_AT_ONCE
+        memory = ffi.cast("void *", place[0]) if place is not None else self._buffers[t.name]
+        group = GROUP_FENCED if place is not None and t.leaf.key in state.fenced else GROUP_AT_ONCE
         call.check(lib.ckd_session_add(session, tensor, memory, group, call.err))
-        del alive  # the library has copied it
+        del alive, device  # the library has copied them
 
     def fits(self, state: Snapshot) -> bool:
         """Can the state be saved with this registration? Same tensors, at the same places, and room for the record."""
@@ -181,9 +194,10 @@ class Registered:
 
     def moved_in(self, state: Snapshot) -> Iterator[str]:
         """Names of tensors that are somewhere else now."""
-        before = {name: address for name, _, _, _, address, _ in self._layout}
-        for name, _, _, _, address, _ in state.layout():
-            if address is not None and before.get(name) not in (None, address):
+        before = {name: place for name, *_, place, _ in self._layout}
+        for name, *_, place, _ in state.layout():
+            there = before.get(name)
+            if place is not None and there is not None and place[0] != there[0]:
                 yield name
 
     def fill(self, state: Snapshot) -> None:
@@ -191,7 +205,7 @@ class Registered:
         for t in state.tensors:
             buffer = self._buffers.get(t.name)
             if buffer is not None and t.leaf.nbytes:
-                memory = t.library.source(t.array)
+                memory = t.library.source(t.array, host=True)
                 ffi.memmove(buffer, memory.pointer, t.leaf.nbytes)
         ffi.memmove(self._record, state.record.ljust(len(self._record)), len(self._record))
         for weight, optimizer in self._optimizers.items():

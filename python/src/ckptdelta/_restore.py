@@ -5,15 +5,16 @@ All names, dtypes and shapes are compared before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _numpy, _torch
 from ._arrays import NAMES, Leaf, Library, Memory, library_named, library_of, set_region
 from ._call import Call
+from ._dcp_record import stream_of
 from ._dtensor import Box, local_of
-from ._errors import CancelledError, CorruptError, InvalidError, MismatchError, NotFoundError
+from ._errors import CancelledError, CorruptError, InvalidError, MismatchError, NotFoundError, nearest
 from ._flatten import has_state_dict, state_dict_nodes
 from ._names import identity, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
 from ._native import ffi, lib
@@ -55,7 +56,7 @@ class _Late:
     box: Box | None
 
     def request(self) -> _Request:
-        return _Request(self.name, self.stored, self.library.target(self.target, self.path), self.box)
+        return _Request(self.name, self.stored, self.library.target(self.target, self.path, host=False), self.box)
 
     @property
     def nbytes(self) -> int:
@@ -99,17 +100,22 @@ class Restorer:
 
     Args:
         stored: the tensors of the checkpoint.
+        blob: gives the content of a blob of the checkpoint.
         flat: the checkpoint has no record; its tensors' names are the paths.
         tensors: library of new arrays; None: the one that each was saved from.
         strict: what is missing, and what a module or an optimizer has no place for, is an error.
+        label: RUN@STEP of the checkpoint, for errors.
     """
 
-    def __init__(self, stored: dict[str, Stored], *, flat: bool, tensors: str | None, strict: bool) -> None:
+    def __init__(self, stored: dict[str, Stored], blob: Callable[[str], bytes], *, flat: bool, tensors: str | None, strict: bool,
+                 label: str = "the checkpoint") -> None:
+        self._blob, self._label = blob, label
         self.stored, self.flat, self.tensors, self.strict = stored, flat, tensors, strict
         self.requests: list[_Request] = []
         self.late: list[_Late] = []
         self.after: list[Callable[[], None]] = []
         self.problems: list[tuple[str, str]] = []
+        self._listed: set[str] = set()  # paths below which a problem says what there is
         self.weights: dict[Hashable, str] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._made: dict[tuple[str, str, str | None], Any] = {}
@@ -123,6 +129,8 @@ class Restorer:
             return self._new_tensor(node[tag], path)
         if tag == "optimizer":
             return self.build(state_dict_nodes(node[tag]), path)
+        if tag == "stream":
+            return stream_of(node[tag], path, self._blob)
         if tag == "scalar" and self.tensors == "numpy":
             dtype = _numpy.dtype_named(node[tag][0], path)
             return _numpy.load_numpy(path).frombuffer(bytes.fromhex(node[tag][1]), dtype).reshape(()).copy()
@@ -159,7 +167,7 @@ class Restorer:
         if self.problems:
             shown = "; ".join(text for _, text in self.problems[:SHOWN])
             more = len(self.problems) - SHOWN
-            raise MismatchError(f"{shown}{f'; and {more} more' if more > 0 else ''}", path=self.problems[0][0])
+            raise MismatchError(f"{self._label} does not fit: {shown}{f'; and {more} more' if more > 0 else ''}", path=self.problems[0][0])
 
     def _scan(self, value: Any, path: str, depth: int = 0) -> None:
         """Names of the tensors in the state, by their memory: optimizers know their parameters by nothing else."""
@@ -169,6 +177,7 @@ class Restorer:
                 self.weights.setdefault(key, path)
         elif _torch.is_module(value):
             module = _torch.unwrapped(value)
+            _torch.check_module(module, path)
             self._states[id(value)] = state = module.state_dict()
             for name, parameter in _torch.parameters_by_name(module):
                 self.weights.setdefault(identity(parameter), join(path, name))
@@ -180,6 +189,16 @@ class Restorer:
 
     def _problem(self, path: str, text: str) -> None:
         self.problems.append((path, f"{where(path)}: {text}"))
+
+    def _missing(self, path: str, key: Any, there: Iterable[Any], *, in_module: bool) -> None:
+        """Notes that the checkpoint does not have `key` below `path`, with what may have been meant. there: names that it has."""
+        names = list(dict.fromkeys(str(name).split(".")[0] if self.flat else str(name) for name in there)) if len(self.problems) < SHOWN else []
+        near = nearest(str(key), names)
+        said = f"; did you mean {' or '.join(near)}?" if near else ""
+        if names and not in_module and path not in self._listed:
+            self._listed.add(path)
+            said = f" (it has: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}){said}"
+        self._problem(join(path, key), f"the checkpoint does not have it{said}")
 
     def _place(self, target: Any, node: Node, path: str) -> Any:
         """What is to be at the place of `target`; the same object if the load writes into it."""
@@ -217,7 +236,7 @@ class Restorer:
             child = self._child(inside or {}, key)
             if child is None and key not in (inside or {}):
                 if self.strict:
-                    self._problem(here, "the checkpoint does not have it")
+                    self._missing(path, key, inside or {}, in_module=False)
                 continue
             new = self._place(old, child, here)
             if new is not old:
@@ -258,10 +277,10 @@ class Restorer:
                 self.late.append(_Late(name, stored, target, library, path, leaf.box))
         elif leaf.box is None or leaf.nbytes:  # else this process has nothing of it
             self._taken[leaf.key] = name
-            if library.direct(target):
-                self.requests.append(_Request(name, stored, library.target(target, path), leaf.box))
+            if library.direct(target, host=False):
+                self.requests.append(_Request(name, stored, library.target(target, path, host=False), leaf.box))
             else:
-                library.target(target, path)  # refuses what cannot be written
+                library.target(target, path, host=False)  # refuses what cannot be written
                 self.late.append(_Late(name, stored, target, library, path, leaf.box))
 
     # ---------------------------------------------------------------------------------------------------- objects
@@ -289,7 +308,7 @@ class Restorer:
             if key in inside:
                 placed[key] = self._place(old, inside[key], join(path, key))
             elif self.strict:
-                self._problem(join(path, key), "the checkpoint does not have it")
+                self._missing(path, key, (k for k in inside if k not in state), in_module=True)
         for key in [k for k in inside if k not in state] if self.strict else ():
             self._problem(join(path, key), "the module has no such tensor")
         if placed.keys() != state.keys() or not _torch.is_in_place(module, state):
@@ -355,7 +374,7 @@ class Restorer:
         return found
 
     def _part(self, parameter: Any, content: Node, path: str) -> Any | None:
-        """A new tensor for a state of a distributed parameter, sharded like it; None: it is not distributed, or has another shape."""
+        """A new tensor for a state of a parameter, where that is and sharded like it; None: new ones are made in host memory."""
         stored = self._stored(content["name"], path)
         if stored.shape != tuple(parameter.shape) or content.get("dtype") is not None:
             return None
@@ -397,8 +416,10 @@ def _read(load: Any, batch: list[_Request], call: Call, done: int, total: int) -
     """Reads requests into their memory. Returns the bytes done so far."""
     array = ffi.new("ckd_load_request[]", len(batch))
     names = [ffi.new("char[]", r.name.encode()) for r in batch]
-    for item, name, request in zip(array, names, batch):
+    devices = [r.memory.device.native() if r.memory.device is not None else ffi.NULL for r in batch]
+    for item, name, device, request in zip(array, names, devices, batch):
         item.struct_size = ffi.sizeof("ckd_load_request")
+        item.device = device
         item.name, item.dtype = name, request.stored.code
         item.data, item.size = request.memory.pointer, request.nbytes
         if request.box is not None:

@@ -121,8 +121,10 @@ def find_roles(tensors: list[Tensor], call: Call) -> list[_Role]:
 
 
 def predicted(tensors: list[Tensor], roles: list[_Role], updates: Mapping[str, Update]) -> dict[str, Update]:
-    """The updates of weights that are f32, with all their moments: only these can be predicted."""
-    other = {r.weight or t.name for t, r in zip(tensors, roles) if t.leaf.code != lib.CKD_F32 or r.role == lib.CKD_ROLE_MASTER or r.largest}
+    """The updates of weights that are f32, or have an f32 master, with all their moments: only these can be predicted."""
+    masters = {r.weight for r in roles if r.role == lib.CKD_ROLE_MASTER}
+    other = {r.weight or t.name for t, r in zip(tensors, roles)
+             if r.largest or (t.leaf.code != lib.CKD_F32 and not (r.role == lib.CKD_ROLE_WEIGHT and t.name in masters))}
     return {name: update for name, update in updates.items() if name not in other}
 
 
@@ -220,11 +222,13 @@ def native_tensor(t: Tensor, role: _Role, memory: Memory) -> tuple[Any, Any]:
     tensor, alive = described(t, role)
     nothing = ffi.new("uint64_t *")  # an empty array may have no memory at all
     tensor.data = memory.pointer if memory.pointer else nothing
-    return tensor, (*alive, nothing, memory)
+    device = memory.device.native() if memory.device is not None else ffi.NULL
+    tensor.device = device
+    return tensor, (*alive, nothing, memory, device)
 
 
 def _save_tensor(owner: Any, t: Tensor, role: _Role, update: Update | None, call: Call) -> None:
-    tensor, alive = native_tensor(t, role, t.library.source(t.array))
+    tensor, alive = native_tensor(t, role, t.library.source(t.array, host=False))
     optimizer = update.native() if update is not None and role.role != lib.CKD_ROLE_OTHER else ffi.NULL
     tensor.optimizer = optimizer
     call.check(lib.ckd_save_tensor(owner.save, tensor, call.err))

@@ -11,19 +11,20 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast
 
+from ._arguments import check_numbers, state_of, whole_number
 from ._call import Call, logger, path_bytes
 from ._catalog import checkpoint_from, step_number
+from ._device import Device, wait_for
 from ._errors import CorruptError, Error, InputOutputError, InvalidError, NoSpaceError, NotFoundError, ReadOnlyError, StateError
-from ._flatten import has_state_dict
 from ._interval import Costs, Interval
 from ._names import is_optimizer
 from ._native import ffi, lib
 from ._ranks import check_schedule, ranks_of
 from ._record import members
-from ._registered import GROUP_AT_ONCE, Registered, Snapshot, objects_in, take_apart
+from ._registered import GROUP_AT_ONCE, Registered, Snapshot, is_capturable, objects_in, take_apart
 from ._restore import Restorer
-from ._rng import RandomState
 from ._save import Options, options_of
+from ._session_start import Start
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
@@ -51,9 +52,13 @@ class Session:
     under way at a time: the next one waits until it is durable. A kill therefore loses `every` steps and those that were made while
     the last save was written, fewer than twice `every` in all. With max_lag=K it loses at most `every` + K steps.
 
+    Parameters, buffers and states of optimizers on a GPU are copied by the GPU, in the order of the current stream. No call waits for
+    that: later work on the stream does, for buffers and for optimizers with capturable=True from step() on, for the rest from the next
+    optimizer.step() on.
+
     Calls may come from one thread at a time, in the process that made the session. Parameters of an optimizer whose step() does not
-    call torch's hooks are copied before step() returns, and so are GPU tensors. Other code that writes to parameters between step()
-    and the next step of their optimizer must call fence() first.
+    call torch's hooks are copied before step() returns. Other code that writes to parameters between step() and the next step of their
+    optimizer must call fence() first.
 
     With torch.distributed, all ranks of a group make the session together, and all call step(), save(), restore() and close() in the
     same order. Each rank saves its parts of distributed tensors (FSDP2, DTensor). Replicated parameters (DDP) are saved once. `loader`
@@ -77,8 +82,12 @@ class Session:
         fidelity, role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate: as for Store.save(). A run that is
             continued from an older checkpoint becomes the branch ``RUN~2``.
         metric: name of the value that step() and save() accept.
-        snapshot_bytes: host memory for copies; 0: as much as the state. With room for two copies (exact saves), a save need not read its
-            parent from the store.
+        snapshot_bytes: host memory for copies; 0: as much as the state. With room for two copies (exact saves of a state in host memory),
+            a save need not read its parent from the store.
+        device_bytes: memory of each GPU for copies of its tensors; 0: as much as they take. The GPU then copies faster, and encodes lossy saves.
+            What does not fit, and all of it with None, is copied to pinned host memory, which counts as `snapshot_bytes`.
+        device_reference_bytes: memory of each GPU for weights as a load would return them: with `device_bytes`, lossy saves then need
+            not read them from the store. 0: none.
         restore_older: restore() takes the newest checkpoint that is not damaged. Not with several ranks, which might choose differently.
         group: the process group whose ranks save together; None: the default group, if torch.distributed is initialised.
         alone: this process saves by itself, even if torch.distributed is initialised.
@@ -92,8 +101,9 @@ class Session:
                  every_s: float | None = None, overhead: float | None = None, max_lag: int | None = None, fidelity: Fidelity = "exact",
                  role_fidelity: Mapping[Role, Fidelity] | None = None, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0,
                  max_load_cost: float = 0.0, on_duplicate: Literal["error", "same", "branch"] = "error", metric: str | None = None,
-                 snapshot_bytes: int = 0, restore_older: bool = False, group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
-        _check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
+                 snapshot_bytes: int = 0, device_bytes: int | None = None, device_reference_bytes: int = 0, restore_older: bool = False,
+                 group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
+        check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
         readonly, threads, lock_timeout = store._options
         if readonly:
             raise ReadOnlyError(f"the store {store.path} was opened for reading: a session needs to write")
@@ -102,9 +112,12 @@ class Session:
         self._ranks, self._timeout = ranks_of(group, alone), timeout
         if self._ranks is not None:
             check_schedule(every, every_s, overhead, restore_older)
-        self._store, self._restore_older, self._snapshot_bytes, self._max_lag = store, restore_older, snapshot_bytes, max_lag
+        self._store, self._restore_older, self._max_lag = store, restore_older, max_lag
+        # To the library 0 bytes of a device are as much as a snapshot takes. No tensor fits into one byte.
+        self._memory = {"snapshot_bytes": snapshot_bytes, "device_bytes": 1 if device_bytes is None else device_bytes,
+                        "device_reference_bytes": device_reference_bytes}
         given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "loader": loader}
-        self._state = _state_of({k: v for k, v in given.items() if v is not None}, more or {}, rng)
+        self._state = state_of({k: v for k, v in given.items() if v is not None}, more or {}, rng)
         self._save_options = Options(
             run=run, step=0, fidelity=fidelity, role_fidelity=role_fidelity or {}, base=False, parent=None, resumed_from=None,
             on_duplicate=on_duplicate, metric=(metric, float("nan")) if metric is not None else None, codec="auto", level=0, effort=effort,
@@ -116,12 +129,14 @@ class Session:
         self._reported = -1  # the last step that the trainer reported or restored
         self._staged = -1    # the last one that was copied since the last restore
         self._told = -1      # the last one that the library's session knows: it takes no step twice
+        self._start = Start(store, run, self._ranks, refuses=on_duplicate == "error")
         self._run, self._resumed = run, cast("tuple[str, int] | None", None)  # where the next save belongs, until there is one
         self._base = self._logged = 0  # saves that were durable at the last restore, and when the last one was logged
         self._failed = 0  # saves of the library's session whose failure was taken
         self._failure: Error | None = None
         self._past = Costs(0, 0, 0, 0, 0, 0)  # of the library's sessions that were closed
         self._registered: Registered | None = None
+        self._copying: set[Device] = set()  # whose streams wait for copies from the fence on
         self._moves: dict[str, int] = {}  # how often a tensor was found at another address
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
         self._owner = ffi.new("pyckd_session *")
@@ -194,6 +209,7 @@ class Session:
             self._ensure_open()
             at = self._find_place(lib.CKD_LATEST if step is None else step_number(step))
             if at is None:
+                self._start.found(None)
                 return 0
             try:
                 found = load(at)
@@ -202,6 +218,7 @@ class Session:
                 raise
             self._reported, self._staged, self._run, self._resumed = found.step, -1, found.run, (found.run, found.step)
             self._base = self._saved()[0]
+            self._start.found(found)
             if self._updates is not None:
                 self._updates.saved()
             return found.step
@@ -215,8 +232,9 @@ class Session:
 
         Returns: whether a save began.
 
-        Errors: InvalidError (a step that is not after the last one; a value that cannot be stored); and the failure of an earlier save.
-        In that case this call has done its own work, and training can continue.
+        Errors: InvalidError (a step that is not after the last one; a value that cannot be stored); ExistsError (the run has later
+        steps, and restore() was not called); and the failure of an earlier save. In that last case this call has done its own work, and
+        training can continue.
         """
         self._check_process()
         with self._lock:
@@ -226,6 +244,7 @@ class Session:
             if not self._reported < number <= _MAX_STEP:
                 raise InvalidError(f"step {number} is not after step {self._reported}, the last one" if number <= self._reported else
                                    f"step {number} is too large: steps go up to 2**63 - 1")
+            self._start.check(number)
             self._reported = number
             costs = self._costs()
             due = self._interval.due(number, costs)
@@ -238,7 +257,7 @@ class Session:
             return due
 
     def save(self, *, metric: float | None = None) -> bool:
-        """Saves the last reported step, for example at the end of training, unless it is saved or its save is under way.
+        """Saves the last reported step, for example at the end of training, unless it is saved, restored, or its save is under way.
 
         Returns: whether a save began. Errors: as for step().
         """
@@ -254,10 +273,13 @@ class Session:
             return due
 
     def fence(self) -> None:
-        """Waits until parameters and states of optimizers are copied and may change. The hook of optimizer.step() calls it."""
+        """Waits until parameters and states of optimizers are copied and may change. The hook of optimizer.step() calls it.
+
+        On a GPU the current stream waits, not this call.
+        """
         if self._process == os.getpid():
             with self._lock:
-                lib.ckd_session_fence(self._owner.session)
+                self._fence()
 
     def wait(self) -> None:
         """Returns when every save is durable. Errors: the failure of a save."""
@@ -292,7 +314,7 @@ class Session:
                 return
             self._detach()
             self._closed = True
-            lib.ckd_session_fence(self._owner.session)
+            self._fence()
         thread = threading.Thread(target=self._end, name="ckptdelta-leave", daemon=True)
         thread.start()
         thread.join(_LEAVE_S)
@@ -301,6 +323,11 @@ class Session:
         self._raise_failure()
 
     # ------------------------------------------------------------------------------------------------------ the library
+
+    def _fence(self) -> None:
+        lib.ckd_session_fence(self._owner.session)
+        for device in self._copying:  # a training may step on another stream than the one of its last snapshot
+            wait_for(device)
 
     def _check_process(self) -> None:
         """Must run before any lock is taken: another thread may have held the lock at the fork."""
@@ -322,7 +349,9 @@ class Session:
         run = ffi.new("char[]", self._run.encode("utf-8", "replace"))
         prepared.options.run = run
         options.save, options.store, options.every_steps = prepared.options, self._store_options, _NEVER
-        options.snapshot, options.snapshot_bytes = lib.CKD_SNAPSHOT_LAZY, _number("snapshot_bytes", self._snapshot_bytes)
+        options.snapshot = lib.CKD_SNAPSHOT_LAZY
+        for name, value in self._memory.items():
+            setattr(options, name, whole_number(name, value))
         options.restore_older = self._restore_older
         ranks = self._ranks.native(self._timeout) if self._ranks is not None else None
         if ranks is not None:
@@ -354,7 +383,7 @@ class Session:
         self._past = self._costs()
         self._check_status(partial(lib.pyckd_session_close, self._owner))
         self._log()
-        self._registered, self._failed, self._told = None, 0, -1
+        self._registered, self._failed, self._told, self._copying = None, 0, -1, set()
         del self._keep[2:]
 
     def _place(self, step: int) -> Checkpoint:
@@ -428,7 +457,7 @@ class Session:
         """Makes a snapshot. Memory of optimizers is copied until the fence."""
         begun = time.monotonic()
         # Without a step of an optimizer since, the last snapshot may still be copied. The next one has to wait for that anyway.
-        lib.ckd_session_fence(self._owner.session)
+        self._fence()
         state, again = self._take_apart()
         if again:
             if self._registered is not None:
@@ -439,6 +468,7 @@ class Session:
         self._interval.begun(costs, time.monotonic() - begun)
         lib.ckd_session_metric(self._owner.session, float("nan") if metric is None else metric)
         self._told = self._reported
+        self._copying = set(registered.devices) if registered.has_fenced else set()
         self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))
         if self._poll().staged_step == self._reported:
             self._staged = self._reported
@@ -450,7 +480,7 @@ class Session:
         failure: Exception | None = None
         state = Snapshot([], b"", {}, set(), set())
         try:
-            state = take_apart(self._state, self._updates, self._fenced, self._ranks)
+            state = take_apart(self._state, self._updates, [one for one in self._fenced if not is_capturable(one)], self._ranks)
         except Exception as error:  # whatever an object's state_dict() raises
             failure = error
         state.moved = {name for name, count in self._moves.items() if count > 1}
@@ -488,6 +518,8 @@ class Session:
 
     def _has_saved(self) -> bool:
         """Is the last step durable, or its save under way?"""
+        if self._start.restored == self._reported:
+            return True
         if self._staged != self._reported:
             return False
         if self._poll().under_way:
@@ -563,35 +595,3 @@ def _is_damage(error: Error) -> bool:
     """As ckd_error_is_damage."""
     return isinstance(error, CorruptError) or (bool(error.file) and isinstance(error, (NotFoundError, InputOutputError))
                                                and not isinstance(error, NoSpaceError))
-
-
-def _number(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < 1 << 63:
-        raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
-    return int(value.__index__())
-
-
-def _check_numbers(*, every: Any, every_s: Any, overhead: Any, max_lag: Any) -> None:
-    for name, value, least in (("every", every, 1), ("max_lag", max_lag, 0)):
-        if value is not None and _number(name, value) < least:
-            raise InvalidError(f"{name} is {value!r}, it must be at least {least}")
-    for name, value in (("every_s", every_s), ("overhead", overhead)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1e15):
-            raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
-
-
-def _state_of(given: dict[str, Any], more: Mapping[str, Any], rng: bool) -> dict[str, Any]:
-    for name in ("optimizer", "scheduler", "scaler", "loader"):
-        for one in _members(given.get(name)):
-            if not has_state_dict(one):
-                raise InvalidError(f"{name} is a {type(one).__name__} without state_dict() and load_state_dict()", path=name)
-    taken = sorted(set(more) & {"model", "optimizer", "scheduler", "scaler", "loader", "rng"})
-    if taken:
-        raise InvalidError(f"more has {', '.join(taken)}, which are the session's own names", path=taken[0])
-    return {**given, **more, **({"rng": RandomState()} if rng else {})}
-
-
-def _members(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._call import Call, Parts, Progress, check_process, logger, path_bytes
-from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_own_record, read_root, run_and_step, step_number,
-                       stored_tensors, tensor_from, verification_from)
+from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
+from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
+                       step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
 from ._export import form_of, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
@@ -122,8 +122,8 @@ class Store:
 
         The state is a module, an optimizer, an array, or dicts, lists and tuples of these and of plain values. An object
         with state_dict() and load_state_dict() stands for its state_dict(). Arrays of any shape go to the engine from
-        their own memory if they are contiguous and in host memory, else as a copy, one at a time; nothing may write to
-        them meanwhile. Arrays that are the same memory are stored once. All other values become one record, without
+        their own memory if they are contiguous and in host memory or on a CUDA device, else as a copy, one at a time;
+        nothing may write to them meanwhile. Arrays that are the same memory are stored once. All other values become one record, without
         pickle: None, bool, int, float, complex, str, bytes, bytearray, BytesIO, range, list, tuple, dict, OrderedDict,
         defaultdict, Counter, deque, set, frozenset, scalars of numpy, and sizes, dtypes and devices of torch.
 
@@ -349,10 +349,11 @@ class Store:
             try:
                 call.check(lib.pyckd_load_begin(load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))
                 stored = stored_tensors(load.load)
-                root, flat = read_root(load.load, stored, call)
+                root, flat = read_root(load.load, stored)
                 if rank:
                     root = with_own(root, rank, read_own_record(load.load, stored, rank, call))
-                restorer = Restorer(stored, flat=flat, tensors=tensors, strict=strict)
+                restorer = Restorer(stored, partial(read_blob, load.load), flat=flat, tensors=tensors, strict=strict,
+                                    label=f"{text(info.run)}@{int(info.step)}")
                 plan(root, restorer)
                 restorer.run(load.load, call)
             finally:

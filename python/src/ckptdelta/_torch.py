@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from . import _device
 from ._arrays import CODES, COMPLEX, Leaf, Memory, check_shape, plain_name, stored_shape
 from ._dtensor import box_of, is_dtensor, local_of
 from ._errors import InvalidError, UnsupportedError
@@ -103,29 +104,34 @@ class _Torch:
             box = ((*box[0], 0), (*box[1], 2))  # pairs of numbers are never cut
         return replace(leaf, box=box)
 
-    def source(self, array: Any) -> Memory:
+    def source(self, array: Any, *, host: bool) -> Memory:
         torch = loaded()
+        array = local_of(array.detach())
         with torch.no_grad():
-            # Lazily conjugated or negated numbers are not yet what they are in memory.
-            found = local_of(array.detach()).resolve_conj().resolve_neg().cpu().contiguous()
-        return _memory(found)
+            if not host and _device.device_of(array) is not None:
+                try:
+                    return _memory(_as_in_memory(array).contiguous(), host=False)
+                except torch.cuda.OutOfMemoryError:
+                    pass  # the device has no room for a copy
+            return _memory(_as_in_memory(array.cpu()).contiguous(), host=True)
 
-    def target(self, array: Any, path: str) -> Memory:
+    def target(self, array: Any, path: str, *, host: bool) -> Memory:
         array = local_of(array)
-        if self.direct(array):
-            return Memory(_memory(array).pointer, array, lambda: _changed(array))
+        if self.direct(array, host=host):
+            return replace(_memory(array, host=host), finish=lambda: _changed(array))
         torch = loaded()
-        other = torch.empty(array.shape, dtype=array.dtype, device="cpu")
+        other = _empty(array, "cpu" if host or _device.device_of(array) is None else array.device)
 
         def finish() -> None:
             with torch.no_grad():
                 array.detach().copy_(other)
 
-        return Memory(_memory(other).pointer, other, finish)
+        return replace(_memory(other, host=host), finish=finish)
 
-    def direct(self, array: Any) -> bool:
+    def direct(self, array: Any, *, host: bool) -> bool:
         array = local_of(array)
-        return bool(array.device.type == "cpu" and array.is_contiguous() and not array.is_conj() and not array.is_neg())
+        there = array.device.type == "cpu" or (not host and _device.device_of(array) is not None)
+        return bool(there and array.is_contiguous() and not array.is_conj() and not array.is_neg())
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
         torch = load_torch(path)
@@ -139,14 +145,14 @@ class _Torch:
         tensor = torch.empty(shape[:-1] if pairs else shape, dtype=dtype, device="cpu")
         if tensor.numel() * tensor.element_size() != Leaf(code, shape, "torch", special, None).nbytes:
             raise UnsupportedError(f"{path or 'the state'} is stored as {name}, but with other bytes", path=path)
-        return tensor, _memory(tensor)
+        return tensor, _memory(tensor, host=True)
 
 
 def empty_like(tensor: Any, dtype: str) -> Any | None:
-    """A distributed tensor that is sharded like another one, with undefined elements; None if that one is not distributed."""
+    """A tensor where another one is, and sharded like it, with undefined elements; None if that one is a plain one in host memory."""
     torch = loaded()
     found = getattr(torch, dtype, None)
-    if not is_dtensor(tensor) or not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or not (is_dtensor(tensor) or _device.device_of(tensor) is not None):
         return None
     with torch.no_grad():
         return torch.empty_like(tensor.detach(), dtype=found)
@@ -158,8 +164,22 @@ def _changed(tensor: Any) -> None:
         tensor.detach().view(-1)[:0].zero_()
 
 
-def _memory(tensor: Any) -> Memory:
-    return Memory(ffi.cast("void *", tensor.data_ptr()), tensor)
+def _as_in_memory(tensor: Any) -> Any:
+    """Lazily conjugated or negated numbers are not yet what they are in memory."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _empty(like: Any, where: Any) -> Any:
+    """A contiguous tensor, in host memory if the device has no room for it."""
+    torch = loaded()
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, device=where)
+    except torch.cuda.OutOfMemoryError:
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+
+
+def _memory(tensor: Any, *, host: bool) -> Memory:
+    return Memory(ffi.cast("void *", tensor.data_ptr()), tensor, device=None if host else _device.device_of(tensor))
 
 
 LIBRARY = _Torch()
@@ -167,8 +187,27 @@ LIBRARY = _Torch()
 
 def scalar_bytes(tensor: Any) -> tuple[str, bytes]:
     """(dtype, bytes) of a tensor of no dimensions."""
-    memory = LIBRARY.source(tensor)
+    memory = LIBRARY.source(tensor, host=True)
     return dtype_name(tensor.dtype), bytes(ffi.buffer(memory.pointer, tensor.element_size()))
+
+
+def device_scalars(values: Iterable[Any]) -> dict[int, tuple[str, bytes]]:
+    """scalar_bytes() of the tensors of no dimensions that are on CUDA devices, by id(). The host waits once for each device."""
+    torch = loaded()
+    found: dict[int, tuple[str, bytes]] = {}
+    by_device: dict[Any, list[Any]] = {}
+    for value in values:
+        if is_tensor(value) and value.dim() == 0 and value.device.type == "cuda" and _why_not(local_of(value)) is None:
+            by_device.setdefault(value.device, []).append(value)
+    for there in by_device.values():
+        with torch.no_grad():
+            joined = torch.cat([_as_in_memory(local_of(t.detach())).reshape(1).view(torch.uint8) for t in there])
+        memory, at = LIBRARY.source(joined, host=True), 0
+        data = bytes(ffi.buffer(memory.pointer, joined.numel()))
+        for tensor in there:
+            found[id(tensor)] = (dtype_name(tensor.dtype), data[at:at + tensor.element_size()])
+            at += tensor.element_size()
+    return found
 
 
 def scalar_from(dtype: str, data: bytes, path: str) -> Any:
@@ -178,7 +217,7 @@ def scalar_from(dtype: str, data: bytes, path: str) -> Any:
     if tensor is None or tensor.element_size() != len(data):
         raise UnsupportedError(f"{path or 'the state'} is stored as a tensor of {dtype}, which this version of torch does not have",
                                path=path)
-    ffi.memmove(_memory(tensor).pointer, data, len(data))
+    ffi.memmove(_memory(tensor, host=True).pointer, data, len(data))
     return tensor
 
 
@@ -223,6 +262,15 @@ def unwrapped(module: Any) -> Any:
         if inner is None or not is_module(inner):
             return module
         module = inner
+
+
+def check_module(module: Any, path: str) -> None:
+    """Refuses FSDP1: its parameters are plain tensors, but each rank has another part of them. Errors: InvalidError."""
+    wrappers = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    kind = getattr(wrappers, "FullyShardedDataParallel", None)
+    if kind is not None and any(isinstance(part, kind) for part in module.modules()):
+        raise InvalidError(f"{path or 'the state'} is wrapped in FullyShardedDataParallel, whose parameters do not say which part of the whole "
+                           "they are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
 
 
 def buffer_names(module: Any) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -89,7 +91,7 @@ class Updates:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         followed = self._followed.get(id(optimizer))
         if followed is not None:
-            followed.groups = [_update_of(optimizer, group) for group in optimizer.param_groups]
+            followed.groups = [_update_or_none(optimizer, group) for group in optimizer.param_groups]
             followed.steps += 1
 
     def groups_of(self, optimizer: Any) -> list[Update | None] | None:
@@ -97,9 +99,52 @@ class Updates:
         followed = self._followed.get(id(optimizer))
         return followed.groups if followed is not None and followed.steps == 1 else None
 
+    def groups_for(self, optimizer: Any, state: Mapping[str, Any]) -> list[Update | None] | None:
+        """The same for an optimizer and its state_dict(); the optimizer may be None, for one that is not in the state itself."""
+        return self.groups_of(optimizer)
+
     def saved(self) -> None:
         """A checkpoint was committed: steps are counted from here on."""
         for followed in self._followed.values():
+            followed.steps = 0
+
+
+class EveryUpdate(Updates):
+    """Follows all optimizers of the process, for a caller that sees only their states."""
+
+    def __init__(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        super().__init__()
+        self._seen: weakref.WeakKeyDictionary[Any, _Followed] = weakref.WeakKeyDictionary()
+        note = weakref.WeakMethod(self._after_step)
+        hook = register_optimizer_step_post_hook(lambda *step: (found := note()) and found(*step))
+        self._remove = weakref.finalize(self, hook.remove)
+
+    def close(self) -> None:
+        super().close()
+        self._remove()
+        self._seen.clear()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        followed = self._seen.setdefault(optimizer, _Followed(None, None, [], 0))
+        followed.groups = [_update_or_none(optimizer, group) for group in optimizer.param_groups]
+        followed.steps += 1
+
+    def groups_of(self, optimizer: Any) -> list[Update | None] | None:
+        followed = self._seen.get(optimizer)
+        return followed.groups if followed is not None and followed.steps == 1 else None
+
+    def groups_for(self, optimizer: Any, state: Mapping[str, Any]) -> list[Update | None] | None:
+        """The optimizer is the one that has the first tensor of the state."""
+        first = next((v for slots in state["state"].values() for v in slots.values() if _torch.is_tensor(v)), None)
+        for found in list(self._seen) if first is not None else ():
+            if any(v is first for slots in found.state.values() for v in slots.values()):
+                return self.groups_of(found)
+        return None
+
+    def saved(self) -> None:
+        for followed in self._seen.values():
             followed.steps = 0
 
 
@@ -115,12 +160,12 @@ def _update_of(optimizer: Any, group: dict[str, Any]) -> Update | None:
     optim = _torch.load_torch("").optim
     if group.get("maximize") or group.get("amsgrad"):
         return None
-    if type(optimizer) in (optim.Adam, optim.AdamW):
-        decoupled = type(optimizer) is optim.AdamW or bool(group.get("decoupled_weight_decay"))
+    if isinstance(optimizer, (optim.Adam, optim.AdamW)):  # a subclass may add masters or clipping; a wrong guess does no harm
+        decoupled = isinstance(optimizer, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
         beta1, beta2 = map(_number, group["betas"])
         found = Update(lib.CKD_ADAMW if decoupled else lib.CKD_ADAM, _number(group["lr"]), beta1, beta2, _number(group["eps"]),
                        _number(group["weight_decay"]))
-    elif type(optimizer) is optim.SGD and group["momentum"]:
+    elif isinstance(optimizer, optim.SGD) and group["momentum"]:
         found = Update(lib.CKD_SGD, _number(group["lr"]), weight_decay=_number(group["weight_decay"]), momentum=_number(group["momentum"]),
                        dampening=_number(group["dampening"]), nesterov=bool(group["nesterov"]))
     else:
@@ -130,8 +175,15 @@ def _update_of(optimizer: Any, group: dict[str, Any]) -> Update | None:
     return found if fine else None
 
 
-def at_step(update: Update, state: dict[str, Any]) -> Update:
-    """The update of one parameter, whose state counts its steps."""
-    step = state.get("step")
+def _update_or_none(optimizer: Any, group: dict[str, Any]) -> Update | None:
+    """The same. A subclass may keep other numbers than its base; that must not stop the training."""
+    try:
+        return _update_of(optimizer, group)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def at_step(update: Update, step: Any) -> Update:
+    """The update of one parameter, whose state counts its steps; None: it does not."""
     number = round(_number(step)) if step is not None and math.isfinite(_number(step)) else 0
     return replace(update, step=max(1, number))

@@ -344,7 +344,7 @@ static void copy_chunk(file_ref *out, const char *store_path, const file_ref *fr
         assert_int_equal(chunk_writer_append(w, &r, payload, NULL), CKD_OK);
     }
     *out = (file_ref){.id = *id};
-    assert_int_equal(chunk_writer_finish(w, &out->root, &out->size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &out->root, &out->size, NULL), CKD_OK);
     chunk_close(c);
 }
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -322,27 +323,34 @@ static void make_fast(ckd_store *store, uint64_t steps) {
     drift_free(&d);
 }
 
+/* Which checkpoints are cold: all but the newest, those at least an hour old (none), those at least a second old (all). */
+typedef enum coldness { NOT_NEWEST, HOUR_OLD, SECOND_OLD } coldness;
+
 /* Cold exact checkpoints take fewer bytes afterwards, never more. Other checkpoints are not touched. */
-static void check_recoded(const char *dir, bool by_age) {
+static void check_recoded(const char *dir, coldness how) {
     enum { STEPS = 8, NEWEST = 3 };
+    const uint64_t cold = how == NOT_NEWEST ? STEPS - NEWEST : how == HOUR_OLD ? 0 : STEPS;
     ckd_store *store = store_create(dir);
     make_fast(store, STEPS);
     make_chain(store, "near", CKD_NEAR, 0, 4);
     fingerprints before = fingerprints_of(store);
     uint64_t was = bytes_of_all(store);
     ckd_compact_options o = options_for(100);
-    o.cold_but_newest = by_age ? 0 : NEWEST;
-    o.cold_after_s = by_age ? 3600 : 0;
+    o.cold_but_newest = how == NOT_NEWEST ? NEWEST : 0;
+    o.cold_after_s = how == HOUR_OLD ? 3600 : how == SECOND_OLD ? 1 : 0;
+    if (how == SECOND_OLD) { /* the newest are less than two seconds old then, unless the machine is slow */
+        usleep(1050 * 1000);
+    }
     ckd_compaction *done = compact_with(store, &o);
     check_items(done);
-    assert_int_equal(done->count, by_age ? 0 : STEPS - NEWEST);
+    assert_int_equal(done->count, cold);
     for (size_t i = 0; i < done->count; i++) {
         const ckd_compacted *x = &done->items[i];
         assert_string_equal(x->checkpoint.run, "run");
-        assert_true(x->checkpoint.step < STEPS - NEWEST && x->why & CKD_COMPACT_COLD);
+        assert_true(x->checkpoint.step < cold && x->why & CKD_COMPACT_COLD);
         assert_true(x->bytes <= x->checkpoint.stored_bytes && x->recoded > 0);
     }
-    assert_true(by_age || bytes_of_all(store) < was);
+    assert_true(cold == 0 || bytes_of_all(store) < was);
     ckd_compaction_free(done);
     assert_int_equal(fingerprints_check(store, &before), STEPS + 4);
     assert_int_equal(verify_damage(store), 0);
@@ -358,11 +366,15 @@ static void check_recoded(const char *dir, bool by_age) {
 }
 
 static void test_cold_data_is_recoded(void **state) {
-    check_recoded(*state, false);
+    check_recoded(*state, NOT_NEWEST);
 }
 
 static void test_young_data_is_not_recoded(void **state) {
-    check_recoded(*state, true);
+    check_recoded(*state, HOUR_OLD);
+}
+
+static void test_data_is_cold_from_its_age_on(void **state) {
+    check_recoded(*state, SECOND_OLD);
 }
 
 /* ---- damage ---- */
@@ -479,6 +491,7 @@ int main(void) {
         tempdir_test(test_dry_runs_are_exact_and_change_nothing),
         tempdir_test(test_cold_data_is_recoded),
         tempdir_test(test_young_data_is_not_recoded),
+        tempdir_test(test_data_is_cold_from_its_age_on),
         tempdir_test(test_damaged_checkpoints_are_not_rewritten),
         tempdir_test(test_full_disk_is_noticed_in_advance),
     };

@@ -11,11 +11,12 @@ int main(void) {
         tempdir_test(test_moments),     tempdir_test(test_late_materialized_copies),
     };
     /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
-    (void)test_backwards, (void)test_failures;
+    (void)test_default, (void)test_backwards, (void)test_failures;
     int result = 0;
     backend = cuda_device(&result);
     if (!backend) {
         return result;
     }
+    save_device_use(true);
     return cmocka_run_group_tests_name("cuda_exact", tests, NULL, NULL);
 }

@@ -19,5 +19,6 @@ int main(void) {
     if (!backend) {
         return result;
     }
+    save_device_use(true);
     return cmocka_run_group_tests_name("cuda_masters", tests, NULL, NULL);
 }

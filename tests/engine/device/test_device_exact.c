@@ -105,6 +105,25 @@ static void test_ready_copies(void **state) {
     compare_chain(*state, 2);
 }
 
+/* By default the host codes, from the values: the same payloads. */
+static void test_default(void **state) {
+    ckd_store *store = store_create(*state);
+    tensor t[TENSORS];
+    model(t);
+    save_device_use(false);
+    for (unsigned step = 0; step < 3; step++) {
+        stored_payloads stored;
+        traffic took = save_both(store, step, 1000, t, TENSORS, &stored);
+        assert_true(step == 0 || stored.deltas > 30);
+        assert_true(step == 0 ||
+                    took.host > 2 * stored.bytes); /* where the device codes, an eighth more at most */
+        train(t, step);
+    }
+    save_device_use(true);
+    model_free(t);
+    close_store(store);
+}
+
 /* The emulated device runs its threads in reverse order. The result is the same. */
 static void test_backwards(void **state) {
     emulated_backwards = true;
@@ -364,9 +383,11 @@ int main(void) {
         tempdir_test(test_references), tempdir_test(test_late_materialized_copies),
         tempdir_test(test_twins),      tempdir_test(test_useless_deltas),
         tempdir_test(test_moments),    tempdir_test(test_failures),
+        tempdir_test(test_default),
     };
     backend = emulated_device();
     device_backend_use(backend);
+    save_device_use(true);
     return run_sampled("device_exact", tests, 2, NULL, NULL);
 }
 #endif

@@ -43,6 +43,21 @@ static void from_device(void *to, const void *memory, size_t size) {
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
 }
 
+/* With so many threads, however many cores there are: the device reads streams only if there are enough for each thread. */
+static ckd_store *create_with(const char *dir, uint32_t threads) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/store", dir);
+    o.threads = threads;
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &o, NULL), CKD_OK);
+    return store;
+}
+
+static ckd_store *create_store(const char *dir) {
+    return create_with(dir, 2);
+}
+
 static ckd_load *begin_load(ckd_store *store, uint64_t step, uint64_t staging) {
     ckd_load *load;
     ckd_error err;
@@ -102,7 +117,7 @@ static void end(ckd_store *store) {
 
 /* ---- exact blocks ---- */
 
-enum { BANDS = 34, BAND = 17000, LONG = BANDS * BAND };
+enum { BANDS = 66, BAND = 17000, LONG = BANDS * BAND };
 
 /* Saves so many regions that decoding their streams on a device pays off. */
 static void save_bands(ckd_store *store, uint64_t step, ckd_dtype dtype, const void *values) {
@@ -135,11 +150,12 @@ static void move_all(ckd_dtype dtype, void *values, unsigned seed) {
 
 static void test_exact(void **state) {
     const ckd_dtype dtypes[] = {CKD_F32, CKD_BF16, CKD_F16, CKD_I32, CKD_F64};
+    uint64_t held = 0;
     for (unsigned i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
         char dir[512];
         snprintf(dir, sizeof(dir), "%s/%u", (const char *)*state, i);
         assert_int_equal(mkdir(dir, 0700), 0);
-        ckd_store *store = store_create(dir);
+        ckd_store *store = create_with(dir, 1);
         size_t size = LONG * ckd_dtype_size(dtypes[i]);
         void *values = random_values(dtypes[i], LONG, i + 1);
         for (uint64_t step = 1; step <= 4; step++) {
@@ -154,11 +170,14 @@ static void test_exact(void **state) {
             if (step > 1) {
                 assert_int_equal(s.decoded, BANDS);
             }
+            held = emulated_memory > held ? emulated_memory : held;
             ckd_load_end(load);
+            assert_int_equal(emulated_memory, 0); /* although the store is open */
         }
         free(values);
         end(store);
     }
+    assert_true(held > 0 || backend != emulated_device());
 }
 
 /* Loads master and rounded copy in one call. */
@@ -200,7 +219,7 @@ static void test_rounded(void **state) {
         char dir[512];
         snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, i);
         assert_int_equal(mkdir(dir, 0700), 0);
-        ckd_store *store = store_create(dir);
+        ckd_store *store = create_with(dir, 1);
         float *master = random_values(CKD_F32, LONG, 5);
         for (uint64_t step = 1; step <= 3; step++) {
             uint8_t *rounded = to_dtype(master, dtypes[i], LONG);
@@ -290,7 +309,7 @@ static void lossy_in(const char *dir, ckd_fidelity fidelity, ckd_dtype dtype) {
     char path[512];
     snprintf(path, sizeof(path), "%s/%d-%d", dir, (int)fidelity, (int)dtype);
     assert_int_equal(mkdir(path, 0700), 0);
-    ckd_store *store = store_create(path);
+    ckd_store *store = create_store(path);
     save_steps(store, STEPS, fidelity, dtype);
     for (uint64_t step = 1; step <= STEPS; step++) {
         check_lossy(store, fidelity, dtype, step);
@@ -311,7 +330,7 @@ static void test_near(void **state) {
 
 /* Saved in flat ranges that begin within rows. */
 static void test_ranges(void **state) {
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     const uint64_t shape[2] = {ROWS, COLUMNS}, cut[4] = {0, 100123, 300001, COUNT};
     drift d = drift_new(ROWS, COLUMNS, 8);
     for (uint64_t step = 1; step <= 3; step++) {
@@ -344,7 +363,7 @@ static void test_ranges(void **state) {
  */
 static void test_many_stretches(void **state) {
     enum { PLANES = 3, DEEP = 8492, WIDE = 128 };
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     const uint64_t shape[3] = {PLANES, DEEP, WIDE};
     const ckd_region box = {
         .kind = CKD_REGION_BOX, .offsets = {0, 1348, 0}, .lengths = {PLANES, 1400, WIDE / 2}};
@@ -362,7 +381,7 @@ static void test_many_stretches(void **state) {
 
 /* The smallest staging limit: one block at a time. */
 static void test_little_staging(void **state) {
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     save_steps(store, STEPS, CKD_COARSE, CKD_F32);
     ckd_load *load = begin_load(store, STEPS - 1, 1);
     for (int i = 0; i < 3; i++) {
@@ -370,6 +389,105 @@ static void test_little_staging(void **state) {
         assert_int_equal(s.decoded, 2);
     }
     ckd_load_end(load);
+    end(store);
+}
+
+/* Blocks of a wide matrix are some columns of many rows. One copy moves them to their places, however many rows there are. */
+static void test_columns(void **state) {
+    enum { SIDE = 2048 };
+    ckd_store *store = create_store(*state);
+    const uint64_t shape[2] = {SIDE, SIDE};
+    drift d = drift_new(SIDE, SIDE, 8);
+    for (uint64_t step = 1; step <= 2; step++) {
+        ckd_save_options o = lossy_options("run", step, CKD_COARSE);
+        ckd_save *save = begin_with(store, &o);
+        add_tensor(save, "w", CKD_F32, 2, shape, NULL, d.weight);
+        commit_save(save);
+        drift_step(&d);
+    }
+    ckd_load *load = begin_load(store, 2, 0);
+    size_t blocks = load->view->block_count;
+    emulated_calls before = emulated_called();
+    seen s = check_loads(load, "w", NULL, (size_t)SIDE * SIDE * sizeof(float));
+    emulated_calls after = emulated_called();
+    assert_true(blocks > 4 && s.decoded == blocks);
+    assert_true(backend != emulated_device() || after.launches - before.launches < 8 * blocks);
+    drift_free(&d);
+    ckd_load_end(load);
+    end(store);
+}
+
+/* All parts in one call: while the device works on some, the host makes what to send for others. */
+typedef struct together {
+    void *there[3], *host[3];
+    size_t size; /* of each part */
+    ckd_load_request to_device[3];
+} together;
+
+/* region NULL: all of each part. */
+static together together_new(ckd_store *store, uint64_t step, const ckd_region *region) {
+    uint64_t count = region ? region->lengths[0] * region->lengths[1] : COUNT;
+    together t = {.size = count * sizeof(float)};
+    ckd_load *load = begin_load(store, step, 0);
+    for (int i = 0; i < 3; i++) {
+        ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+        ckd_error err;
+        t.there[i] = allocate_on_device(t.size);
+        t.host[i] = malloc(t.size);
+        assert_non_null(t.host[i]);
+        q.name = parts[i];
+        q.size = t.size;
+        q.region = region ? *region : q.region;
+        q.data = t.host[i];
+        assert_int_equal(ckd_load_tensor(load, &q, &err), CKD_OK);
+        q.data = t.there[i];
+        q.device = &on_device;
+        t.to_device[i] = q;
+    }
+    ckd_load_end(load);
+    return t;
+}
+
+/* Spoils what is on the device, so that the next load has to write all of it. */
+static void together_spoil(const together *t) {
+    device_queue queue = {.device = 0};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(backend->zero(&queue, t->there[i], t->size, &why), DEVICE_DONE);
+    }
+    assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
+}
+
+static void together_check(const together *t) {
+    void *got = malloc(t->size);
+    assert_non_null(got);
+    for (int i = 0; i < 3; i++) {
+        from_device(got, t->there[i], t->size);
+        assert_memory_equal(got, t->host[i], t->size);
+    }
+    free(got);
+}
+
+static void together_free(together *t) {
+    for (int i = 0; i < 3; i++) {
+        backend->release(0, t->there[i]);
+        free(t->host[i]);
+    }
+}
+
+static void test_together(void **state) {
+    const uint64_t staging[] = {0, UINT64_C(12) << 20, 1}; /* one group, several, none */
+    ckd_store *store = create_store(*state);
+    save_steps(store, STEPS, CKD_COARSE, CKD_F32);
+    for (size_t i = 0; i < 3; i++) {
+        together t = together_new(store, STEPS - 1, NULL);
+        ckd_load *load = begin_load(store, STEPS - 1, staging[i]);
+        ckd_error err;
+        assert_int_equal(ckd_load_all(load, t.to_device, 3, CKD_DIFFERS_UNEXPECTED, &err), CKD_OK);
+        assert_true(load->device.decoded >= 6 && load->device.given_up == 0);
+        ckd_load_end(load);
+        together_check(&t);
+        together_free(&t);
+    }
     end(store);
 }
 
@@ -412,7 +530,7 @@ static void flip(const view_block *b) {
 
 /* Damages each block of a checkpoint in turn: first its payload, then its recorded content hash. */
 static void test_damage(void **state) {
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     save_steps(store, STEPS, CKD_COARSE, CKD_F32);
     ckd_load *load = begin_load(store, STEPS - 1, 0);
     void *host = malloc(COUNT * sizeof(float)), *there = allocate_on_device(COUNT * sizeof(float));
@@ -475,7 +593,7 @@ static ckd_store *reopen_with_messages(ckd_store *store, const char *dir, const 
  * works.
  */
 static void test_failures(void **state) {
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     save_steps(store, 3, CKD_COARSE, CKD_F32);
     store = reopen_with_messages(store, *state, "is decoded on the host");
     float *values = load_floats(store, "run", 2, "w", CKD_F32, COUNT);
@@ -515,6 +633,80 @@ static void test_failures(void **state) {
     end(store);
 }
 
+/* The same, with several tensors in one call, or parts of them, which are copied to their places after their hashes. */
+static void fail_together(ckd_store *store, const ckd_region *region) {
+    together t = together_new(store, 2, region);
+    ckd_load *load = begin_load(store, 2, UINT64_C(12) << 20);
+    unsigned failed = 0, recovered = 0;
+    const int every = (int)test_pick(3, 1, 1);
+    for (int n = (int)test_first("together", (unsigned)every) + 1;; n += every) {
+        ckd_error err;
+        uint64_t given_up = load->device.given_up;
+        unsigned messages_before = message_count;
+        together_spoil(&t);
+        emulated_fail_after = n;
+        emulated_fail_as = n % 2 ? DEVICE_FULL : DEVICE_FAILED;
+        ckd_status status = ckd_load_all(load, t.to_device, 3, CKD_DIFFERS_UNEXPECTED, &err);
+        bool happened = emulated_fail_after == 0;
+        emulated_fail_after = 0;
+        if (status == CKD_OK) {
+            together_check(&t);
+            assert_int_equal(load->device.given_up - given_up, message_count - messages_before);
+            recovered += message_count > messages_before;
+        } else {
+            assert_int_equal(status, n % 2 ? CKD_E_NOMEM : CKD_E_DEVICE);
+            assert_non_null(strstr(err.message, "told to fail"));
+            failed++;
+        }
+        if (!happened) {
+            break;
+        }
+    }
+    assert_true(recovered > 10);
+    assert_true(failed > 0 ||
+                every > 1); /* only a failing check of an address ends a load; a sample may leave it out */
+    ckd_load_end(load);
+    together_free(&t);
+}
+
+static void test_failures_together(void **state) {
+    ckd_store *store = create_store(*state);
+    save_steps(store, 3, CKD_COARSE, CKD_F32);
+    store = reopen_with_messages(store, *state, "is decoded on the host");
+    const ckd_region box = {.kind = CKD_REGION_BOX, .offsets = {3, 11}, .lengths = {ROWS - 5, COLUMNS / 2}};
+    fail_together(store, NULL);
+    fail_together(store, &box);
+    end(store);
+}
+
+/* Damage of the first checkpoint is found by a load of a later one, whatever the device does with the other tensors. */
+static void test_damage_together(void **state) {
+    ckd_store *store = create_store(*state);
+    save_steps(store, STEPS, CKD_COARSE, CKD_F32);
+    together t = together_new(store, STEPS - 1, NULL);
+    ckd_load *load = begin_load(store, STEPS - 1, UINT64_C(12) << 20), *root = begin_load(store, 1, 0);
+    unsigned damaged = 0;
+    for (size_t i = 0; i < root->view->block_count; i++) {
+        const view_block *b = &root->view->blocks[i];
+        ckd_error err = {0};
+        if (b->record->bundle || strcmp(b->record->tensor->name, "w") != 0) {
+            continue;
+        }
+        flip(b);
+        assert_int_equal(ckd_load_all(load, t.to_device, 3, CKD_DIFFERS_UNEXPECTED, &err), CKD_E_CORRUPT);
+        assert_string_equal(err.tensor, "w");
+        flip(b);
+        assert_int_equal(ckd_load_all(load, t.to_device, 3, CKD_DIFFERS_UNEXPECTED, &err), CKD_OK);
+        together_check(&t);
+        damaged++;
+    }
+    assert_true(damaged > 0);
+    ckd_load_end(root);
+    ckd_load_end(load);
+    together_free(&t);
+    end(store);
+}
+
 static device_result move_wrongly(const device_queue *queue, const device_tile *tile,
                                   device_failure *failure) {
     device_tile wrong = *tile;
@@ -524,7 +716,7 @@ static device_result move_wrongly(const device_queue *queue, const device_tile *
 
 /* A wrong result of the device is detected by its hash, and the host decodes the block. */
 static void test_wrong_device(void **state) {
-    ckd_store *store = store_create(*state);
+    ckd_store *store = create_store(*state);
     save_steps(store, 3, CKD_COARSE, CKD_F32);
     store = reopen_with_messages(store, *state, "the device's result does not match its content hash");
     device_backend wrong = *emulated_device();
@@ -542,10 +734,20 @@ static void test_wrong_device(void **state) {
 #ifndef DEVICE_LOAD_TESTS
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_exact),          tempdir_test(test_rounded), tempdir_test(test_coarse),
-        tempdir_test(test_many_stretches), tempdir_test(test_near),    tempdir_test(test_little_staging),
-        tempdir_test(test_ranges),         tempdir_test(test_damage),  tempdir_test(test_failures),
+        tempdir_test(test_exact),
+        tempdir_test(test_rounded),
+        tempdir_test(test_coarse),
+        tempdir_test(test_many_stretches),
+        tempdir_test(test_near),
+        tempdir_test(test_little_staging),
+        tempdir_test(test_ranges),
+        tempdir_test(test_damage),
+        tempdir_test(test_failures),
         tempdir_test(test_wrong_device),
+        tempdir_test(test_columns),
+        tempdir_test(test_together),
+        tempdir_test(test_failures_together),
+        tempdir_test(test_damage_together),
     };
     backend = emulated_device();
     device_backend_use(backend);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "engine/device/device.h"
+#include "engine/save/device.h"
 #include "tests/support/device_exact.h"
 #include "tests/support/level.h"
 #include "tests/support/tempdir.h"
@@ -261,6 +262,7 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
+    save_device_use(true);
     return run_sampled("device_masters", tests, 2, NULL, NULL);
 }
 #endif

@@ -15,6 +15,7 @@
 
 #include "engine/device/device.h"
 #include "engine/session/session.h"
+#include "engine/save/device.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_tensors.h"
@@ -371,5 +372,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
+    save_device_use(true);
     return run_sampled("device_references", tests, 2, NULL, NULL);
 }

@@ -222,5 +222,6 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
+    save_device_use(true);
     return cmocka_run_group_tests_name("device_trial", tests, NULL, NULL);
 }

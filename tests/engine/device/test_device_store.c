@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include "engine/device/device.h"
+#include "engine/save/device.h"
 #include "engine/save/save.h"
 #include "kernels/device_open.h"
 #include "tests/support/checkpoints.h"
@@ -682,6 +683,7 @@ int main(void) {
     };
     backend = emulated_device();
     device_backend_use(backend);
+    save_device_use(true);
     return run_sampled("device_store", tests, 2, NULL, NULL);
 }
 #endif

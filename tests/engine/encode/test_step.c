@@ -42,6 +42,8 @@ typedef enum flavour {
 
 typedef struct model {
     flavour how;
+    float scale; /* of gradients that are bf16 before it; 0: they are f32 */
+    bool sparse; /* only every eighth row has one: an embedding */
     double lr, beta1, beta2, eps, decay, momentum;
     uint64_t step;
     float *w, *m, *v;
@@ -136,11 +138,25 @@ static void update_sgd(model *x, size_t i, float g) {
     x->w[i] = x->w[i] - lr * (x->how == NESTEROV ? g + momentum * x->m[i] : x->m[i]);
 }
 
+static float bf16_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
 static void model_step(model *x) {
     x->step++;
     for (size_t i = 0; i < N; i++) {
         double row = exp(0.5 * sin((double)(i / COLUMNS))), column = exp(0.4 * cos((double)(i % COLUMNS)));
         float g = (float)(1e-3 * row * column * normal(x));
+        if (x->sparse && (i / COLUMNS + x->step) % 8 != 0) {
+            g = 0;
+        }
+        if (x->scale > 0) {
+            g = bf16_of(g) * x->scale;
+        }
         if (x->how == SGD || x->how == NESTEROV) {
             update_sgd(x, i, g);
         } else {
@@ -293,6 +309,111 @@ DEFINE_FLAVOUR(apex, APEX)
 DEFINE_FLAVOUR(l2, L2)
 DEFINE_FLAVOUR(sgd, SGD)
 DEFINE_FLAVOUR(nesterov, NESTEROV)
+
+/*
+ * With gradients that were bf16 the first moment takes what these have: a sign, 7 bits of mantissa and 2.4 bits of
+ * exponent, with headers. L2 adds the decay to them, so there they are f32.
+ */
+static void check_gradients(const char *dir, flavour how, float scale) {
+    ckd_store *store = store_create(dir);
+    model x = model_new(how, 27 + (unsigned)how);
+    x.scale = scale;
+    bool sgd = how == SGD || how == NESTEROV, known = how != L2;
+    for (int i = 0; i < 40; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    for (int i = 0; i < 4; i++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        save_model(store, &x, &o);
+        check_model(store, &x);
+        check_coding(store, x.step, "exp_avg.w", known ? "step" : "delta", known ? 11.8 : 32);
+        check_coding(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
+        if (!sgd) {
+            check_coding(store, x.step, "exp_avg_sq.w", "step", known ? 0.8 : 2.2);
+        }
+    }
+    assert_int_equal(verify_damage(store), 0);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+static void test_bf16_gradients(void **state) {
+    static const float scales[] = {1, 0.37f, 0.9999f, 1.0f / 3};
+    for (int how = 0; how < FLAVOURS; how++) {
+        for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++) {
+            char dir[4096];
+            snprintf(dir, sizeof(dir), "%s/%d-%zu", (const char *)*state, how, i);
+            check_gradients(dir, (flavour)how, scales[i]);
+        }
+    }
+}
+
+/* Whatever the gradients are, and where they change in between, loads stay within the bound. */
+static void check_bound(const char *dir, flavour how, double limit, int bf16_from) {
+    ckd_store *store = store_create(dir);
+    model x = model_new(how, 67);
+    bool steps = false;
+    for (int i = 0; i < 24; i++) {
+        x.scale = i >= bf16_from ? 0.37f : 0;
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        ckd_save_options options = options_of("run", x.step);
+        options.max_load_cost = limit;
+        ckd_save *save = begin_with(store, &options);
+        add(save, "exp_avg.w", x.m, NULL, &o);
+        if (how != SGD) {
+            add(save, "exp_avg_sq.w", x.v, NULL, &o);
+        }
+        add(save, "w", x.w, NULL, &o);
+        ckd_checkpoint made = commit(save);
+        if (!(made.load_cost <= limit)) {
+            fail_msg("save %d: a load costs %.2f base loads, the bound is %.0f", i, made.load_cost, limit);
+        }
+        char coding[32];
+        look_at(coding, store, x.step, "exp_avg.w");
+        steps = steps || strcmp(coding, "step") == 0;
+        check_model(store, &x);
+    }
+    assert_int_equal(steps, bf16_from < 24);
+    model_free(&x);
+    ckd_store_close(store);
+}
+
+static void test_loads_stay_within_the_bound(void **state) {
+    static const struct {
+        flavour how;
+        double limit;
+        int bf16_from;
+    } cases[] = {{PLAIN, 4, 0}, {PLAIN, 4, 9}, {SGD, 4, 24}, {SGD, 4, 9}, {SGD, 2, 0}, {PLAIN, 16, 24}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        check_bound(dir, cases[i].how, cases[i].limit, cases[i].bf16_from);
+    }
+}
+
+/* An eighth of 10.5 bits, half a bit for which elements these are, and headers. */
+static void test_bf16_gradients_of_few_rows(void **state) {
+    ckd_store *store = store_create(*state);
+    model x = model_new(PLAIN, 47);
+    x.scale = 0.37f;
+    x.sparse = true;
+    for (int i = 0; i < 40; i++) {
+        model_step(&x);
+    }
+    save_model(store, &x, NULL);
+    for (int i = 0; i < 4; i++) {
+        model_step(&x);
+        ckd_optimizer o = optimizer_of(&x);
+        save_model(store, &x, &o);
+        check_model(store, &x);
+        check_coding(store, x.step, "exp_avg.w", "step", 3);
+    }
+    model_free(&x);
+    ckd_store_close(store);
+}
 
 /* Wrong hyperparameters only make the prediction useless. Values stay exact. */
 static void test_wrong_hyperparameters(void **state) {
@@ -825,6 +946,9 @@ int main(void) {
         TEST(test_l2),
         TEST(test_sgd),
         TEST(test_nesterov),
+        TEST(test_bf16_gradients),
+        TEST(test_loads_stay_within_the_bound),
+        TEST(test_bf16_gradients_of_few_rows),
         TEST(test_wrong_hyperparameters),
         TEST(test_little_staging),
         TEST(test_failing_scratch_file),

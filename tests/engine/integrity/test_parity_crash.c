@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/store/handle.h"
 #include "tests/support/level.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -100,6 +101,22 @@ static void prepare_repair(const char *dir, snapshot *s) {
     data[s->size[LOST] / 2] ^= 1;
     write_whole_file(store_path_of(dir, s->name[LOST]), data, s->size[LOST]);
     free(data);
+}
+
+/* A chunk file and the manifest that names it are missing. A writer has noticed, and kept the catalog's row. */
+static void prepare_lost(const char *dir, snapshot *s) {
+    ckd_store *store;
+    manifest m;
+    prepare_parity(dir, s);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(make_parity(store), CKD_OK);
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, LOST, 0, NULL), CKD_OK);
+    assert_int_equal(unlink(path_chunk(store->path, &m.files[0].id, "").text), 0);
+    assert_int_equal(unlink(path_manifest(store->path, SCENE_RUN, LOST, 0).text), 0);
+    manifest_free(&m);
+    ckd_store_close(store);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    ckd_store_close(store);
 }
 
 /* ---- trouble ---- */
@@ -216,9 +233,20 @@ static void test_repair_fails(void **state) {
     sweep("repair fails", *state, prepare_repair, repair, ENOSPC);
 }
 
+static void test_lost_repair_killed(void **state) {
+    sweep("lost repair killed", *state, prepare_lost, repair, 0);
+}
+
+static void test_lost_repair_fails(void **state) {
+    sweep("lost repair fails", *state, prepare_lost, repair, ENOSPC);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_parity_killed), tempdir_test(test_repair_killed),
-                                       tempdir_test(test_parity_fails), tempdir_test(test_repair_fails)};
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_parity_killed),      tempdir_test(test_repair_killed),
+        tempdir_test(test_parity_fails),       tempdir_test(test_repair_fails),
+        tempdir_test(test_lost_repair_killed), tempdir_test(test_lost_repair_fails),
+    };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

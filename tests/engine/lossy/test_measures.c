@@ -417,7 +417,7 @@ static void test_measures_of_other_tensors_are_refused(void **state) {
     assert_int_equal(measures_commit(&right, w, &checkpoint, NULL), CKD_OK);
     hash128 root;
     uint64_t size;
-    assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+    assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
     chunk *c;
     assert_int_equal(chunk_open(&c, path, NULL), CKD_OK);
     assert_int_equal(c->record_count, 2);
@@ -459,7 +459,7 @@ static void test_invalid_records(void **state) {
         assert_int_equal(chunk_writer_append(w, &r, raw.data, NULL), CKD_OK);
         hash128 root;
         uint64_t size;
-        assert_int_equal(chunk_writer_finish(w, &root, &size, NULL), CKD_OK);
+        assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
         chunk *c;
         size_t count;
         assert_int_equal(chunk_open(&c, path, NULL), CKD_OK);

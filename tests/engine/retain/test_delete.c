@@ -264,6 +264,41 @@ static void test_deleted_step_saved_again(void **state) {
     store_check_clean(*state);
 }
 
+/* Of several checkpoints, those that can be restored are. Each of the others says why it is not. */
+static void test_the_rest_is_restored(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_error err = {0};
+    ckd_id ids[4] = {id_of(store, 2), id_of(store, 1)};
+    check_deleted(store, step_2, 1, 3600);
+    scene s = scene_of(2);
+    assert_int_equal(scene_save(NULL, store, &s, &err), CKD_OK);
+    ids[2] = id_of(store, 2);
+    memset(&ids[3], 0x5a, sizeof(ids[3]));
+    check_deleted(store, last_two, 2, 3600);
+    ckd_error left[4];
+    memset(left, 0xff, sizeof(left));
+    assert_int_equal(ckd_store_undelete(store, ids, 3, &err), CKD_E_EXISTS);
+    assert_int_equal(steps_of(store), 1);
+    assert_int_equal(ckd_store_undelete_each(left, store, ids, 4, &err), CKD_OK);
+    assert_int_equal(left[0].status, CKD_E_EXISTS);
+    assert_non_null(strstr(left[0].message, SCENE_RUN "@2 was saved again, and deleted again"));
+    assert_int_equal(left[1].status, CKD_OK);
+    assert_int_equal(left[2].status, CKD_OK);
+    assert_int_equal(left[3].status, CKD_E_NOT_FOUND);
+    assert_int_equal(steps_of(store), 7);
+    ckd_id now = id_of(store, 2);
+    assert_memory_equal(&now, &ids[2], sizeof(now));
+    assert_int_equal(ckd_store_undelete_each(left, store, ids, 2, &err), CKD_OK);
+    assert_non_null(strstr(left[0].message, SCENE_RUN "@2 was saved again;"));
+    assert_int_equal(left[1].status, CKD_E_NOT_FOUND); /* it is listed */
+    ckd_id twice[2] = {ids[1], ids[1]};
+    check_deleted(store, step_1, 1, 3600);
+    assert_int_equal(ckd_store_undelete_each(left, store, twice, 2, &err), CKD_E_INVALID);
+    assert_int_equal(steps_of(store), 5);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* The parent of a running save can be deleted, but its files stay. */
 static void test_files_of_a_running_save_stay(void **state) {
     ckd_store *store = make_steps(*state, 2);
@@ -585,6 +620,7 @@ int main(void) {
         tempdir_test(test_collection_frees_what_it_reports),
         tempdir_test(test_opening_collects_expired_deletions),
         tempdir_test(test_deleted_step_saved_again),
+        tempdir_test(test_the_rest_is_restored),
         tempdir_test(test_files_of_a_running_save_stay),
         tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),

@@ -707,20 +707,21 @@ static uint64_t save_drifting(const char *dir, drift *d, uint64_t step) {
 /*
  * Lossy checkpoints that are far apart need the deleted ones between them, because recoding the difference would make
  * them larger. Once a compaction has found this, the next saves do not try it again, although the share of dead bytes
- * exceeds what the policy allows.
+ * exceeds what the policy allows. A message says so once.
  */
 static void test_useless_compactions_are_not_repeated(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_policy p = policy_of(NULL, 0, 1);
     ckd_error err = {0};
     drift d = drift_new(64, 64, 7);
-    uint64_t idle = 0;
+    uint64_t idle = 0, told = 0;
     p.undo_s = 0;
     p.keep_every = 10;
     must(ckd_store_set_policy(store, &p, &err), &err);
     ckd_store_close(store);
     for (uint64_t step = 1; step <= 60; step++) {
         uint64_t rewrites = save_drifting(*state, &d, step);
+        told += strstr(messages, "deleted checkpoints, more than 25%") != NULL;
         store = open_store(*state, CKD_OPEN_READ);
         bool above = dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE;
         ckd_store_close(store);
@@ -728,6 +729,7 @@ static void test_useless_compactions_are_not_repeated(void **state) {
     }
     drift_free(&d);
     assert_true(idle >= 10); /* 15 of 60; it would be 5 if each save tried again */
+    assert_int_equal(told, 1);
 }
 
 static struct {

@@ -527,6 +527,74 @@ static void test_a_rename_is_completed_when_nobody_reads(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/*
+ * A policy is applied to a run half of which has the new name. Both halves keep what the run's policy keeps, not only
+ * what the store's does.
+ */
+static void test_policies_between_two_names(void **state) {
+    enum { MANY = 6 };
+    ckd_error err = {0};
+    ckd_prune *pruned;
+    interruption dies = {.at = MANY - 1, .dies = true, .within = "data/m/b."};
+    scene_make(*state, 0, MANY);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    set_policy(store, NULL, 2);
+    set_policy(store, SCENE_RUN, 100);
+    set_parity(store, SCENE_RUN);
+    ckd_store_close(store);
+    assert_false(rename_until(*state, &dies));
+    ckd_store *other = open_store(*state, CKD_OPEN_READ);
+    size_t moved = listed(other, "b");
+    assert_true(moved > 2 && moved < MANY);
+    ckd_load *load = begin_load(other, "b", CKD_LATEST);
+    store = open_impatient(*state);
+    assert_int_equal(listed(store, "b"), moved);
+    must(ckd_store_prune(&pruned, store, NULL, NULL, &err), &err);
+    assert_int_equal(pruned->deleted, 0);
+    ckd_prune_free(pruned);
+    assert_int_equal(listed(store, NULL), MANY);
+    assert_int_equal(files_like(*state, "data/n", "parity.b."), 1);
+    ckd_load_end(load);
+    ckd_store_close(other);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_int_equal(listed(store, "b"), MANY);
+    assert_int_equal(policy_of(store, "b"), 100);
+    assert_int_equal(policy_of(store, SCENE_RUN), 2);
+    assert_int_equal(files_like(*state, "data/n", "parity.b."), 1);
+    assert_int_equal(files_like(*state, "data/n", ""), 3);
+    ckd_store_close(store);
+    check_same_as_rebuilt(*state);
+}
+
+/* The policy is changed meanwhile, under either name. The change counts, and the rename may be asked for again. */
+static void test_a_policy_changed_between_two_names(void **state) {
+    (void)state;
+    static const char *const changed[] = {"b", SCENE_RUN};
+    for (size_t i = 0; i < 2; i++) {
+        char *dir = tempdir_create();
+        interruption dies = AT_A_MANIFEST;
+        scene_make(dir, 0, STEPS);
+        ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+        set_policy(store, SCENE_RUN, 100);
+        ckd_store_close(store);
+        assert_false(rename_until(dir, &dies));
+        ckd_store *other = open_store(dir, CKD_OPEN_READ);
+        ckd_load *load = begin_load(other, "b", CKD_LATEST);
+        store = open_impatient(dir);
+        set_policy(store, changed[i], 50);
+        expect(store, SCENE_RUN, "b", CKD_E_BUSY, "");
+        ckd_load_end(load);
+        ckd_store_close(other);
+        expect(store, SCENE_RUN, "b", CKD_E_NOT_FOUND, "it has: b");
+        assert_int_equal(policy_of(store, "b"), 50);
+        assert_int_equal(policy_of(store, SCENE_RUN), 0);
+        ckd_store_close(store);
+        store_check_clean(dir);
+        tempdir_remove(dir);
+    }
+}
+
 /* All checkpoints have the new name; only the setting that records the rename is left. */
 static void test_a_rename_repeated_while_somebody_reads(void **state) {
     interruption dies = {.at = 1, .dies = true, .within = "data/n/policy." SCENE_RUN};
@@ -663,6 +731,8 @@ int main(void) {
         tempdir_test(test_deletion_before_a_rename_is_completed),
         tempdir_test(test_nothing_is_renamed_while_somebody_reads),
         tempdir_test(test_a_rename_is_completed_when_nobody_reads),
+        tempdir_test(test_policies_between_two_names),
+        tempdir_test(test_a_policy_changed_between_two_names),
         tempdir_test(test_a_rename_repeated_while_somebody_reads),
         tempdir_test(test_failed_deletion_of_two_names),
         tempdir_test(test_load_after_a_killed_recovery),

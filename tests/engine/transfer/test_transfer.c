@@ -380,6 +380,45 @@ static void test_copies_restore_from_the_trash(void **state) {
     pair_check_lists(p);
 }
 
+/*
+ * Step 3 of the source is in the destination's trash, and another step 3 was saved there since. The others are restored
+ * and copied, whether that one is listed or was deleted as well.
+ */
+static void test_one_that_cannot_be_restored(void **state) {
+    pair *p = *state;
+    pair_make_source(p);
+    pair_open(p);
+    ckd_id some[2] = {pair_id(p->from, SCENE_RUN, 2), pair_id(p->from, SCENE_RUN, 3)};
+    pair_counts(pair_copy(p, some, 2, NULL), 2, 5);
+    ckd_store_close(p->to);
+    scene_trash(p->b, 3, 1);
+    assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+    pair_save(p->to, SCENE_RUN, 3, false);
+    for (int deleted = 0; deleted < 2; deleted++) {
+        ckd_store_close(p->to);
+        scene_trash(p->b, deleted ? 3 : 2, 1);
+        if (deleted) {
+            scene_trash(p->b, 2, 1);
+        }
+        assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+        for (int real = 0; real < 2; real++) {
+            ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
+            ckd_copy_result *r;
+            ckd_error err = {0};
+            o.dry_run = !real;
+            assert_int_equal(ckd_copy(&r, p->to, p->from, &o, &err), CKD_E_EXISTS);
+            assert_non_null(strstr(err.message, SCENE_RUN "@3 was not copied: it is in the trash of"));
+            assert_int_equal(r->left, 1);
+            assert_int_equal(r->checkpoints, deleted ? 0 : 2);
+            assert_int_equal(r->items[2].state, CKD_COPY_RESTORED);
+            assert_int_equal(r->items[3].state, CKD_COPY_LEFT);
+            ckd_copy_result_free(r);
+        }
+        scene_check(p->to, 0, deleted ? 3 : 4);
+        pair_check_clean(p);
+    }
+}
+
 typedef struct way {
     ckd_store *to, *from;
     ckd_status status;
@@ -483,6 +522,7 @@ int main(void) {
                                        TEST(test_the_same_store),
                                        TEST(test_dry_runs_are_exact),
                                        TEST(test_copies_restore_from_the_trash),
+                                       TEST(test_one_that_cannot_be_restored),
                                        TEST(test_opposite_copies_at_once),
                                        TEST(test_opposite_copies_of_early_stores)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -42,7 +42,7 @@ static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
     return ns - (seconds < longest ? seconds : longest) * UINT64_C(1000000000);
 }
 
-static ckd_status apply(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
+static ckd_status mark_kept(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
     /* A newest checkpoint from the future, due to a wrong clock, must not make all others old. */
     uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
     uint64_t since = seconds_before(now, p->keep_new_s);
@@ -72,7 +72,7 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *policy, const
             end++;
         }
         run_items s = {plan->items + begin, end - begin};
-        status = apply(&s, policy ? policy : &settings_policy(n, run)->policy.policy, now, err);
+        status = mark_kept(&s, policy ? policy : &settings_policy(n, run)->policy.policy, now, err);
     }
     return status;
 }

@@ -1,0 +1,30 @@
+/* Private to vanished.c, strays.c and recovery.c: chunk files that nothing names, as evidence of lost checkpoints. */
+#ifndef ENGINE_STORE_STRAYS_H
+#define ENGINE_STORE_STRAYS_H
+
+#include "engine/store/damage.h"
+
+/* `ids`: an array of ckd_id. ids_contain needs it sorted. */
+bool ids_contain(const bytes *ids, const ckd_id *id);
+void ids_sort(bytes *ids);
+
+/* Adds the ids of all chunk files in data/c. Errors: IO, NOMEM. */
+ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
+/* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
+void strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
+/*
+ * Adds the files and the checkpoints of all manifests: of all generations, and of deleted checkpoints. *complete:
+ * cleared if a manifest is unreadable. Errors: IO, NOMEM.
+ */
+ckd_status strays_add_manifests(bytes *files, bytes *checkpoints, bool *complete, const ckd_store *store,
+                                ckd_error *err);
+
+/* Sets v->strays, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
+ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err);
+/*
+ * Sets `spare` of strays that no checkpoint can need, as long as nothing is lost: each record is of a checkpoint that
+ * has a manifest, or is also in a file that a manifest names. checkpoints: as strays_find gave them. Errors: IO, NOMEM.
+ */
+ckd_status strays_find_spare(vanished *v, const bytes *checkpoints, const ckd_store *store, ckd_error *err);
+
+#endif

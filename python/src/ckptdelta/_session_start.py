@@ -1,0 +1,73 @@
+"""What a session looks at before its first save: the run may exist already, or its name may be mistyped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._call import logger
+from ._errors import Error, ExistsError, nearest
+from ._ranks import Ranks
+from ._types import Checkpoint
+
+if TYPE_CHECKING:
+    from ._store import Store
+
+_SHOWN = 5
+
+
+class Start:
+    """Where a session begins.
+
+    Attributes:
+        restored: the step that was restored last; -1: none.
+    """
+
+    def __init__(self, store: Store, run: str, ranks: Ranks | None, *, refuses: bool) -> None:
+        self.restored = -1
+        self._store, self._run, self._ranks = store, run, ranks
+        self._looked = False
+        # steps up to this one are another training's; -1: none are
+        self._newest = _newest_step(store, run) if refuses else -1
+
+    def found(self, at: Checkpoint | None) -> None:
+        """Notes the checkpoint that was restored. None: the newest was asked for, and the run has none."""
+        self._newest = -1
+        if at is not None:
+            self.restored = at.step
+        elif self._ranks is None or self._ranks.rank == 0:
+            _tell_new_run(self._store, self._run)
+
+    def check(self, step: int) -> None:
+        """A training that starts over in its run would learn it at its first save. Only the first check asks the other ranks.
+
+        Errors: ExistsError, on all ranks.
+        """
+        failure = None if self._newest < step else ExistsError(
+            f"run '{self._run}' already has checkpoints up to step {self._newest}, and this session did not resume from them: call "
+            "session.restore(), choose another run, or pass on_duplicate=\"branch\"")
+        if self._ranks is not None and not self._looked:
+            self._ranks.check(failure)
+        elif failure is not None:
+            raise failure
+        self._looked = True
+
+
+def _newest_step(store: Store, run: str) -> int:
+    """-1: the run is new, or it cannot be told now. Then the first save tells why."""
+    try:
+        return store.find(run=run).step
+    except Error:
+        return -1
+
+
+def _tell_new_run(store: Store, run: str) -> None:
+    """A mistyped name would start from nothing, and nobody would notice."""
+    try:
+        others = [other for other in store.runs() if other != run]
+    except Error:  # it is closed, for example
+        return
+    if others:
+        near = nearest(run, others)
+        shown = [*near, *(other for other in others if other not in near)]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        logger.warning("%s: run '%s' is new; the store has: %s%s", store.path, run, ", ".join(shown[:_SHOWN]), more)

@@ -1,0 +1,83 @@
+"""Adds up what campaigns have played, over many runs: record.json beside this file.
+
+A run counts for the sources it was played on. So long as they stay the same, hours played on several days or machines add up.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).with_name("record.json")
+PRODUCT = ("base", "catalog", "cli", "codec", "engine", "include", "kernels", "mpi")
+
+
+COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|/\*.*?\*/""", re.DOTALL)
+
+
+def source():
+    """A hash of the names and the code of all sources of the product. Comments and white space do not count."""
+    hashed = hashlib.sha256()
+    for path in sorted(p for folder in PRODUCT for p in (ROOT / folder).rglob("*") if p.suffix in (".c", ".h", ".cu", ".cuh", ".sql")):
+        code = COMMENT.sub(lambda m: m[1] or " ", path.read_text())
+        hashed.update(f"{path.relative_to(ROOT)}\n{' '.join(code.split())}\n".encode())
+    return hashed.hexdigest()[:12]
+
+
+def processor_seconds():
+    """Of this process and of all that it waited for. Processes that were killed count, too."""
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+@contextlib.contextmanager
+def locked(path):
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def runs(path=FILE):
+    return json.loads(Path(path).read_text()) if Path(path).exists() else []
+
+
+class Run:
+    """One process that plays scripts. It is recorded again after each script, so that a run that is cut off counts."""
+
+    def __init__(self, path, seed):
+        self.path, self.modes, self.counts, self.failed = Path(path), {}, {}, []
+        self.entry = {"begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "source": source(), "seed": seed,
+                      "process": os.getpid()}
+
+    def add(self, seed, mode, counts, failed):
+        self.modes[mode] = self.modes.get(mode, 0) + 1
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        if failed:
+            self.failed.append(seed)
+        entry = {**self.entry, "last_seed": seed, "processor_seconds": round(processor_seconds(), 1), "scripts": self.modes, "counts": self.counts,
+                 "failed": self.failed}
+        with locked(self.path):
+            others = [r for r in runs(self.path) if any(r[k] != entry[k] for k in self.entry)]
+            self.path.write_text("[\n" + ",\n".join(json.dumps(r) for r in others + [entry]) + "\n]\n")
+
+
+def summary(path=FILE):
+    """One sentence on the runs that were played on the sources as they are, or None."""
+    mine = [r for r in runs(path) if r["source"] == source()]
+    if not mine:
+        return None
+    modes = {}
+    for r in mine:
+        for mode, count in r["scripts"].items():
+            modes[mode] = modes.get(mode, 0) + count
+    failed = [seed for r in mine for seed in r["failed"]]
+    text = (f"{sum(r['processor_seconds'] for r in mine) / 3600:.1f} processor hours on sources {source()}: "
+            f"{sum(r['counts']['commands'] for r in mine)} commands in {sum(modes.values())} scripts "
+            f"({', '.join(f'{count} {mode}' for mode, count in sorted(modes.items()))}); ")
+    return text + (f"**failed: seeds {', '.join(map(str, failed))}**" if failed else "0 lost, 0 wrong, 0 hung, no file left over")
