@@ -185,6 +185,29 @@ static void describe(const ckd_save *save, manifest *m) {
     m->branch_origin = t->branch_origin;
 }
 
+/*
+ * A rank may have died since, and recovery may have removed its file; another process may have removed a file on
+ * which the save depends. Under the publish lock, the files that are there stay.
+ */
+static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
+    for (size_t i = 0; i < m->file_count; i++) {
+        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
+        if (file_exists(p.text)) {
+            continue;
+        }
+        if (i >= m->own_count) {
+            ckd_status status =
+                err_set(err, CKD_E_NOT_FOUND,
+                        "a chunk file that this delta builds on is gone; save again, as a base");
+            return err_in_file(err, status, p.text);
+        }
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                       (unsigned)m->files[i].rank);
+    }
+    return CKD_OK;
+}
+
 static ckd_status add_dependencies_files(ckd_save *save, manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < m->dependency_count && status == CKD_OK; i++) {
@@ -233,7 +256,8 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
 /*
  * Names the files that the checkpoint reads. A rank that began before or after a deletion may have another parent than
  * this one. The files of all dependencies are only named if something is missing without them: each file that is named
- * must be readable, and one that nobody reads may be damaged.
+ * must be readable, and one that nobody reads may be damaged. If a file is gone, the save can be repeated, so it is
+ * told from damage. One that a repair has just put back is found the second time.
  */
 static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -243,16 +267,20 @@ static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error 
         return status;
     }
     status = open_draft(out, save, m, &why);
-    size_t count = m->file_count;
     if (status == CKD_E_CORRUPT) {
-        ckd_status added = add_dependencies_files(save, m, err);
-        if (added != CKD_OK) {
-            return added;
+        ckd_status found = check_files(save, m, err);
+        THEN(found, add_dependencies_files(save, m, err));
+        if (found != CKD_OK) {
+            return found;
         }
-    }
-    if (m->file_count > count) {
         why = (ckd_error){.offset = CKD_NO_OFFSET};
         status = open_draft(out, save, m, &why);
+    }
+    if (status == CKD_E_CORRUPT) {
+        ckd_status found = check_files(save, m, err);
+        if (found != CKD_OK) {
+            return found;
+        }
     }
     return err_from(err, status, &why);
 }
@@ -274,29 +302,6 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
 }
 
 /* ---- publishing ---- */
-
-/*
- * A rank may have died since, and recovery may have removed its file; another process may have removed a file on
- * which the save depends. Under the publish lock, the files that are there stay.
- */
-static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
-        if (file_exists(p.text)) {
-            continue;
-        }
-        if (i >= m->own_count) {
-            ckd_status status =
-                err_set(err, CKD_E_NOT_FOUND,
-                        "a chunk file that this delta builds on is gone; save again, as a base");
-            return err_in_file(err, status, p.text);
-        }
-        return err_set(err, CKD_E_NOT_FOUND,
-                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
-                       (unsigned)m->files[i].rank);
-    }
-    return CKD_OK;
-}
 
 /*
  * A manifest that was named, but may not be durable, is not committed. If it cannot be removed durably, recovery

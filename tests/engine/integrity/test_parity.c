@@ -885,22 +885,55 @@ static void test_members_go_during_repair(void **state) {
     store_check_clean(*state);
 }
 
+/* A file that a delta builds on goes during the save. The commit says so, and the save can be repeated after a repair. */
+static void test_file_goes_during_a_save(void **state) {
+    kept_file files[2];
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    ckd_error err = {0};
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_bases(store, 0, 1, 6);
+    scene s = scene_of(1);
+    must(scene_save(NULL, store, &s, &err), &err);
+    make_parity(store, 2, 1);
+    assert_int_equal(keep_files(files, 2, *state, "data/c", ".ckd"), 2);
+    for (size_t i = 0; i < 2; i++) {
+        s = scene_of(2 + i);
+        o.run = s.run;
+        o.step = s.step;
+        must(ckd_save_begin(&save, store, &o, &err), &err);
+        must(scene_share(save, &s, 0, 1, &err), &err);
+        assert_int_equal(unlink(files[i].path), 0);
+        assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_E_NOT_FOUND);
+        assert_non_null(strstr(err.message, "builds on is gone"));
+        assert_string_equal(err.file, files[i].path);
+        repaired r = repair(store, false);
+        assert_true(r.files == 1 && r.left == 0);
+        must(scene_save(NULL, store, &s, &err), &err);
+    }
+    scene_check(store, 0, 4);
+    free_files(files, 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* ---- repairs while a run saves ---- */
 
 typedef struct saver {
     const char *dir;
     pthread_t thread;
     ckd_status status;
+    ckd_error err;
 } saver;
 
 static void *save_on(void *context) {
     saver *s = context;
     ckd_store *store;
-    s->status = scene_open(&store, s->dir, CKD_OPEN_WRITE, NULL);
+    s->status = scene_open(&store, s->dir, CKD_OPEN_WRITE, &s->err);
     for (uint64_t step = 4; step < 24 && s->status == CKD_OK; step++) {
         scene x = scene_of(step); /* some of them are deltas */
         do {                      /* the parent's file may be missing at the commit, until it is repaired */
-            s->status = scene_save(NULL, store, &x, NULL);
+            s->status = scene_save(NULL, store, &x, &s->err);
         } while (s->status == CKD_E_NOT_FOUND);
     }
     ckd_store_close(store);
@@ -923,7 +956,7 @@ static void test_repair_while_a_run_saves(void **state) {
         check_file(&files[i % 4]);
     }
     assert_int_equal(pthread_join(s.thread, NULL), 0);
-    assert_int_equal(s.status, CKD_OK);
+    must(s.status, &s.err);
     make_parity(store, 0, 0);
     ckd_parity_status status = status_of(store);
     assert_true(status.files == 24 && status.covered_files == 24);
@@ -958,6 +991,7 @@ int main(void) {
         tempdir_test(test_parity_with_a_deleted_member_comes_back),
         tempdir_test(test_parity_is_not_made_of_a_damaged_member),
         tempdir_test(test_members_go_during_repair),
+        tempdir_test(test_file_goes_during_a_save),
         tempdir_test(test_repair_while_a_run_saves),
     };
     scratch_begin();
