@@ -100,18 +100,6 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
     }
 }
 
-/* The run may follow the store as an argument; --run means the same. */
-static error_t take_run(arguments *a, char *arg, struct argp_state *state) {
-    if (cli_take_store(&a->common, arg)) {
-        return 0;
-    }
-    if (a->policy.run) {
-        argp_error(state, "name one run, or none for all runs");
-    }
-    a->policy.run = arg;
-    return 0;
-}
-
 static void check_together(arguments *a, struct argp_state *state) {
     bool has_policy = cli_policy_given(&a->policy, state);
     a->compact.run = a->policy.run;
@@ -136,7 +124,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[2] = &a->policy;
         return 0;
     case ARGP_KEY_ARG:
-        return take_run(a, arg, state);
+        return cli_take_run(&a->common, &a->policy.run, arg, state);
     case OPT_FOLD:
         a->compact.stored_policies = 1;
         return 0;

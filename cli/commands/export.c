@@ -35,6 +35,7 @@ static const char doc[] =
     "Every value is verified. Without --run: the only run; without --step: the newest checkpoint."
     "\vEach file has the metadata of the saved files, or format=pt if they had none. Blobs (a configuration, a data loader's position) are written to DIR/blobs/NAME; characters other than letters, digits and . _ - become %XX.\n"
     "Optimizer state is exported like everything else; --only weight leaves it out.\n"
+    "The Python package exports to .pt, to PyTorch's DCP and to DeepSpeed's universal form (Store.export_checkpoint), and writes a folder that from_pretrained reads, with configuration and tokenizer (Store.export_hf).\n"
     "\n"
     "Examples:\n"
     "  ckptdelta export ckpts --run gpt --step 1000 --out gpt-1000\n"

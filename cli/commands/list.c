@@ -14,7 +14,7 @@ static const struct argp_option options_table[] = {
 static const char doc[] = "List the checkpoints of a store, by run and step."
                           "\vExamples:\n"
                           "  ckptdelta list ckpts\n"
-                          "  ckptdelta list ckpts --run gpt -v\n"
+                          "  ckptdelta list ckpts gpt -v\n"
                           "  ckptdelta list ckpts --json\n";
 
 typedef struct arguments {
@@ -28,6 +28,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
+    case ARGP_KEY_ARG:
+        return cli_take_run(&a->common, &a->run, arg, state);
     case 'r':
         a->run = arg;
         return 0;
@@ -140,7 +142,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_list(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN]", doc, children, 0, 0};
     arguments a = {.common.command = "list"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -40,6 +40,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
         return 0;
+    case ARGP_KEY_ARG:
+        return cli_take_run(&a->common, &a->run, arg, state);
     case 'r':
         a->run = arg;
         return 0;
@@ -273,7 +275,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
 
 int cmd_timeline(int argc, char **argv) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
-    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN]", doc, children, 0, 0};
     arguments a = {.common.command = "timeline"};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;

@@ -161,6 +161,17 @@ bool cli_take_store(cli_options *options, const char *argument) {
     return takes;
 }
 
+error_t cli_take_run(cli_options *options, const char **run, const char *argument, struct argp_state *state) {
+    if (cli_take_store(options, argument)) {
+        return 0;
+    }
+    if (*run) {
+        argp_error(state, "name one run, or none for all runs");
+    }
+    *run = argument;
+    return 0;
+}
+
 static error_t parse_common(int key, char *arg, struct argp_state *state) {
     cli_options *options = state->input;
     switch (key) {

@@ -317,6 +317,8 @@ extern const struct argp cli_common_argp;
  * they take one; cli_common_argp does it for the others.
  */
 bool cli_take_store(cli_options *options, const char *argument);
+/* Takes an argument as the STORE, or as the RUN that may follow it. --run means the same. For argp's ARGP_KEY_ARG. */
+error_t cli_take_run(cli_options *options, const char **run, const char *argument, struct argp_state *state);
 /* Returns the store named by the environment; NULL: none. */
 const char *cli_default_store(void);
 /* --threads, for commands that encode or decode; the input includes the cli_options. */

@@ -80,6 +80,18 @@ def test_short_options(store):
     assert len(store.checkpoints()) == 2 and not (store.folder / "other").exists()
 
 
+@pytest.mark.parametrize("command", ["list", "timeline"])
+def test_the_run_follows_the_store(store, command, tmp_path):
+    file = store.file(state(1))
+    for name in ("a", "b"):
+        run("save", store.path, "-r", name, "--step", 1, file)
+    both, one = run(command, store.path, "--json").json(), run(command, store.path, "b", "--json").json()
+    assert one == run(command, store.path, "--run", "b", "--json").json() != both
+    assert one == run(command, "b", "--json", env={"CKPTDELTA_STORE": str(store.path)}, cwd=tmp_path).json()
+    assert "name one run" in run(command, store.path, "a", "b", expect=USAGE).err
+    assert "it has: a, b" in run(command, store.path, "c", expect=NOT_FOUND).err
+
+
 # ------------------------------------------------------------------------------------------------------ stores
 
 
