@@ -63,12 +63,19 @@ bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
     return !file_exists(message.text) && !member_lives(f, m) && !file_exists(message.text);
 }
 
+/*
+ * Ranks leave once rank 0 is gone. So if rank 0 is gone too by now, it was the first, and it is the one to name: this rank
+ * may have looked at it just before it went.
+ */
 ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
     for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {
         uint32_t rank = f->turn++ % f->world;
-        if (rank != f->rank && rank != 0 && rank_is_missing(f, rank, number)) {
-            return rank_died(rank, f->world, "before it had sent its part", err);
+        if (rank == f->rank || rank == 0 || !rank_is_missing(f, rank, number)) {
+            continue;
         }
+        return f->rank == 0 || member_lives(f, &f->members[0])
+                   ? rank_died(rank, f->world, "before it had sent its part", err)
+                   : rank_died(0, f->world, "before it reported the outcome", err);
     }
     return CKD_OK;
 }
