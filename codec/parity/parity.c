@@ -266,6 +266,10 @@ void parity_close(parity_file *f) {
     }
 }
 
+bool parity_has_stripe(const parity_file *f, uint64_t stripe) {
+    return f->head_size + parity_stripe_offset(&f->group, stripe + 1) <= file_size(f->file);
+}
+
 ckd_status parity_read(parity_file *f, uint64_t first, uint64_t count, uint8_t *to, ckd_error *err) {
     uint64_t begin = f->head_size + parity_stripe_offset(&f->group, first);
     uint64_t size = f->head_size + parity_stripe_offset(&f->group, first + count) - begin;

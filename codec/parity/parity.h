@@ -82,6 +82,8 @@ typedef struct parity_file {
  */
 ckd_status parity_open(parity_file **out, const ckd_id *store, const char *path, ckd_error *err);
 void parity_close(parity_file *f); /* accepts NULL */
+/* Whether the file is long enough to hold the stripe. The sizes in its head may be anything. */
+bool parity_has_stripe(const parity_file *f, uint64_t stripe);
 /*
  * Reads the stripes first ... first + count - 1 one after the other, unchecked. Missing bytes read as zeros. Errors:
  * IO.

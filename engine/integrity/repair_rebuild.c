@@ -111,13 +111,27 @@ typedef struct stripe_view {
     size_t target_place; /* index in `lost` */
 } stripe_view;
 
+/*
+ * Whether a member's piece is what it was. Without an intact row nothing tells; then only what the file lacks is lost, so
+ * that no file is rebuilt beyond the bytes that exist.
+ */
+static bool piece_is_intact(const rebuilder *r, const stripe_view *v, size_t i) {
+    const parity_group *g = r->g;
+    if (!r->in[i]) {
+        return false;
+    }
+    return v->says ? parity_member_valid(v->says, g, i, v->number, r->data[i] + v->at)
+                   : v->number * g->piece + parity_member_size(g, i, v->number) <= file_size(r->in[i]);
+}
+
 static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, uint64_t stripe) {
     const parity_group *g = r->g;
     *v = (stripe_view){.number = stripe,
                        .at = (stripe - first) * g->piece,
                        .offset = parity_stripe_offset(g, stripe) - parity_stripe_offset(g, first)};
     for (uint32_t row = 0; row < g->rows; row++) {
-        if (r->rows[row] && parity_stripe_valid(r->stripes[row] + v->offset, g, row, stripe)) {
+        if (r->rows[row] && parity_has_stripe(r->rows[row], stripe) &&
+            parity_stripe_valid(r->stripes[row] + v->offset, g, row, stripe)) {
             v->says = v->says ? v->says : r->stripes[row] + v->offset;
             v->rows[v->row_count++] = row;
         }
@@ -126,7 +140,7 @@ static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, 
         if (parity_member_size(g, i, stripe) == 0) {
             continue;
         }
-        bool right = r->in[i] && (!v->says || parity_member_valid(v->says, g, i, stripe, r->data[i] + v->at));
+        bool right = piece_is_intact(r, v, i);
         if (i == r->target && !right) {
             v->target_lost = true;
             v->target_place = v->lost_count;

@@ -11,13 +11,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "include/ckptdelta.h"
 #include "tests/support/fuzz.h"
 
-enum { FILES_MAX = 64, NAME_ROOM = 80, OPERATIONS = 8, BYTES_MAX = 1 << 24, CHECKPOINTS_MAX = 16 };
+enum {
+    FILES_MAX = 64,
+    NAME_ROOM = 80,
+    OPERATIONS = 8,
+    BYTES_MAX = 1 << 24,
+    FILE_MAX = 1 << 28,
+    CHECKPOINTS_MAX = 16
+};
 
 static const char *const folders[] = {"", "c", "m", "n", "t", "i", "k", "p", "q", "r", "x"};
 enum { FOLDERS = sizeof(folders) / sizeof(folders[0]) };
@@ -64,6 +72,8 @@ static void make_root(void) {
     snprintf(place, sizeof(place), "%s/store", root);
     snprintf(other, sizeof(other), "%s/other", root);
     atexit(remove_root);
+    /* An input cannot make a file grow without limit. One that does ends the program with SIGXFSZ. */
+    require(setrlimit(RLIMIT_FSIZE, &(struct rlimit){FILE_MAX, FILE_MAX}) == 0);
 }
 
 static void write_file(const char *folder, const char *name, const uint8_t *data, size_t size) {
