@@ -301,7 +301,8 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         return status;
     }
     double rms = root(s.now, s.finite);
-    t->limits.bound = t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
+    /* against values that all are zero now, every error is infinite, however far they have moved */
+    t->limits.bound = rms == 0 ? 0 : t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
     if (!t->input.before) {
         prepare_root(t, &s);
     } else {

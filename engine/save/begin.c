@@ -45,6 +45,26 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     return status;
 }
 
+/*
+ * A materialized copy, or values that a session has in memory, make a delta possible whose chain has lost a file. No
+ * such delta can be committed. So the files are opened before anything is coded. Rank 0 opens all of them anyway, when
+ * it commits. Other ranks open them if there are copies; a session ignores cached values after a save that failed.
+ */
+static ckd_status check_parents_files(ckd_save *save, ckd_error *err) {
+    const view *parent = save->sources.parent;
+    if (save->options.rank > 0 && parent->materialized_count == 0) {
+        return CKD_OK;
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = views_open_files(&save->sources.views, parent, &why);
+    if (status != CKD_OK && status != CKD_E_NOMEM) {
+        views_drop_materialized(&save->sources.views);
+        save->sources.ignore_cached = true;
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
+}
+
 /* A parent that cannot be read does not fail the save: a base is saved instead. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
@@ -56,10 +76,9 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
                       why.message);
         return CKD_OK;
     }
+    err_from(err, status, &why);
+    THEN(status, check_parents_files(save, err));
     if (status != CKD_OK) {
-        if (err) {
-            *err = why;
-        }
         return status;
     }
     budget_expect(&save->coding.budget, &save->sources.views, save->sources.parent,

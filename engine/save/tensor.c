@@ -246,7 +246,8 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
     if (status != CKD_OK) {
         return tensor->name ? err_in_tensor(err, status, tensor->name) : status;
     }
-    context.parent_values = context.parent ? save->input.parent_values : NULL;
+    bool has_cached = context.parent && !save->sources.ignore_cached;
+    context.parent_values = has_cached ? save->input.parent_values : NULL;
     context.decoded_values = save->target.compare ? NULL : save->input.decoded_values;
     context.values_span = (region_span){context.region, 0, elements};
     bool expected = context.parent && elements > 0;
@@ -294,7 +295,7 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     device_reference_key key = {t->name, t->dtype, t->ndim, {&region, 0, values->elements}};
     int device = values->lease->queue.device;
     device_reference *reference = device_reference_acquire(save->store, device, &key);
-    values->before = reference ? reference->memory : NULL;
+    values->before = reference && !save->sources.ignore_cached ? reference->memory : NULL;
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
     /* it will be known again, so nothing is a delta on it */

@@ -203,8 +203,9 @@ static ckd_status begin_with_cached(bool *begun, inflight_tile *inflight, const 
     lossy_tile *t = &inflight->tile;
     *begun = false;
     device_reference_key key = save_reference_key(t, context);
+    bool has_cached = from->tensor && !save->sources.ignore_cached;
     values.reference =
-        from->tensor ? device_reference_acquire(save->store, values.lease->queue.device, &key) : NULL;
+        has_cached ? device_reference_acquire(save->store, values.lease->queue.device, &key) : NULL;
     if (!values.reference) {
         return CKD_OK;
     }

@@ -207,6 +207,7 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
     if (status != CKD_OK) {
         return status;
     }
+    save->sources.ignore_cached |= s->saver.parent_in_doubt;
     status = save_items(s, slot, NULL, save, one_step, err);
     THEN(status, await_fence(&save->stats.snapshot, s, slot, err));
     if (status == CKD_OK) {
@@ -243,6 +244,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     if (status != CKD_OK) {
         return status;
     }
+    save->sources.ignore_cached |= s->saver.parent_in_doubt;
     status = save_items(s, slot, plan, save, one_step, &why);
     THEN(status, await_fence(&save->stats.snapshot, s, slot, &why));
     if (status != CKD_OK) {
@@ -263,6 +265,8 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
                                                                          one_step, &saved->error);
     }
     s->saver.reference = NULL;
+    s->saver.parent_in_doubt = saved->status == CKD_E_NOT_FOUND || saved->status == CKD_E_CORRUPT ||
+                               saved->status == CKD_E_UNSUPPORTED || saved->status == CKD_E_IO;
     if (saved->status == CKD_OK) {
         continue_lineage(s, &saved->checkpoint);
         s->saver.reference = s->shared.staged_max < s->shared.slot_count ? slot : NULL;

@@ -123,6 +123,8 @@ typedef struct session_saver {
     ckd_id reference_id;
     launch_record launch; /* of rank 0 and of sessions without ranks */
     cached_values cached;
+    /* the last save failed as if files of its parent were gone, which cached values hide: the next one uses none */
+    bool parent_in_doubt;
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
 } session_saver;
 

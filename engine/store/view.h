@@ -200,6 +200,11 @@ ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
+/*
+ * Opens every file that the manifest of a root names, as reading any older checkpoint within it does. Errors: CORRUPT
+ * (missing, or another file), UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status views_open_files(view_cache *cache, const view *root, ckd_error *err);
 /* Closes the materialized copies of all views and uses none from now on. Not while another thread uses the cache. */
 void views_drop_materialized(view_cache *cache);
 void views_free(view_cache *cache);

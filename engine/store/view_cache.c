@@ -388,6 +388,17 @@ ckd_status views_within(const view **out, view_cache *cache, const view *own, co
     return status;
 }
 
+ckd_status views_open_files(view_cache *cache, const view *root, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    pthread_mutex_lock(&cache->mutex);
+    for (size_t i = 0; i < root->manifest.file_count && status == CKD_OK; i++) {
+        const older_file *f;
+        status = open_older(&f, cache, root, i, err);
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    return status;
+}
+
 /* ---- roots ---- */
 
 ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoint, ckd_error *err) {

@@ -81,6 +81,24 @@ def test_same_ok_does_not_trust_copies(store):
     assert st.same(store.load("--step", 3)[0], state(1, 3))  # a load still uses the copy
 
 
+@pytest.mark.parametrize("damage", [
+    lambda chunk: chunk.unlink(), lambda chunk: os.truncate(chunk, chunk.stat().st_size // 2),
+    lambda chunk: flip(chunk, chunk.stat().st_size - 20)], ids=["missing", "cut off", "no index"])
+@pytest.mark.parametrize("fidelity", ["exact", "near"])
+def test_copies_do_not_hide_a_chain_that_lost_a_file(store, damage, fidelity):
+    """No delta on such a parent can be committed, so the next save does without its copies."""
+    options = ("--newest-load-cost", 1, "--fidelity", fidelity)
+    base = chunk_of(store, lambda: store.save(1, state(1), *options))
+    for step in (2, 3):
+        store.save(step, state(1, step), *options)
+    assert any((store.path / "data/k").iterdir()), "the test needs a copy"
+    damage(base)
+    store.save(4, state(1, 4), *options, expect_message="the parent a@3 are damaged")
+    store.save(5, state(1, 5), *options)
+    shutil.rmtree(store.path / "data/k")
+    assert verified(store)["newest_intact"] == ["a@5"]
+
+
 def test_an_intact_store(chain):
     result = verified(chain, expect=DONE)
     assert result["checkpoints"] == 5 and result["newest_intact"] == [] and result["blocks"] >= 5 * len(state(1))

@@ -146,6 +146,17 @@ def test_max_error_holds_for_every_value(store):
                 assert np.abs(got[name].astype(np.float64) - value).max() <= bound * rms * (1 + 1e-9), (name, step, bound)
 
 
+@pytest.mark.parametrize("options", [["near"], ["coarse"], ["coarse", "--target-bits", "0.5"]])
+def test_weights_that_become_zero(store, options):
+    """They have moved far, and steps follow the movement. But no error is small against zeros."""
+    zeros = {name: value * 0 if "layer" in name and "exp" not in name else value for name, value in state(1).items()}
+    for step, tensors in enumerate([state(0), zeros, state(2)]):
+        store.save(step, tensors, "--fidelity", *options)
+    for name in ("layer.weight", "layer.bias"):
+        assert is_exact(store, 1, name, zeros), name
+    store.call("verify")
+
+
 def test_targets(store):
     """Steps are chosen to meet targets. (Tests with larger tensors check how close they come.)"""
     bits = {}

@@ -375,6 +375,42 @@ static void test_parents_are_not_read(void **state) {
     }
 }
 
+/* The first checkpoint's file is gone. Cached values make a delta on the second one possible, but not its commit. */
+static void test_cached_values_do_not_hide_missing_files(void **state) {
+    static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR};
+    for (size_t i = 0; i < 2; i++) {
+        model m;
+        char dir[4096];
+        int damage_messages = 0;
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        setting with = {dir, "run", true, 2, fidelities[i], &damage_messages, 0};
+        model_begin(&m);
+        ckd_session *s = open_session(&with, &m);
+        save_step(s, 1);
+        model_move(&m, 1);
+        pathname store = path_in(dir, "store"), folder = path_in(store.text, DIR_CHUNKS);
+        dir_list files;
+        assert_int_equal(dir_list_read(&files, folder.text, NULL), CKD_OK);
+        pathname base = path_of(store.text, DIR_CHUNKS, files.names[0]);
+        dir_list_free(&files);
+        save_step(s, 2);
+        assert_int_equal(file_remove(base.text, false, NULL), CKD_OK);
+        model_move(&m, 2);
+        save_step(s, 3);
+        assert_int_equal(damage_messages, 1);
+        model_move(&m, 3);
+        save_step(s, 4);
+        ckd_error err = {0};
+        must(ckd_session_close(s, &err), &err);
+        ckd_store *opened = store_reopen(dir, CKD_OPEN_READ);
+        for (size_t k = 0; k < m.count; k++) {
+            free(load_whole(opened, "run", 4, m.tensors[k].name, COUNT * ckd_dtype_size(m.tensors[k].dtype)));
+        }
+        ckd_store_close(opened);
+        model_end(&m);
+    }
+}
+
 typedef struct cost {
     uint64_t count, bytes;
 } cost;
@@ -458,8 +494,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_two_tiles_share_second_moments), TEST(test_kept_values_change_nothing),
         TEST(test_restored_values_are_kept),       TEST(test_results_do_not_depend_on_threads),
-        TEST(test_parents_are_not_read),           TEST(test_later_saves_allocate_little),
-        TEST(test_large_scratch_memory_is_freed),
+        TEST(test_parents_are_not_read),           TEST(test_cached_values_do_not_hide_missing_files),
+        TEST(test_later_saves_allocate_little),    TEST(test_large_scratch_memory_is_freed),
     };
     return run_sampled("session_cached", tests, 2, NULL, NULL);
 }
