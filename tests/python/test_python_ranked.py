@@ -61,6 +61,11 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
         assert store.verify()
 
 
+@pytest.mark.parametrize("what", ["notices", "branches"])
+def test_what_is_told_once_and_where_a_run_begins(tmp_path, what):
+    support_ranked.launch(what, 2, tmp_path)
+
+
 def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):
     support_ranked.launch("death_of_one", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Notices, Parts, Progress, check_process, logger, path_bytes, text
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
                        step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
@@ -65,7 +65,8 @@ class Store:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._user: int | None = None
-        label = ffi.new_handle(str(self.path))
+        self._notices = Notices(self.path)
+        label = ffi.new_handle(self._notices)
         self._owner = ffi.gc(ffi.new("pyckd_store *"), partial(_close, label))
         options = store_options(threads, lock_timeout, label)
         mode = lib.CKD_OPEN_READ if readonly else lib.CKD_OPEN_CREATE if create else lib.CKD_OPEN_WRITE
@@ -549,7 +550,7 @@ class Store:
 
 
 def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
-    """label: handle of the text that begins messages; it must live as long as the store is open."""
+    """label: handle of the Notices, which must live as long as the store is open."""
     options = ffi.new("ckd_store_options *")
     options.struct_size = ffi.sizeof("ckd_store_options")
     options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))
