@@ -215,6 +215,39 @@ def lossy(rank, world, folder):
         dist.barrier()
 
 
+def load_export(training, path):
+    """What DCP itself reads of an exported checkpoint, in the way of its documentation."""
+    from torch.distributed.checkpoint import load
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    state = {"model": model, "optimizer": optimizer}
+    load(state, checkpoint_id=path)
+    set_state_dict(training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def exported(rank, world, folder):
+    """Other programs read what a session of ranks saved: as folders of DCP, on as many ranks, and in one process (the caller's part)."""
+    mesh = open_world(rank, world)
+    training = Training("fsdp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            for _ in range(3):
+                training.step()
+                session.step()
+        content = training.content()
+        if rank == 0:
+            store.export_checkpoint(folder / "exported", run="gpt", step=3)
+            torch.save(content, folder / "content.pt")
+        dist.barrier()
+    other = Training("fsdp", rank, mesh, seed=3)
+    assert other.content() != content
+    load_export(other, folder / "exported")
+    assert {k: v for k, v in other.content().items() if k != "scheduler"} == {k: v for k, v in content.items() if k != "scheduler"}
+    state = {"scheduler": other.scheduler.state_dict(), "progress": {"loss": 0.0}, "loader": {"at": 0}}
+    torch.distributed.checkpoint.load(state, checkpoint_id=folder / "exported")
+    assert state["scheduler"] == training.scheduler.state_dict() and state["progress"]["loss"] and state["loader"]["at"] == 3
+
+
 class Square(torch.nn.Module):
     """Sizes that two by two ranks divide: the layouts of tensor parallelism below need that."""
 
@@ -291,6 +324,12 @@ def meshes(rank, world, folder):
             assert store.verify()
             store.load(alone.parts(), run="tp", step=3)
             assert alone.content() == at_3
+            store.export_checkpoint(folder / "exported", run="tp", step=3)
+        dist.barrier()
+        for how in ("hsdp", "tp"):
+            other = Meshed(how, mesh, 5)
+            load_export(other, folder / "exported")
+            assert other.content() == at_3
     dist.barrier()
 
 

@@ -15,7 +15,7 @@ from ._call import Call, Notices, Parts, Progress, check_process, logger, path_b
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
                        step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
-from ._export import form_of, write as write_export, write_whole
+from ._export import form_of, optimizers_by_name, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
 from ._foreign import find_all, size_of, step_of
@@ -243,7 +243,8 @@ class Store:
             path: the file or folder to make.
             run, step: as for load().
             form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
-                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint;
+                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint, with the states of
+                optimizers by the names of parameters, as get_state_dict() of torch.distributed.checkpoint.state_dict has them;
                 ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: a file of torch.save() if the
                 path has its suffix, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
             progress: as for load().
@@ -253,9 +254,16 @@ class Store:
         Errors: those of state_dict(); ExistsError; InvalidError (the state does not fit the form); UnsupportedError; OSError.
         """
         found = self.find(run=run, step=step)
-        state = self.state_dict(run=found.run, step=found.step, tensors="torch", progress=progress)
+        built: list[Any] = []
+
+        def plan(root: Any, restorer: Restorer) -> None:
+            built.extend((root, restorer.build(root, "")))
+
+        self._restore(found.run, found.step, plan, tensors="torch", progress=progress)
+        root, state = built
         target = Path(path)
-        write_export(target, form or form_of(target, state), state)
+        chosen = form or form_of(target, state)
+        write_export(target, chosen, optimizers_by_name(state, root) if chosen == "dcp" else state)
         return found
 
     def export_hf(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None, like: Any = None,
