@@ -56,6 +56,26 @@ def test_the_five_lines_of_the_readme_are_calls_that_there_are():
         assert all(k.arg in arguments for k in call.keywords), ast.unparse(call)
 
 
+def test_the_examples_of_the_description_run(tmp_path, monkeypatch):
+    """The page of the package: with a model, an optimizer and a training step that there are already."""
+    if WHY_NO_TORCH:
+        pytest.skip(WHY_NO_TORCH)
+    import torch
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    names = {"__name__": "example", "model": model, "optimizer": optimizer, "train_step": optimizer.step}
+    monkeypatch.chdir(tmp_path)
+    pieces = re.findall(r"^```python\n(.*?)^```$", (ROOT / "python/DESCRIPTION.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(pieces) == 4
+    for piece in pieces:
+        if "ckptdelta.transformers" in piece:
+            pytest.importorskip("transformers", reason="transformers cannot be imported here")
+            import transformers
+            names |= {"args": transformers.TrainingArguments("output", report_to=[], use_cpu=True), "dataset": []}
+        exec(compile(piece, "python/DESCRIPTION.md", "exec"), names)
+    assert [c.step for c in ckptdelta.open("runs").checkpoints("gpt")] == [10, 20, 30]
+
+
 def test_all_public_names_have_docstrings_and_are_listed():
     for name in ckptdelta.__all__:
         found = getattr(ckptdelta, name)

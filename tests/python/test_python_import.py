@@ -337,6 +337,8 @@ def test_export_to_torch_and_dcp(tmp_path):
         target = {"model": two_layers().state_dict(), "epoch": 0}
         dcp.load(target, checkpoint_id=tmp_path / "folder", no_dist=True)
         assert_same(target, {"model": state["model"], "epoch": 3})
+        names = {key for key in dcp.FileSystemReader(tmp_path / "folder").read_metadata().state_dict_metadata if key.startswith("optimizer.state.")}
+        assert names == {f"optimizer.state.{name}.{slot}" for name, _ in model.named_parameters() for slot in ("exp_avg", "exp_avg_sq", "step")}
         store.import_checkpoints(tmp_path / "folder", run="b", step=1)
         assert_same(store.state_dict(run="b")["model"], state["model"])
         for path in ("x.pt", "folder"):
@@ -351,6 +353,25 @@ def test_export_to_torch_and_dcp(tmp_path):
         with pytest.raises(ckptdelta.InvalidError, match="member model"):
             store.export_checkpoint(tmp_path / "y", run="c", step=2, form="transformers")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "store", "x.pt"]
+
+
+def test_names_of_optimizers_in_exports_to_dcp(tmp_path):
+    """Within the model, wherever it is in the state. Of two models the whole path; numbers where the parameters are not known."""
+    import torch.distributed.checkpoint as dcp
+    one, two = two_layers(), two_layers()
+    first, both = trained(one), torch.optim.SGD([*one.parameters(), *two.parameters()], momentum=0.9)
+    (one(torch.ones(2, 16)).sum() + two(torch.ones(2, 16)).sum()).backward()
+    both.step()
+    states = {1: {"nets": [{"one": one}], "opt": [first]}, 2: {"a": one, "b": two, "opt": both}, 3: {"opt": first}}
+    wanted = {1: {f"opt.0.state.{n}.exp_avg" for n, _ in one.named_parameters()},
+              2: {f"opt.state.{m}.{n}.momentum_buffer" for m in "ab" for n, _ in one.named_parameters()},
+              3: {f"opt.state.{i}.exp_avg" for i, _ in enumerate(one.parameters())}}
+    with ckptdelta.open(tmp_path / "store") as store:
+        for step, state in states.items():
+            store.save(state, run="a", step=step)
+            store.export_checkpoint(tmp_path / str(step), run="a", step=step)
+            found = dcp.FileSystemReader(tmp_path / str(step)).read_metadata().state_dict_metadata
+            assert {key for key in found if key.endswith(("exp_avg", "momentum_buffer"))} == wanted[step]
 
 
 def test_a_trainer_resumes_from_an_exported_folder(tmp_path):

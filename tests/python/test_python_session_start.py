@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support_python import ckptdelta, needs_package, needs_torch, torch
-from support_training import Training
+from support_training import Training, no_room
 
 pytestmark = [needs_package, needs_torch]
 
@@ -126,3 +126,65 @@ def test_every_phrase_that_is_replaced_is_the_librarys():
     assert all(any(phrase in message for message in found) for phrase in phrases)
     told = [ckptdelta._call.in_python(message) for message in found if not any(name in message for name in left_out)]
     assert told and not [message for message in told if re.search(r"\bckd_|\bCKD_", message)]
+
+
+# ------------------------------------------------------------------------------------------- a parent in another run
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "near"])
+def test_the_first_save_of_a_new_run_is_a_delta_on_the_parent(store, fidelity):
+    train(store, 20, fidelity=fidelity)
+    base = store.find(run="gpt", step=20)
+    training = Training(1)
+    store.load(training.parts(), run="gpt")
+    with ckptdelta.Session(store, "tuned", **training.parts(), every=1, fidelity=fidelity, parent=base) as session:
+        assert session.restore() == 0
+        for step in range(1, 4):
+            training.step(), session.step()
+            session._end()  # as for a registration that does not fit any more
+    first, second, third = store.checkpoints("tuned")
+    assert (first.kind, first.parent, first.resumed_from) == ("delta", base.id, base.id)
+    assert (second.parent, third.parent, second.resumed_from) == (first.id, second.id, "")
+    assert [c.lossy_resumes for c in (first, third)] == [int(fidelity == "near")] * 2
+    again = Training(2)
+    with ckptdelta.Session(store, "tuned", **again.parts(), every=1, fidelity=fidelity, parent=("gpt", 20)) as session:
+        assert session.restore() == 3, "what the run has goes before the parent"
+        again.step(), session.step()
+    assert store.find(run="tuned").parent == third.id and store.verify()
+
+
+def test_a_parent_stays_one_until_a_save_is_durable(store):
+    train(store, 10)
+    training = Training(1)
+    with ckptdelta.Session(store, "tuned", **training.parts(), every=1, parent=("gpt", 10)) as session:
+        with no_room(store):
+            training.step(), session.step()
+            with pytest.raises(ckptdelta.Error, match="step 1 failed"):
+                session.wait()
+        assert session.save() is True
+    assert store.find(run="tuned").parent == store.find(run="gpt").id
+
+
+def test_a_parent_that_is_not_there_is_told_at_once(store):
+    train(store, 10)
+    for parent in (("gpt", 11), ("gtp", 10)):
+        with pytest.raises(ckptdelta.NotFoundError):
+            ckptdelta.Session(store, "tuned", **Training(1).parts(), every=1, parent=parent)
+    assert "tuned" not in store.runs()
+
+
+def test_a_notice_of_the_store_is_logged_once(store, caplog):
+    """The session opens the store a second time, and finds the same."""
+    train(store, 20)
+    path = Path(store.path)
+    store.close()
+    manifest, = (path / "data/m").glob("gpt.10.*")
+    data = bytearray(manifest.read_bytes())
+    data[len(data) // 2] ^= 1
+    manifest.unlink()
+    manifest.write_bytes(data)
+    (path / "catalog.db").unlink()
+    caplog.set_level("WARNING", "ckptdelta")
+    with ckptdelta.open(path) as again, ckptdelta.Session(again, "gpt", **Training(1).parts(), every=10) as session:
+        assert session.restore() == 20
+    assert sum(f"manifest {manifest.name} is not used" in r.getMessage() for r in caplog.records) == 1

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,23 @@ def test_one_wheel_is_for_every_python_from_3_10_on(wheel):
         assert f"ckptdelta/{wanted}" in names
     text = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA"))).decode()
     assert "Requires-Python: >=3.10" in text and "Requires-Dist: cffi" in text and "Requires-Dist: numpy ;" not in text.replace('; extra', '')
+
+
+def is_the_page_for_users(metadata):
+    """The description of a package: DESCRIPTION.md, and no link that leads nowhere outside a checkout."""
+    page = (ROOT / "python/DESCRIPTION.md").read_text()
+    head, _, body = metadata.partition("\n\n")
+    return "Description-Content-Type: text/markdown" in head and body.strip() == page.strip() and "](" not in page
+
+
+def test_the_description_is_for_users(wheel, unpacked):
+    """Installing, plain use, Session, DCP, Trainers, and documents that are in the source distribution."""
+    with zipfile.ZipFile(wheel) as files:
+        text = files.read(next(n for n in files.namelist() if n.endswith("METADATA"))).decode()
+    assert is_the_page_for_users(text) and is_the_page_for_users((unpacked / "PKG-INFO").read_text())
+    assert all(word in text for word in ("pip install", "store.save(", "Session(", "StorageWriter(", "Trainer(", "help(ckptdelta.Store)"))
+    named = set(re.findall(r"`(library/[\w./]+)`", text))
+    assert len(named) == 3 and all((unpacked / name).is_file() for name in named), named
 
 
 def test_it_works_without_a_compiler_and_a_checkout(wheel, tmp_path):

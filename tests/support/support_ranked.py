@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import random
 
@@ -214,6 +215,39 @@ def lossy(rank, world, folder):
         dist.barrier()
 
 
+def load_export(training, path):
+    """What DCP itself reads of an exported checkpoint, in the way of its documentation."""
+    from torch.distributed.checkpoint import load
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    model, optimizer = get_state_dict(training.model, training.optimizer)
+    state = {"model": model, "optimizer": optimizer}
+    load(state, checkpoint_id=path)
+    set_state_dict(training.model, training.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def exported(rank, world, folder):
+    """Other programs read what a session of ranks saved: as folders of DCP, on as many ranks, and in one process (the caller's part)."""
+    mesh = open_world(rank, world)
+    training = Training("fsdp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            for _ in range(3):
+                training.step()
+                session.step()
+        content = training.content()
+        if rank == 0:
+            store.export_checkpoint(folder / "exported", run="gpt", step=3)
+            torch.save(content, folder / "content.pt")
+        dist.barrier()
+    other = Training("fsdp", rank, mesh, seed=3)
+    assert other.content() != content
+    load_export(other, folder / "exported")
+    assert {k: v for k, v in other.content().items() if k != "scheduler"} == {k: v for k, v in content.items() if k != "scheduler"}
+    state = {"scheduler": other.scheduler.state_dict(), "progress": {"loss": 0.0}, "loader": {"at": 0}}
+    torch.distributed.checkpoint.load(state, checkpoint_id=folder / "exported")
+    assert state["scheduler"] == training.scheduler.state_dict() and state["progress"]["loss"] and state["loader"]["at"] == 3
+
+
 class Square(torch.nn.Module):
     """Sizes that two by two ranks divide: the layouts of tensor parallelism below need that."""
 
@@ -290,6 +324,12 @@ def meshes(rank, world, folder):
             assert store.verify()
             store.load(alone.parts(), run="tp", step=3)
             assert alone.content() == at_3
+            store.export_checkpoint(folder / "exported", run="tp", step=3)
+        dist.barrier()
+        for how in ("hsdp", "tp"):
+            other = Meshed(how, mesh, 5)
+            load_export(other, folder / "exported")
+            assert other.content() == at_3
     dist.barrier()
 
 
@@ -390,6 +430,80 @@ def trouble(rank, world, folder):
             other.model.extra = torch.nn.Parameter(torch.zeros(3))
         with ckptdelta.Session(store, "different", **other.parts(), every=1) as one:
             fails(ckptdelta.InvalidError, "model.extra", one.step)
+
+
+class Heard(logging.Handler):
+    """The levels and texts that the package logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logging.getLogger("ckptdelta").addHandler(self)
+        logging.getLogger("ckptdelta").setLevel(logging.INFO)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def take(self, phrase):
+        """How many lines had the phrase since the last call."""
+        found, self.lines = [line for line in self.lines if phrase in line], []
+        return len(found)
+
+
+def notices(rank, world, folder):
+    """What all ranks would say alike, rank 0 says."""
+    mesh, heard = open_world(rank, world), Heard()
+    training = Training("fsdp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            training.step()
+            session.step()
+            session.wait()
+            assert heard.take("saved gpt@1") == (rank == 0)
+        with ckptdelta.Session(store, "alone", optimizer=training.optimizer, every=1, fidelity="near") as session:
+            training.step()
+            session.step()
+            session.wait()
+            assert {t.rel_l2 for t in store.tensors(run="alone")} == {0.0}
+        assert heard.take("and 5 more: kept exact, as it is not known which parameter they belong to") == (rank == 0)
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            assert session.restore() == 1
+            dist.barrier()
+            if rank == 0:
+                for path in (folder / "store/data/c").iterdir():
+                    path.rename(folder / path.name)
+            dist.barrier()
+            training.step()
+            session.step()
+            session.wait()
+            assert heard.take("saving a base instead of a delta on it") == (rank == 0)
+            dist.barrier()
+            if rank == 0:
+                for path in folder.glob("*.ckd"):
+                    path.rename(folder / "store/data/c" / path.name)
+
+
+def branches(rank, world, folder):
+    """A run whose first save is a delta on another run's checkpoint, and a parent that is not there."""
+    mesh = open_world(rank, world)
+    training = Training("fsdp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            training.step()
+            session.step()
+        with ckptdelta.Session(store, "tuned", **training.parts(), every=1, parent=("gpt", 1)) as session:
+            assert session.restore() == 0
+            for _ in range(2):
+                training.step()
+                session.step()
+        content = training.content()
+        first, second = store.checkpoints("tuned")
+        assert (first.kind, first.parent, second.parent) == ("delta", store.find(run="gpt").id, first.id)
+        fails(ckptdelta.NotFoundError, "gpt", lambda: ckptdelta.Session(store, "other", **training.parts(), every=1, parent=("gpt", 2)))
+        other = Training("fsdp", rank, mesh, seed=2)
+        with ckptdelta.Session(store, "tuned", **other.parts(), every=1, parent=("gpt", 1)) as session:
+            assert session.restore() == 2 and other.content() == content
+        assert rank or store.verify()
 
 
 def on_device(rank, world, folder):

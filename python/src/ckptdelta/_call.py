@@ -6,7 +6,7 @@ import _thread
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +46,31 @@ def in_python(message: str) -> str:
     for of_c, of_python in _PHRASES:
         message = message.replace(of_c, of_python)
     return message
+
+
+_ALIKE = (" is not used: ", "; saving a base instead of a delta on it", "every user of this machine can remove")
+"""In notices of what each process finds in the store for itself."""
+_KEPT = 1000
+
+
+class Notices:
+    """Logs the notices of one open store.
+
+    Args:
+        path: of the store.
+        first: False: another process of the group says what all of them find.
+        heard: texts that this process has logged before, from the same store opened otherwise.
+    """
+
+    def __init__(self, path: object, *, first: bool = True, heard: Set[str] = frozenset()) -> None:
+        self.said: set[str] = set()
+        self._path, self._first, self._heard = str(path), first, heard
+
+    def log(self, level: int, message: str) -> None:
+        known = message in self._heard or (not self._first and any(phrase in message for phrase in _ALIKE))
+        if len(self.said) < _KEPT:
+            self.said.add(message)
+        logger.log(logging.DEBUG if known else level, "%s: %s", self._path, message)
 
 
 class Parts:
@@ -137,7 +162,7 @@ def pyckd_on_info(context: Any, message: Any) -> None:
 
 def _log(level: int, context: Any, message: Any) -> None:
     try:
-        logger.log(level, "%s: %s", ffi.from_handle(context), text(message))
+        ffi.from_handle(context).log(level, text(message))
     except BaseException as error:  # the library continues, and the interrupt is raised again when it has returned
         if isinstance(error, KeyboardInterrupt):
             _thread.interrupt_main()

@@ -142,3 +142,9 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
     """At most two of the names that may have been meant, the nearest first."""
     longer = [other for other in names if name and other.startswith(name)]
     return list(dict.fromkeys([*difflib.get_close_matches(name, names, n=2), *longer]))[:2]
+
+
+def is_damage(error: Error) -> bool:
+    """As ckd_error_is_damage."""
+    return isinstance(error, CorruptError) or (bool(error.file) and isinstance(error, (NotFoundError, InputOutputError))
+                                               and not isinstance(error, NoSpaceError))

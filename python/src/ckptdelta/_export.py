@@ -13,6 +13,7 @@ from typing import Any
 from . import _deepspeed_export, _torch
 from ._errors import ExistsError, InvalidError, UnsupportedError
 from ._foreign import TRAINER_PARTS, TRAINER_STATE
+from ._record import Node, members, tag_of
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 PARTS = {part: name for name, part in reversed(TRAINER_PARTS.items())}
@@ -36,6 +37,55 @@ def write(path: Path, form: str, state: Any) -> None:
     if form not in writers:
         raise InvalidError(f"form is one of {', '.join(writers)}, not {form!r}", path="form")
     write_whole(path, lambda part: writers[form](part, state))
+
+
+# ------------------------------------------------------------------------------------------------------ names of states
+
+
+def optimizers_by_name(state: Any, root: Node) -> Any:
+    """A state whose optimizers have names of parameters in place of numbers, where these are known. Dicts and lists are changed in place.
+
+    A name is the one within its model, as DCP's state dicts have it.
+
+    Args:
+        root: the node that the state was built from.
+    """
+    return _by_name(state, root, state)
+
+
+def _by_name(value: Any, node: Node, state: Any) -> Any:
+    tag = tag_of(node)
+    if tag == "optimizer":
+        return _named(value, node["optimizer"], state)
+    pairs = enumerate(node) if isinstance(node, list) else members(node) or ()
+    for key, child in pairs:
+        value[key] = _by_name(value[key], child, state)
+    return value
+
+
+def _named(value: dict[str, Any], content: Node, state: Any) -> dict[str, Any]:
+    known = [name for group in content["names"] for name in group]
+    if None in known or not all(type(one) is int for group in content["ids"] for one in group):
+        return value
+    short = {name: _within_model(name, state) or name for name in known}
+    if len(set(short.values())) < len(short):  # parameters of two models
+        short = {name: name for name in known}
+    names = [[short[name] for name in group] for group in content["names"]]
+    by_id = {one: name for ids, group in zip(content["ids"], names) for one, name in zip(ids, group)}
+    return {**value, "state": {by_id[one]: slots for one, slots in value["state"].items()},
+            "param_groups": [{**group, "params": own} for group, own in zip(value["param_groups"], names)]}
+
+
+def _within_model(name: str, state: Any) -> str | None:
+    """The key of a tensor in the dict of the state that has it; None: the state has no such path."""
+    if isinstance(state, dict) and name in state:
+        return name
+    pairs = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else ()
+    inner = (_within_model(name[len(f"{key}."):], child) for key, child in pairs if name.startswith(f"{key}."))
+    return next((found for found in inner if found is not None), None)
+
+
+# ------------------------------------------------------------------------------------------------------------- writers
 
 
 def write_whole(path: Path, writer: Callable[[Path], None]) -> None:

@@ -54,6 +54,12 @@ def _updated(optimizer: Any) -> Iterator[Any]:
         yield from (v for v in (slots.values() if isinstance(slots, Mapping) else ()) if _torch.is_tensor(v))
 
 
+def calls_hooks(optimizer: Any) -> bool:
+    """torch marks the step() that it has made call hooks. A wrapper may inherit the methods that register them, and call none."""
+    registers = all(callable(getattr(optimizer, name, None)) for name in ("register_step_pre_hook", "register_step_post_hook"))
+    return registers and getattr(getattr(type(optimizer), "step", None), "hooked", False) is True
+
+
 def is_capturable(optimizer: Any) -> bool:
     """May a CUDA graph make the optimizer's steps? It calls no hooks when it is replayed."""
     return any(bool(group.get("capturable")) for group in optimizer.param_groups if isinstance(group, dict))
@@ -155,7 +161,7 @@ class Registered:
         self.devices = {place[1] for *_, place, _ in self._layout if place is not None and place[1] is not None}
         lossy = any(prepared.lossy.values())
         roles = find_roles(state.tensors, call)
-        if lossy:
+        if lossy and state.rank == 0:
             _tell_doubts(state.tensors, roles)
         self._predicted = {} if lossy else predicted(state.tensors, roles, state.updates)
         for i in in_order(state.tensors, roles, prepared.lossy, self._predicted):

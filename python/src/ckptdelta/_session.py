@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -12,16 +13,16 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from ._arguments import check_numbers, state_of, whole_number
-from ._call import Call, logger, path_bytes
-from ._catalog import checkpoint_from, step_number
+from ._call import Call, Notices, logger, path_bytes
+from ._catalog import Where, checkpoint_from, run_and_step, step_number
 from ._device import Device, wait_for
-from ._errors import CorruptError, Error, InputOutputError, InvalidError, NoSpaceError, NotFoundError, ReadOnlyError, StateError
+from ._errors import Error, InvalidError, NotFoundError, ReadOnlyError, StateError, is_damage
 from ._interval import Costs, Interval
 from ._names import is_optimizer
 from ._native import ffi, lib
 from ._ranks import check_schedule, ranks_of
 from ._record import members
-from ._registered import GROUP_AT_ONCE, Registered, Snapshot, is_capturable, objects_in, take_apart
+from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
 from ._restore import Restorer
 from ._save import Options, options_of
 from ._session_start import Start
@@ -81,6 +82,8 @@ class Session:
             when its save is durable. None: only the next save waits.
         fidelity, role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate: as for Store.save(). A run that is
             continued from an older checkpoint becomes the branch ``RUN~2``.
+        parent: the checkpoint that training starts from, if the run has none to restore: of another run, for example. The first save is a
+            delta on it. Each later one is a delta on the one before, whose values the session has, so step() and save() take no parent.
         metric: name of the value that step() and save() accept.
         snapshot_bytes: host memory for copies; 0: as much as the state. With room for two copies (exact saves of a state in host memory),
             a save need not read its parent from the store.
@@ -100,7 +103,8 @@ class Session:
                  loader: Any = None, more: Mapping[str, Any] | None = None, rng: bool = True, every: int | None = None,
                  every_s: float | None = None, overhead: float | None = None, max_lag: int | None = None, fidelity: Fidelity = "exact",
                  role_fidelity: Mapping[Role, Fidelity] | None = None, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0,
-                 max_load_cost: float = 0.0, on_duplicate: Literal["error", "same", "branch"] = "error", metric: str | None = None,
+                 max_load_cost: float = 0.0, parent: Where | None = None, on_duplicate: Literal["error", "same", "branch"] = "error",
+                 metric: str | None = None,
                  snapshot_bytes: int = 0, device_bytes: int | None = None, device_reference_bytes: int = 0, restore_older: bool = False,
                  group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
         check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
@@ -124,12 +128,12 @@ class Session:
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=0)
         self._interval = Interval(every, every_s, overhead)
         self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
-        label = ffi.new_handle(str(store.path))
+        label = ffi.new_handle(Notices(store.path, first=self._is_first(), heard=store._notices.said))
         self._store_options = store_options(threads, lock_timeout, label)
         self._reported = -1  # the last step that the trainer reported or restored
         self._staged = -1    # the last one that was copied since the last restore
         self._told = -1      # the last one that the library's session knows: it takes no step twice
-        self._start = Start(store, run, self._ranks, refuses=on_duplicate == "error")
+        self._start = Start(store, run, self._ranks, refuses=on_duplicate == "error", parent=run_and_step(parent))
         self._run, self._resumed = run, cast("tuple[str, int] | None", None)  # where the next save belongs, until there is one
         self._base = self._logged = 0  # saves that were durable at the last restore, and when the last one was logged
         self._failed = 0  # saves of the library's session whose failure was taken
@@ -144,7 +148,7 @@ class Session:
         self._finalizer = weakref.finalize(self, _close, self._owner, self._keep, store.path)
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
-        self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and _calls_hooks(o)]
+        self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]
         self._open()
         try:
             if every == 1 and fidelity == "exact" and self._fenced:
@@ -163,7 +167,7 @@ class Session:
             self.close()
             return
         try:
-            if self._ranks is not None and self._ranks.rank == 0 and self._process == os.getpid():
+            if self._ranks is not None and self._is_first() and self._process == os.getpid():
                 self._leave_behind()
             else:
                 self.close()
@@ -343,7 +347,7 @@ class Session:
             raise InvalidError("the metric has no name: give the session one, such as metric='loss'")
 
     def _open(self) -> None:
-        prepared = options_of(self._save_options)
+        prepared = options_of(self._start.options(self._save_options, saves=self._saved()[0]))
         options = ffi.new("ckd_session_options *")
         options.struct_size = ffi.sizeof("ckd_session_options")
         run = ffi.new("char[]", self._run.encode("utf-8", "replace"))
@@ -392,6 +396,10 @@ class Session:
         call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
         return checkpoint_from(info)
 
+    def _is_first(self) -> bool:
+        """Does this process say what all ranks would say alike?"""
+        return self._ranks is None or self._ranks.rank == 0
+
     def _is_fresh(self) -> bool:
         return bool(self._owner.session) and self._registered is None
 
@@ -431,7 +439,7 @@ class Session:
             try:
                 return self._store._restore(found.run, found.step, self._place_all, rank=rank)
             except Error as error:
-                older = self._older(found) if self._restore_older and _is_damage(error) else None
+                older = self._older(found) if self._restore_older and is_damage(error) else None
                 if older is None:
                     raise
                 logger.warning("%s is damaged (%s): %s is restored instead", found, error, older)
@@ -574,7 +582,7 @@ class Session:
         saved, done = self._saved()
         if saved != self._logged:
             self._logged = saved
-            logger.info("%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
+            logger.log(logging.INFO if self._is_first() else logging.DEBUG, "%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
 
 
 def _close(owner: Any, keep: list[Any], path: Any) -> None:
@@ -583,15 +591,3 @@ def _close(owner: Any, keep: list[Any], path: Any) -> None:
     status = lib.pyckd_session_close(owner, call.err)
     if status != 0:
         logger.error("%s: %s", path, call.error(status))
-
-
-def _calls_hooks(optimizer: Any) -> bool:
-    """torch marks the step() that it has made call hooks. A wrapper may inherit the methods that register them, and call none."""
-    registers = all(callable(getattr(optimizer, name, None)) for name in ("register_step_pre_hook", "register_step_post_hook"))
-    return registers and getattr(getattr(type(optimizer), "step", None), "hooked", False) is True
-
-
-def _is_damage(error: Error) -> bool:
-    """As ckd_error_is_damage."""
-    return isinstance(error, CorruptError) or (bool(error.file) and isinstance(error, (NotFoundError, InputOutputError))
-                                               and not isinstance(error, NoSpaceError))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ._call import logger
 from ._errors import Error, ExistsError, nearest
 from ._ranks import Ranks
+from ._save import Options
 from ._types import Checkpoint
 
 if TYPE_CHECKING:
@@ -20,14 +22,37 @@ class Start:
 
     Attributes:
         restored: the step that was restored last; -1: none.
+
+    Args:
+        parent: (run, step) of the checkpoint that the first save is a delta on, unless one is restored.
+
+    Errors: NotFoundError (the parent), on all ranks.
     """
 
-    def __init__(self, store: Store, run: str, ranks: Ranks | None, *, refuses: bool) -> None:
+    def __init__(self, store: Store, run: str, ranks: Ranks | None, *, refuses: bool, parent: tuple[str, int] | None = None) -> None:
         self.restored = -1
-        self._store, self._run, self._ranks = store, run, ranks
+        self._store, self._run, self._ranks, self._parent = store, run, ranks, parent
         self._looked = False
+        if parent is not None:
+            self._check_parent(*parent)
         # steps up to this one are another training's; -1: none are
         self._newest = _newest_step(store, run) if refuses else -1
+
+    def _check_parent(self, run: str, step: int) -> None:
+        """The first save would learn it, long after."""
+        failure: Exception | None = None
+        try:
+            self._store.find(run=run, step=step)
+        except Error as error:
+            failure = error
+        if self._ranks is not None:
+            self._ranks.check(failure)
+        elif failure is not None:
+            raise failure
+
+    def options(self, chosen: Options, *, saves: int) -> Options:
+        """Those of a session of the library, which this one has had `saves` checkpoints from. Without any, training comes from the parent."""
+        return replace(chosen, parent=self._parent, resumed_from=self._parent) if self.restored < 0 and saves == 0 else chosen
 
     def found(self, at: Checkpoint | None) -> None:
         """Notes the checkpoint that was restored. None: the newest was asked for, and the run has none."""

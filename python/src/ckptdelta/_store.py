@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._call import Call, Parts, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Notices, Parts, Progress, check_process, logger, path_bytes, text
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
                        step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
-from ._export import form_of, write as write_export, write_whole
+from ._export import form_of, optimizers_by_name, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
 from ._foreign import find_all, size_of, step_of
@@ -65,7 +65,8 @@ class Store:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._user: int | None = None
-        label = ffi.new_handle(str(self.path))
+        self._notices = Notices(self.path)
+        label = ffi.new_handle(self._notices)
         self._owner = ffi.gc(ffi.new("pyckd_store *"), partial(_close, label))
         options = store_options(threads, lock_timeout, label)
         mode = lib.CKD_OPEN_READ if readonly else lib.CKD_OPEN_CREATE if create else lib.CKD_OPEN_WRITE
@@ -242,7 +243,8 @@ class Store:
             path: the file or folder to make.
             run, step: as for load().
             form: ``"torch"``: a file of torch.save(); ``"transformers"``: a folder, from which its Trainer resumes if the
-                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint;
+                checkpoint was imported from such a folder; ``"dcp"``: a folder of torch.distributed.checkpoint, with the states of
+                optimizers by the names of parameters, as get_state_dict() of torch.distributed.checkpoint.state_dict has them;
                 ``"deepspeed"``: a universal checkpoint, if it was imported from one of DeepSpeed. None: a file of torch.save() if the
                 path has its suffix, else a folder of transformers if the checkpoint has a model's configuration, else of dcp.
             progress: as for load().
@@ -252,9 +254,16 @@ class Store:
         Errors: those of state_dict(); ExistsError; InvalidError (the state does not fit the form); UnsupportedError; OSError.
         """
         found = self.find(run=run, step=step)
-        state = self.state_dict(run=found.run, step=found.step, tensors="torch", progress=progress)
+        built: list[Any] = []
+
+        def plan(root: Any, restorer: Restorer) -> None:
+            built.extend((root, restorer.build(root, "")))
+
+        self._restore(found.run, found.step, plan, tensors="torch", progress=progress)
+        root, state = built
         target = Path(path)
-        write_export(target, form or form_of(target, state), state)
+        chosen = form or form_of(target, state)
+        write_export(target, chosen, optimizers_by_name(state, root) if chosen == "dcp" else state)
         return found
 
     def export_hf(self, path: str | os.PathLike[str], *, run: str | None = None, step: int | None = None, like: Any = None,
@@ -549,7 +558,7 @@ class Store:
 
 
 def store_options(threads: int, lock_timeout: float, label: Any) -> Any:
-    """label: handle of the text that begins messages; it must live as long as the store is open."""
+    """label: handle of the Notices, which must live as long as the store is open."""
     options = ffi.new("ckd_store_options *")
     options.struct_size = ffi.sizeof("ckd_store_options")
     options.threads, options.lock_timeout_ms = threads, max(1, round(lock_timeout * 1000))

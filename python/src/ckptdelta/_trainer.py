@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -67,7 +68,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         self._ranks: list[dict[str, Any]] = []
         self.add_callback(_Begin(self))
         if self.args.push_to_hub and str(getattr(self.args, "hub_strategy", "")).rpartition(".")[2].lower() != "end":
-            logger.warning("checkpoints in a store are not pushed to the hub: only the model at the end is (hub_strategy='end')")
+            self._tell("checkpoints in a store are not pushed to the hub: only the model at the end is (hub_strategy='end')", level=logging.WARNING)
 
     def _check_parallelism(self) -> None:
         kinds = {"FSDP": ("is_fsdp_enabled", "is_fsdp_xla_enabled"), "DeepSpeed": ("is_deepspeed_enabled",),
@@ -107,7 +108,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             if isinstance(place, Checkpoint):
                 self._resumed = _Resumed.read(self._saves.store, place, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptdelta-"))))
                 path = self._resumed.folder
-                logger.info("%s: training resumes from %s", self._saves.store.path, place)
+                self._tell("%s: training resumes from %s", self._saves.store.path, place)
             return super().train(path, *args, **kwargs)
 
     def _place_of(self, wanted: Any) -> Checkpoint | str | None:
@@ -140,6 +141,11 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
     def _refuse_to_start_over(self, step: int) -> None:
         if self.args.save_strategy != "no" and self._saves.options.get("on_duplicate", "error") == "error":
             saves.refuse_to_start_over(self._saves.store, self.checkpoint_run, step, START_OVER)
+
+    def _tell(self, message: str, *args: Any, level: int = logging.INFO) -> None:
+        """Logs what all processes would say alike, once."""
+        if self.is_world_process_zero():
+            logger.log(level, message, *args)
 
     def _agreed(self, decide: Callable[[], Any]) -> Any:
         """Runs a function on rank 0, and returns its result, or raises its error, on all ranks."""
@@ -259,9 +265,9 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         if self.is_world_process_zero() and self.args.save_strategy != "no":
             self._ranks = [{"rng": {}, "loss": 0.0} for _ in range(self.args.world_size)]
             self._begin(found)
-            self._saves.go_on(found, lambda at: saves.load(self._saves.store, at, self._parts()))
+            self._saves.go_on(found, lambda at: saves.load(self._saves.store, at, self._parts(), first=True))
         else:
-            saves.load(self._saves.store, found, self._parts())
+            saves.load(self._saves.store, found, self._parts(), first=self.is_world_process_zero())
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if not self._is_resumed(checkpoint):
@@ -286,7 +292,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             return
         found = self._agreed(lambda: self._saves.best(best))
         self._saves.store.load({"model": parts.model_member(self.model)}, run=found.run, step=found.step)
-        logger.info("the best model is that of %s (%s %s)", found, self.args.metric_for_best_model, self.state.best_metric)
+        self._tell("the best model is that of %s (%s %s)", found, self.args.metric_for_best_model, self.state.best_metric)
 
 
 class _Resumed:

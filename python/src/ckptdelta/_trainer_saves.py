@@ -67,14 +67,18 @@ def member(store: Store, found: Checkpoint, name: str) -> Any:
     return store.state_dict(run=found.run, step=found.step, only=name, tensors="torch")[name]
 
 
-def load(store: Store, found: Checkpoint, parts: Mapping[str, Any]) -> None:
-    """Loads model, optimizer, scheduler and scaler in place, as far as the checkpoint has them. Errors: those of Store.load()."""
+def load(store: Store, found: Checkpoint, parts: Mapping[str, Any], *, first: bool) -> None:
+    """Loads model, optimizer, scheduler and scaler in place, as far as the checkpoint has them. Errors: those of Store.load().
+
+    Args:
+        first: this is the process that says what all would say.
+    """
     there = members_of(store, found)
     wanted = {name: parts[name] for name in LOADED if parts.get(name) is not None}
     if "model" not in there:
         raise MismatchError(f"{found} has no member model, so no Trainer saved it: load it with Store.load()")
     missing = sorted(wanted.keys() - there)
-    if missing:
+    if missing and first:
         logger.warning("%s has no %s: training goes on with new ones", found, " and no ".join(missing))
     store.load({name: value for name, value in wanted.items() if name in there}, run=found.run, step=found.step)
 
