@@ -185,6 +185,12 @@ static void describe(const ckd_save *save, manifest *m) {
     m->branch_origin = t->branch_origin;
 }
 
+static ckd_status older_file_gone(const pathname *file, ckd_error *err) {
+    ckd_status status = err_set(err, CKD_E_NOT_FOUND,
+                                "a chunk file that this delta builds on is gone; save again, as a base");
+    return err_in_file(err, status, file->text);
+}
+
 /*
  * A rank may have died since, and recovery may have removed its file; another process may have removed a file on
  * which the save depends. Under the publish lock, the files that are there stay.
@@ -196,10 +202,7 @@ static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error
             continue;
         }
         if (i >= m->own_count) {
-            ckd_status status =
-                err_set(err, CKD_E_NOT_FOUND,
-                        "a chunk file that this delta builds on is gone; save again, as a base");
-            return err_in_file(err, status, p.text);
+            return older_file_gone(&p, err);
         }
         return err_set(err, CKD_E_NOT_FOUND,
                        "the chunk file of rank %u is gone: its process ended before the commit; save again",
@@ -254,32 +257,61 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
 }
 
 /*
+ * Drops older files that cannot be opened: a damaged parent has some, and each file that is named must be readable.
+ * *lost: why the first of them cannot be opened; its status is CKD_OK if all can. A file that is gone is told from
+ * damage, as the save can then be repeated. Errors: NOMEM.
+ */
+static ckd_status drop_unreadable(ckd_error *lost, const ckd_save *save, manifest *m, ckd_error *err) {
+    size_t kept = m->own_count;
+    for (size_t i = m->own_count; i < m->file_count; i++) {
+        chunk *opened = NULL;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status status = view_open_chunk(&opened, save->store, &m->files[i], &m->checkpoint, &why);
+        chunk_close(opened);
+        if (status == CKD_E_NOMEM) {
+            return err_from(err, status, &why);
+        }
+        if (status == CKD_OK) {
+            m->files[kept++] = m->files[i];
+            continue;
+        }
+        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
+        if (!file_exists(p.text)) {
+            older_file_gone(&p, &why);
+        }
+        *lost = lost->status == CKD_OK ? why : *lost;
+    }
+    m->file_count = kept;
+    return CKD_OK;
+}
+
+/*
  * Names the files that the checkpoint reads. A rank that began before or after a deletion may have another parent than
- * this one. The files of all dependencies are only named if something is missing without them: each file that is named
- * must be readable, and one that nobody reads may be damaged. If a file is gone, the save can be repeated, so it is
- * told from damage. One that a repair has just put back is found the second time.
+ * this one. The files of all dependencies are only named if something is missing without them. Of a damaged parent, the
+ * checkpoint may need nothing that is lost: then the lost files are not named. A file that a repair has just put back is
+ * found the second time.
  */
 static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error *err) {
-    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_error why = {.offset = CKD_NO_OFFSET}, lost = {.status = CKD_OK};
     *out = NULL;
     ckd_status status = add_parents_files(save, m, err);
     if (status != CKD_OK) {
         return status;
     }
     status = open_draft(out, save, m, &why);
-    if (status == CKD_E_CORRUPT) {
-        ckd_status found = check_files(save, m, err);
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
+        manifest own = *m;
+        own.file_count = own.own_count;
+        ckd_status found = check_files(save, &own, err);
         THEN(found, add_dependencies_files(save, m, err));
+        THEN(found, drop_unreadable(&lost, save, m, err));
         if (found != CKD_OK) {
             return found;
         }
         why = (ckd_error){.offset = CKD_NO_OFFSET};
         status = open_draft(out, save, m, &why);
-    }
-    if (status == CKD_E_CORRUPT) {
-        ckd_status found = check_files(save, m, err);
-        if (found != CKD_OK) {
-            return found;
+        if (status == CKD_E_CORRUPT && lost.status != CKD_OK) {
+            return err_from(err, lost.status, &lost);
         }
     }
     return err_from(err, status, &why);

@@ -89,6 +89,32 @@ static bool ranks_before(const tile_parent *a, const tile_parent *b) {
 }
 
 /*
+ * Whether all of the tile can be read. The files of the parent hold an ancestor as far as the parent needs it: where the
+ * parent has a block of its own, they may lack the ancestor's, or what that builds on.
+ */
+static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
+                     const tensor_context *context) {
+    region_span tile_span = {context->region, t->shape.first, t->shape.count};
+    uint64_t found = 0;
+    size_t s, last;
+    for (view_shards_for(&s, &last, p->tensor, &tile_span); s < last; s++) {
+        const view_shard *shard = &p->tensor->shards[s];
+        size_t i, end;
+        view_shard_range(&i, &end, shard, &p->tensor->shape, &tile_span);
+        for (; i < end; i++) {
+            const view_block *b = &shard->blocks[i];
+            region_span block = {b->record->region, b->record->first, b->record->count};
+            uint64_t common = span_common(&p->tensor->shape, &tile_span, &block);
+            found += common;
+            if (common && closure_visit_block(&save->sources.views, p->view, b, NULL, NULL, NULL) != CKD_OK) {
+                return false;
+            }
+        }
+    }
+    return found == t->shape.count;
+}
+
+/*
  * Goes from the parent, whose chain is not light, back to an ancestor with a light one. If there is none, to the
  * oldest.
  */
@@ -100,10 +126,15 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
          i++) {
         at.is_ancestor = true;
         load_cost chain = chain_of(&depth, at.tensor, context, &t->shape);
-        light += light || budget_allows_chain(&save->coding.budget, &chain, base, LIGHT * PART_LOSSY);
-        if (light <= 1 || ranks_before(&at, p)) {
+        uint32_t found =
+            light + (light || budget_allows_chain(&save->coding.budget, &chain, base, LIGHT * PART_LOSSY));
+        if (found <= 1 || ranks_before(&at, p)) {
+            if (!has_tile(&at, save, t, context)) {
+                continue;
+            }
             *p = at;
         }
+        light = found;
     }
 }
 

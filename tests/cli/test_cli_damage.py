@@ -81,9 +81,12 @@ def test_same_ok_does_not_trust_copies(store):
     assert st.same(store.load("--step", 3)[0], state(1, 3))  # a load still uses the copy
 
 
-@pytest.mark.parametrize("damage", [
+LOSSES = pytest.mark.parametrize("damage", [
     lambda chunk: chunk.unlink(), lambda chunk: os.truncate(chunk, chunk.stat().st_size // 2),
     lambda chunk: flip(chunk, chunk.stat().st_size - 20)], ids=["missing", "cut off", "no index"])
+
+
+@LOSSES
 @pytest.mark.parametrize("fidelity", ["exact", "near"])
 def test_copies_do_not_hide_a_chain_that_lost_a_file(store, damage, fidelity):
     """No delta on such a parent can be committed, so the next save does without its copies."""
@@ -97,6 +100,20 @@ def test_copies_do_not_hide_a_chain_that_lost_a_file(store, damage, fidelity):
     store.save(5, state(1, 5), *options)
     shutil.rmtree(store.path / "data/k")
     assert verified(store)["newest_intact"] == ["a@5"]
+
+
+@LOSSES
+def test_a_delta_on_what_a_damaged_parent_still_has(store, damage):
+    """The parent names a file that is lost, and the next save needs only what the parent has in its own."""
+    base = chunk_of(store, lambda: store.save(1, state(1)))
+    frozen = {"frozen": np.random.default_rng(7).standard_normal(20_000)}
+    store.save(2, state(1, 2) | frozen)
+    damage(base)
+    for step in (3, 4):
+        damaged = "the parent a@2 are damaged" if step == 3 else None
+        store.save(step, state(1, step) | frozen, expect_message=damaged)
+    assert [c["kind"] for c in store.checkpoints()] == ["base", "delta", "delta", "delta"]
+    assert verified(store)["newest_intact"] == ["a@4"]
 
 
 def test_an_intact_store(chain):
