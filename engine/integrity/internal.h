@@ -155,9 +155,6 @@ ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const par
 /* Path at which a chunk file is rebuilt: STORE/data/p/HEX.ckd.tmp */
 pathname path_rebuilt(const char *store, const ckd_id *file);
 
-/* repair_publish.c: Moves an unusable file to data/q. Locks and errors as repair_publish. */
-ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
-                            ckd_error *err);
 /*
  * repair_publish.c: Removes everything from data/q, except records by which a checkpoint may still come back. The
  * caller holds the publish lock. Errors: IO (a directory is not empty), those of files.

@@ -238,7 +238,7 @@ static ckd_status check_members(bool *right, repairing *r, const parity_group *g
 /* A file cannot replace a directory: moves it aside. */
 static ckd_status move_directory_aside(const repairing *r, const char *path, ckd_error *err) {
     pathname aside;
-    return dir_exists(path) ? repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
+    return dir_exists(path) ? damage_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
                             : CKD_OK;
 }
 
@@ -334,7 +334,7 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
         if (!r->options->dry_run) {
             status = store_lock_publish(&lock, r->store, err);
             if (status == CKD_OK) {
-                status = repair_put_aside(&aside, r->store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+                status = damage_put_aside(&aside, r->store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
                 lock_release(lock);
             }
         }

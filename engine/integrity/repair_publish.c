@@ -2,7 +2,6 @@
  * Gives rebuilt files their names. Damaged files stay until a user says that they are of no use: two half-damaged
  * copies may be all that is left.
  */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "engine/integrity/internal.h"
@@ -12,12 +11,6 @@ pathname path_rebuilt(const char *store, const ckd_id *file) {
     ckd_id_text(hex, file);
     snprintf(name, sizeof(name), "%s.ckd.tmp", hex);
     return path_of(store, DIR_PARITY, name);
-}
-
-static pathname aside_of(const ckd_store *store, const char *name) {
-    char file[CKD_RUN_MAX + 96];
-    snprintf(file, sizeof(file), "%s.%" PRIu64, name, clock_wall_ns());
-    return path_of(store->path, DIR_DAMAGED, file);
 }
 
 /* Links the old file under a second name if possible. So its own name is never missing. */
@@ -36,7 +29,7 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
     ckd_status status = CKD_OK;
     aside->text[0] = '\0';
     if (file_exists(path.text)) {
-        *aside = aside_of(store, name);
+        *aside = damage_path_aside(store, name);
         status = keep_old(store, path.text, aside, err);
     }
     if (status == CKD_OK) { /* a directory cannot be linked, and was moved by now */
@@ -46,20 +39,10 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
-ckd_status repair_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
-                            ckd_error *err) {
-    pathname path = path_of(store->path, dir, name);
-    *aside = aside_of(store, name);
-    ckd_status status = damage_make_folder(store, err);
-    THEN(status, file_rename_noreplace(path.text, aside->text, err));
-    THEN(status, dir_sync(path_in(store->path, DIR_DAMAGED).text, err));
-    return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
-}
-
 ckd_status repair_remove_or_set_aside(const ckd_store *store, const char *dir, const char *name,
                                       ckd_error *err) {
     pathname path = path_of(store->path, dir, name), aside;
-    return dir_exists(path.text) ? repair_put_aside(&aside, store, dir, name, err)
+    return dir_exists(path.text) ? damage_put_aside(&aside, store, dir, name, err)
                                  : file_remove(path.text, true, err);
 }
 
@@ -96,7 +79,7 @@ static ckd_status put_spare_aside(ckd_store *store, const parity_sets *sets, rep
         (void)parity_sets_of(sets, &v.strays[i].id, &groups);
         if (v.strays[i].spare && !groups) {
             pathname path = path_chunk(store->path, &v.strays[i].id, ""), aside;
-            status = repair_put_aside(&aside, store, DIR_CHUNKS, strrchr(path.text, '/') + 1, err);
+            status = damage_put_aside(&aside, store, DIR_CHUNKS, strrchr(path.text, '/') + 1, err);
             THEN(status, moved(context, path.text, aside.text, err));
         }
     }

@@ -84,26 +84,40 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
 
 /*
  * The catalog, by which policies choose, may lack what other processes published. It may also list a checkpoint whose
- * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first.
+ * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first. *in_step: false if the file may
+ * have such rows still.
  */
-static ckd_status sync_catalog(ckd_store *store, ckd_error *err) {
+static ckd_status sync_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_sync_catalog(store, err);
+    *in_step = status == CKD_OK && !store->catalog_in_memory;
     pthread_mutex_unlock(&store->mutex);
     return status;
 }
 
+/* A full disk must not keep anybody from deleting. */
+static ckd_status record_losses(ckd_store *store, ckd_error *err) {
+    bool in_step;
+    ckd_error why = {0};
+    (void)sync_catalog(&in_step, store, NULL);
+    ckd_status status = in_step ? CKD_OK : vanished_save_found(store, &why);
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (status != CKD_OK) {
+        store_message(store, "lost checkpoints could not be recorded before the deletion: %s", why.message);
+    }
+    return CKD_OK;
+}
+
 static ckd_status change(ckd_store *store, const selection *s, change_fn make, ckd_error *err) {
     file_lock *lock;
-    ckd_error why = {0};
     ckd_status status = store_check_writable(store, err);
     THEN(status, store_lock_publish_within(&lock, store, s->timeout_ms, err));
     if (status != CKD_OK) {
         return status;
     }
-    if (sync_catalog(store, &why) != CKD_OK) { /* a full disk must not keep anybody from deleting */
-        status = vanished_save_found(store, err);
-    }
+    status = record_losses(store, err);
     THEN(status, change_locked(store, s, make, err));
     lock_release(lock);
     return status;
@@ -113,11 +127,15 @@ ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void 
                               ckd_error *err) {
     file_lock *lock;
     deletion_choice c = {.ids = NULL};
+    bool in_step;
     ckd_status status = store_lock_publish_within(&lock, store, timeout_ms, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = sync_catalog(store, err);
+    status = sync_catalog(&in_step, store, err);
+    if (status == CKD_OK && !in_step) {
+        status = vanished_save_found(store, err);
+    }
     THEN(status, choose(context, &c, err));
     if (status == CKD_OK && c.count) {
         selection s = {.ids = c.ids, .count = c.count, .undo_s = c.undo_s};

@@ -409,7 +409,8 @@ typedef struct rename_request {
 /* The caller holds the publish lock and the mutex. */
 static ckd_status prepare(rename_request *q, ckd_error *err) {
     renaming *r = &q->r;
-    ckd_status status = store_recover(r->store, err); /* also removes what compactions replaced */
+    ckd_status status = store_sync_catalog(r->store, err);
+    THEN(status, store_recover(r->store, err)); /* also removes what compactions replaced */
     THEN(status, store_sync_catalog(r->store, err));
     THEN(status, open_renaming(r, err));
     THEN(status, check_request(r, err));

@@ -274,7 +274,7 @@ ckd_status trash_would_free(ckd_collected *out, const manifest_set *chosen, ckd_
 /* ---- locks ---- */
 
 typedef struct attempt {
-    const ckd_store *store;
+    ckd_store *store;
     uint32_t lock_ms; /* for the publish lock */
     bool all, force;
     bool only_replaced; /* leaves the trash alone */
@@ -302,6 +302,7 @@ static ckd_status try_collect(void *context, ckd_error *err) {
         status =
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
+            store_sync_usable_catalog(a->store);
             status = a->checked->more ? CKD_OK : collect(a->out, a->store, a->all, false, a->force, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
@@ -410,6 +411,9 @@ ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
     }
     ckd_error why = {0};
     checked_files checked = {0};
+    if (expired) { /* a deletion may have died before the catalog, and its tombstone is about to go */
+        store_sync_usable_catalog(store);
+    }
     ckd_status status =
         replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;
     checked_files_free(&checked);

@@ -145,9 +145,11 @@ static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *e
 
 ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *err) {
     bool ignored;
-    ckd_status status = vanished_save_found(store, err);
-    if (status != CKD_OK) {
-        return status;
+    ckd_error why = {0};
+    ckd_status status = vanished_save_found(store, &why);
+    /* Of a damaged catalog nothing more can be kept. Any other one stays until its lost checkpoints are kept. */
+    if (status == CKD_E_NOMEM || (status != CKD_OK && on_request)) {
+        return err_from(err, status, &why);
     }
     store->all_tensors = on_request;
     status = make_file(&ignored, store, err);
@@ -181,6 +183,25 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
     }
     store_message(store, "continuing without the catalog: %s", why.message);
     return store_use_memory_catalog(store, err);
+}
+
+void store_sync_usable_catalog(ckd_store *store) {
+    reconcile_result merged;
+    uint64_t skipped = store->manifests_skipped;
+    if (pthread_mutex_trylock(&store->mutex) != 0) {
+        return;
+    }
+    bool is_new = !store->catalog, usable = is_new || !store->catalog_in_memory;
+    if (is_new) {
+        usable = file_exists(path_in(store->path, FILE_CATALOG).text) &&
+                 use_file(store, FILE_CATALOG, NULL) == CKD_OK;
+    }
+    if (usable && store_reconcile_catalog(&merged, store, NULL) != CKD_OK && is_new) {
+        catalog_close(store->catalog);
+        store->catalog = NULL;
+    }
+    store->manifests_skipped = skipped;
+    pthread_mutex_unlock(&store->mutex);
 }
 
 ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err) {

@@ -208,7 +208,8 @@ static ckd_status compare_all(agreement **out, const ckd_store *store, const man
 
 /*
  * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone. A
- * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing.
+ * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing. A row that cannot be kept must
+ * stay in the catalog, so the failure ends the merge.
  */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
                                 const ckd_checkpoint_list *listed, const agreement *found, ckd_error *err) {
@@ -230,7 +231,7 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
         }
     }
     if (status == CKD_OK && count) {
-        status = vanished_save(store, lost, count, deletion_mark_is_current(noted, store), err);
+        status = vanished_save(store, lost, count, noted, err);
     }
     manifests_free(&tombstones);
     free(lost);
@@ -326,6 +327,7 @@ ckd_status store_record_meta(ckd_store *store, const char *key, const char *text
 /* State of the folders, read before the names of the manifests. */
 typedef struct folder_marks {
     char folders[CATALOG_META], deletions[CATALOG_META];
+    bool deletions_unknown; /* the catalog then keeps the mark that it has, which is no newer */
 } folder_marks;
 
 /* Compares both lists, which are in the same order. */
@@ -364,7 +366,9 @@ static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *mar
     if (status == CKD_OK && !store->catalog_in_memory) {
         status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
     }
-    THEN(status, catalog_set_meta(store->catalog, DELETION_MARK_META, marks->deletions, err));
+    if (status == CKD_OK && !marks->deletions_unknown) {
+        status = catalog_set_meta(store->catalog, DELETION_MARK_META, marks->deletions, err);
+    }
     if (status != CKD_OK) {
         catalog_rollback(store->catalog);
         return status;
@@ -440,7 +444,7 @@ ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, c
     *result = (reconcile_result){0};
     folder_marks marks;
     manifest_list manifests;
-    deletion_mark_read(marks.deletions, store);
+    marks.deletions_unknown = deletion_mark_read(marks.deletions, store, NULL) != CKD_OK;
     mark_of(marks.folders, store);
     ckd_status status = manifests_read(&manifests, store, err);
     if (status == CKD_OK) {

@@ -1,5 +1,6 @@
 #include "engine/store/damage.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -280,6 +281,22 @@ void dependency_infos_free(dependency_info *all, size_t count) {
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_create(path_in(store->path, DIR_DAMAGED).text, true, err);
     return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+}
+
+pathname damage_path_aside(const ckd_store *store, const char *name) {
+    char file[CKD_RUN_MAX + 96];
+    snprintf(file, sizeof(file), "%s.%" PRIu64, name, clock_wall_ns());
+    return path_of(store->path, DIR_DAMAGED, file);
+}
+
+ckd_status damage_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
+                            ckd_error *err) {
+    pathname path = path_of(store->path, dir, name);
+    *aside = damage_path_aside(store, name);
+    ckd_status status = damage_make_folder(store, err);
+    THEN(status, file_rename_noreplace(path.text, aside->text, err));
+    THEN(status, dir_sync(path_in(store->path, DIR_DAMAGED).text, err));
+    return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
 /* ---- pins, tags, policies and parity settings ---- */

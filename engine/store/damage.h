@@ -42,6 +42,11 @@ void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, 
 
 /* Makes data/q, the folder for files that are put aside, and makes its name durable. Errors: IO, NOSPACE. */
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err);
+/* A new name in data/q for a file. */
+pathname damage_path_aside(const ckd_store *store, const char *name);
+/* Moves an unusable file to data/q, durably. Under the publish lock. Errors: IO, NOSPACE. */
+ckd_status damage_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
+                            ckd_error *err);
 
 /* A checkpoint, and what its manifest says it depends on. */
 typedef struct dependency_info {
@@ -156,6 +161,13 @@ typedef struct stray_file {
     bool spare;     /* nothing is lost, and no checkpoint can need it (vanished_find) */
 } stray_file;
 
+/* Whether the rows of catalog.db are known. */
+typedef enum rows_known {
+    ROWS_KNOWN,
+    ROWS_LATER, /* it cannot be read now: it is busy, say, or there are too many open files */
+    ROWS_GONE,  /* it is missing, damaged or of an older version, and a writer makes another */
+} rows_known;
+
 typedef struct vanished {
     stray_file *strays; /* sorted by id */
     size_t stray_count;
@@ -163,6 +175,8 @@ typedef struct vanished {
     size_t count, capacity;
     ckd_checkpoint *doubtful; /* the same, but the catalog is older than some deletion: lost or deleted */
     size_t doubtful_count, doubtful_capacity;
+    bool unweighed;  /* the deletion mark cannot be read now: a doubtful checkpoint may be a lost one */
+    rows_known rows; /* unless they are known, more checkpoints may be lost */
 } vanished;
 
 /*
@@ -185,15 +199,15 @@ ckd_status vanished_add_lost(const ckd_checkpoint *c, const ckd_store *store, da
 
 /*
  * Keeps lost checkpoints in data/q, for vanished_find, before the catalog drops rows that have neither a manifest nor a
- * tombstone. current: no deletion has begun since the catalog was last in step. A row that cannot be kept causes a
- * message, not a failure. Under the publish lock. Errors: NOMEM.
+ * tombstone. noted: the deletion mark that the catalog recorded when it was last in step. After a failure the rows must
+ * stay in the catalog. Under the publish lock. Errors: NOSPACE, IO (also for a missing permission), NOMEM.
  */
 ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *checkpoints, size_t count,
-                         bool current, ckd_error *err);
+                         const char noted[CATALOG_META], ckd_error *err);
 
 /*
  * Does the same for all that vanished_find finds, before a catalog is made from the manifests alone. Under the publish
- * lock. Errors: NOMEM.
+ * lock. Errors: as vanished_save.
  */
 ckd_status vanished_save_found(const ckd_store *store, ckd_error *err);
 
@@ -208,7 +222,8 @@ ckd_status vanished_check_none(const ckd_store *store, ckd_error *err);
 
 /*
  * The same before chunk files are removed. A manifest may have disappeared since the catalog was last in step, so this
- * also looks for checkpoints that the catalog lists and that are lost. Under the publish lock. Errors: STATE, IO, NOMEM.
+ * also looks for checkpoints that the catalog lists and that are lost. Under the publish lock. Errors: STATE (also if the
+ * catalog or the deletion mark cannot be read now), IO, NOMEM.
  */
 ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err);
 

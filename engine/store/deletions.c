@@ -4,18 +4,22 @@
 
 #define MARK_MAX 4096 /* maximum bytes read of the file */
 
-void deletion_mark_read(char out[CATALOG_META], const ckd_store *store) {
+ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ckd_error *err) {
     ckd_id mark;
     bytes data = {0};
+    ckd_error why = {0};
     pathname p = path_in(store->path, FILE_DELETIONS);
     out[0] = '\0';
-    if (file_read_all(&data, p.text, MARK_MAX, NULL) == CKD_OK &&
+    ckd_status status = file_read_all(&data, p.text, MARK_MAX, &why);
+    if (status == CKD_OK &&
         deletions_decode(&mark, &store->id, data.data, data.size, p.text, NULL) == CKD_OK) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, &mark);
         snprintf(out, CATALOG_META, "%s", hex);
     }
     bytes_free(&data);
+    bool known = status == CKD_OK || status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
+    return known ? CKD_OK : err_from(err, status, &why);
 }
 
 /*
@@ -59,8 +63,10 @@ ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-bool deletion_mark_is_current(const char noted[CATALOG_META], const ckd_store *store) {
+ckd_status deletion_mark_is_current(bool *out, const char noted[CATALOG_META], const ckd_store *store,
+                                    ckd_error *err) {
     char now[CATALOG_META];
-    deletion_mark_read(now, store);
-    return now[0] && strcmp(now, noted) == 0;
+    ckd_status status = deletion_mark_read(now, store, err);
+    *out = now[0] && strcmp(now, noted) == 0;
+    return status;
 }

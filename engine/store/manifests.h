@@ -15,19 +15,20 @@
 #define DELETION_MARK_META "deletions" /* key in the catalog's table meta */
 
 /*
- * Reads the mark, in the form that the catalog records. "": it is missing or unreadable, and then no catalog counts as
- * current.
+ * Reads the mark, in the form that the catalog records. "": it is missing or damaged, and then no catalog counts as
+ * current. Errors: IO, NOMEM (the mark is unknown now, and may be readable later).
  */
-void deletion_mark_read(char out[CATALOG_META], const ckd_store *store);
+ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ckd_error *err);
 
 /* Replaces the mark durably. Under the publish lock. Errors: IO, NOSPACE, NOMEM. */
 ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err);
 
 /*
  * Whether no deletion has begun since a catalog recorded `noted`. The caller has read, in this order: the mark, the
- * rows, the names of manifests and tombstones.
+ * rows, the names of manifests and tombstones. Errors: IO, NOMEM; then *out is false.
  */
-bool deletion_mark_is_current(const char noted[CATALOG_META], const ckd_store *store);
+ckd_status deletion_mark_is_current(bool *out, const char noted[CATALOG_META], const ckd_store *store,
+                                    ckd_error *err);
 
 /*
  * All manifests of a store, including those of deleted checkpoints, and the checkpoints that writers at work read.

@@ -57,12 +57,11 @@ static bool is_named(const named_files *named, const ckd_id *id) {
 
 /*
  * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one was
- * probably deleted, and others may still use its records.
+ * probably deleted, and others may still use its records. A file that cannot be read may have such records.
  */
 static bool is_of_lost(const ckd_store *store, const ckd_id *file, const vanished *v) {
     bytes ids = {0};
-    bool found = false;
-    strays_add_recorded(&ids, store, file);
+    bool found = v->count && !strays_add_recorded(&ids, store, file);
     ids_sort(&ids);
     for (size_t i = 0; i < v->count && !found; i++) {
         found = ids_contain(&ids, &v->items[i].id);
@@ -71,33 +70,78 @@ static bool is_of_lost(const ckd_store *store, const ckd_id *file, const vanishe
     return found;
 }
 
-/*
- * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed, and the
- * manifest is lost, its files are all that is left. Without the intent they are files that nothing names, which repair
- * makes a manifest of.
- */
-static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
-                               const named_files *named, ckd_error *err) {
+/* A writer died while it wrote the catalog. A writer that opens it rolls its journal back, as recovery may. */
+static void roll_back_catalog(const ckd_store *store) {
+    catalog *c = NULL;
+    if (file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) &&
+        file_exists(path_in(store->path, FILE_CATALOG).text)) {
+        (void)catalog_open(&c, path_in(store->path, FILE_CATALOG).text, CATALOG_WRITE, &store->id, 0, NULL);
+        catalog_close(c);
+    }
+}
+
+/* Removes a file that was never committed; with `doubt`, moves it to data/q, as it may have been. */
+static ckd_status drop_file(const ckd_store *store, const ckd_id *id, bool doubt, ckd_error *err) {
+    pathname p = path_chunk(store->path, id, ""), aside;
+    return !file_exists(p.text) ? CKD_OK
+           : doubt              ? damage_put_aside(&aside, store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err)
+                                : file_remove(p.text, true, err);
+}
+
+static ckd_status drop_files(const ckd_store *store, const intent *dead, const named_files *named,
+                             const vanished *lost, ckd_error *err) {
     ckd_status status = CKD_OK;
-    vanished lost = {0};
+    bool doubt = lost->rows == ROWS_GONE;
+    for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
+        const ckd_id *id = &dead->files[i].id;
+        status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
+        if (status == CKD_OK && !is_named(named, id) && !is_of_lost(store, id, lost)) {
+            status = drop_file(store, id, doubt, err);
+        }
+    }
+    return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
+}
+
+static bool has_unnamed(const ckd_store *store, const intent *dead, const named_files *named) {
     bool unnamed = false;
     for (size_t i = 0; i < dead->file_count && !unnamed; i++) {
         const ckd_id *id = &dead->files[i].id;
         unnamed = !is_named(named, id) && file_exists(path_chunk(store->path, id, "").text);
     }
+    return unnamed;
+}
+
+/*
+ * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed, and the
+ * manifest is lost, its files are all that is left. Without the intent they are files that nothing names, which repair
+ * makes a manifest of. Only the catalog tells whether the writer had committed. While that cannot be read, all stays;
+ * where it is gone, the files go to data/q.
+ */
+static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
+                               const named_files *named, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    vanished lost = {0};
+    bool unnamed = has_unnamed(store, dead, named);
     if (unnamed) {
+        roll_back_catalog(store);
         status = vanished_find(&lost, store, err);
     }
-    for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
-        const ckd_id *id = &dead->files[i].id;
-        status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
-        if (status == CKD_OK && !is_named(named, id) && !is_of_lost(store, id, &lost)) {
-            status = file_remove(path_chunk(store->path, id, "").text, true, err);
-        }
+    bool later = lost.unweighed || lost.rows == ROWS_LATER, aside = lost.rows == ROWS_GONE;
+    if (status == CKD_OK && !later) {
+        status = drop_files(store, dead, named, &lost, err);
+        THEN(status, file_remove(intent_path, true, err));
     }
     vanished_free(&lost);
-    THEN(status, dir_sync(path_in(store->path, DIR_CHUNKS).text, err));
-    return status == CKD_OK ? file_remove(intent_path, true, err) : status;
+    if (status == CKD_OK) {
+        store_message(store,
+                      later ? "what a writer of %s@%llu left stays for now, as the catalog cannot be read"
+                      : aside
+                          ? "a writer of %s@%llu died, and no catalog tells whether it had finished: what it "
+                            "left is in data/q; ckptdelta repair --purge removes it"
+                          : "cleaned up after a writer of %s@%llu that died",
+                      dead->run, (unsigned long long)dead->step);
+    }
+    return status;
 }
 
 static ckd_status visit_intent(const ckd_store *store, const char *name, named_files *named, bool *loaded,
@@ -123,8 +167,6 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
             store_message(store, "leftovers of a writer that died stay: a damaged manifest may name them");
         } else if (status == CKD_OK) {
             status = clean_intent(store, p.text, &dead, named, err);
-            store_message(store, "cleaned up after a writer of %s@%llu that died", dead.run,
-                          (unsigned long long)dead.step);
         }
     }
     intent_free(&dead);
@@ -151,13 +193,13 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
 
 /*
  * A store of an early version has no deletion mark. Without a mark no catalog counts as current, which is no reason to
- * fail.
+ * fail. A mark that cannot be read now stays: a new one would make a current catalog doubtful.
  */
 static void make_deletion_mark(const ckd_store *store) {
     char mark[CATALOG_META];
     ckd_error why = {0};
-    deletion_mark_read(mark, store);
-    if (!mark[0] && deletion_mark_renew(store, &why) != CKD_OK) {
+    bool known = deletion_mark_read(mark, store, NULL) == CKD_OK;
+    if (known && !mark[0] && deletion_mark_renew(store, &why) != CKD_OK) {
         store_message(store, "the deletion mark cannot be written: %s", why.message);
     }
 }

@@ -98,11 +98,11 @@ ckd_status strays_add_manifests(bytes *named, bytes *checkpoints, bool *complete
                : status;
 }
 
-/* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
-void strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
     chunk *c;
-    if (chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL) != CKD_OK) {
-        return;
+    ckd_status status = chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL);
+    if (status != CKD_OK) {
+        return status == CKD_E_NOT_FOUND;
     }
     for (size_t i = 0; i < c->outer_count; i++) {
         const ckd_id *id = &c->outer[i].tensor->checkpoint;
@@ -111,6 +111,7 @@ void strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
         }
     }
     chunk_close(c);
+    return true;
 }
 
 static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *id, ckd_error *err) {

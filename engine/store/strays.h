@@ -10,8 +10,8 @@ void ids_sort(bytes *ids);
 
 /* Adds the ids of all chunk files in data/c. Errors: IO, NOMEM. */
 ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
-/* Adds the checkpoints that a chunk file has records of; none if it cannot be read. */
-void strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
+/* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
+bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
 /*
  * Adds the files and the checkpoints of all manifests: of all generations, and of deleted checkpoints. *complete:
  * cleared if a manifest is unreadable. Errors: IO, NOMEM.

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/store/lost_rows.h"
 #include "engine/store/manifests.h"
 #include "engine/store/strays.h"
 
@@ -107,10 +108,16 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
                : CKD_OK;
 }
 
-/* Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. */
+/*
+ * Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. As long as
+ * their weight is unknown, they may be lost ones, and stay.
+ */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
-    ckd_status status = v->doubtful_count ? strays_list_chunks(&files, store, err) : CKD_OK;
+    if (v->unweighed || !v->doubtful_count) {
+        return CKD_OK;
+    }
+    ckd_status status = strays_list_chunks(&files, store, err);
     for (size_t i = 0; i < files.size / sizeof(ckd_id) && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
@@ -139,7 +146,24 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
 typedef struct rows {
     ckd_checkpoint_list list;
     char noted[CATALOG_META]; /* the deletion mark, read before the rows */
+    rows_known known;
+    ckd_error why; /* unless they are known */
 } rows;
+
+/* A journal is that of a writer that died: the next writer rolls it back, and then the rows can be read. */
+static rows_known rows_after(ckd_status status, const ckd_store *store) {
+    switch (status) {
+    case CKD_OK:
+        return ROWS_KNOWN;
+    case CKD_E_CORRUPT:
+        return file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) ? ROWS_LATER : ROWS_GONE;
+    case CKD_E_NOT_FOUND:
+    case CKD_E_MISMATCH:
+        return ROWS_GONE;
+    default:
+        return ROWS_LATER;
+    }
+}
 
 /* Reads a catalog's rows; none if it cannot be read. */
 static ckd_status read_rows(rows *out, const ckd_store *store, const char *name, ckd_error *err) {
@@ -152,33 +176,33 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     THEN(status, catalog_meta(out->noted, c, DELETION_MARK_META, &why));
     THEN(status, catalog_list(&out->list, c, NULL, &why));
     catalog_close(c);
+    out->known = rows_after(status, store);
+    out->why = why;
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
-/*
- * Considers rows without a manifest or a tombstone. otherwise: their weight if the catalog is older than some deletion.
- */
-static ckd_status add_lost_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
-                                witness otherwise, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    witness w = deletion_mark_is_current(r->noted, store) ? PROVES : otherwise;
-    for (size_t i = 0; i < r->list.count && status == CKD_OK; i++) {
-        const ckd_checkpoint *c = &r->list.items[i];
-        status = is_named(e, c) ? CKD_OK : add_if_lost(v, e, c, w, err);
-    }
+/* otherwise: the weight of rows if the catalog is older than some deletion. Errors: IO, NOMEM; then it is that, too. */
+static ckd_status weigh(witness *out, const char noted[CATALOG_META], const ckd_store *store,
+                        witness otherwise, ckd_error *err) {
+    bool current;
+    ckd_status status = deletion_mark_is_current(&current, noted, store, err);
+    *out = current ? PROVES : otherwise;
     return status;
 }
 
-/* Reads a file that data/q keeps of a checkpoint; false unless its name has this suffix. */
-static bool read_lost_file(manifest *out, const ckd_store *store, const char *name, const char *end) {
-    bytes data = {0};
-    pathname p = path_of(store->path, DIR_DAMAGED, name);
-    size_t length = strlen(name);
-    bool matches = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
-                   file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
-                   manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
-    bytes_free(&data);
-    return matches;
+/* Considers rows without a manifest or a tombstone. otherwise: as for weigh. */
+static ckd_status add_lost_rows(vanished *v, const evidence *e, const rows *r, const ckd_store *store,
+                                witness otherwise, ckd_error *err) {
+    witness w;
+    ckd_status status = CKD_OK;
+    bool weighed = weigh(&w, r->noted, store, otherwise, NULL) == CKD_OK;
+    for (size_t i = 0; i < r->list.count && status == CKD_OK; i++) {
+        const ckd_checkpoint *c = &r->list.items[i];
+        bool named = is_named(e, c);
+        status = named ? CKD_OK : add_if_lost(v, e, c, w, err);
+        v->unweighed = v->unweighed || (!named && !weighed && otherwise == DOUBTFUL);
+    }
+    return status;
 }
 
 static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
@@ -189,10 +213,10 @@ static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_sto
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
-        if (read_lost_file(&m, store, list.names[i], VANISHED_END)) {
+        if (lost_row_read(&m, store, list.names[i], VANISHED_END)) {
             status = add_if_lost(v, e, &m.checkpoint, PROVES, err);
             manifest_free(&m);
-        } else if (read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
+        } else if (lost_row_read(&m, store, list.names[i], DOUBTFUL_END)) {
             /* A later checkpoint of the name does not matter: this one was missed before it was saved. */
             status = is_deleted(e, &m.checkpoint) ? CKD_OK : add_if_lost(v, e, &m.checkpoint, DOUBTFUL, err);
             manifest_free(&m);
@@ -211,6 +235,7 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     THEN(status, read_rows(&old, store, FILE_CATALOG ".old", err));
     THEN(status, find_evidence(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &now, store, DOUBTFUL, err));
+    out->rows = now.known;
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
@@ -311,74 +336,52 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
     return status;
 }
 
-/* The id is in the name: a checkpoint may be lost, saved again as the same generation, and lost again. */
-static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
-    char name[CKD_RUN_MAX + 96], id[CKD_ID_TEXT];
-    ckd_id_text(id, &c->id);
-    snprintf(name, sizeof(name), "%s.%llu.%u.%s%s", c->run, (unsigned long long)c->step,
-             (unsigned)c->generation, id, end);
-    return path_of(store->path, DIR_DAMAGED, name);
+/* A row that cannot be weighed or kept now stays where it is. That is no damage of the catalog, whatever the status. */
+static ckd_status not_now(ckd_error *err, ckd_status status, const ckd_error *why) {
+    ckd_status out = status == CKD_E_NOSPACE ? status : CKD_E_IO;
+    (void)err_from(err, out, why);
+    if (err) {
+        err->status = out;
+    }
+    return out;
 }
 
-static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *checkpoint, const char *end,
-                                  ckd_error *err) {
-    bytes data = {0};
-    manifest m = {.checkpoint = *checkpoint};
-    pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
-    manifest_encode(&data, &store->id, &m);
-    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
-    THEN(status, damage_make_folder(store, err));
-    if (status == CKD_OK) { /* a writer that died may have left it */
-        status = file_remove(temporary.text, true, err);
-    }
-    if (status == CKD_OK) {
-        status = file_create_durable(lost_file_path(store, checkpoint, end).text, temporary.text, data.data,
-                                     data.size, err);
-    }
-    bytes_free(&data);
-    return status == CKD_E_EXISTS ? CKD_OK : status;
-}
-
-static ckd_status save_lost_row(const ckd_store *store, const ckd_checkpoint *c, const char *end,
-                                ckd_error *err) {
-    ckd_error why = {0};
-    ckd_status status = write_lost_file(store, c, end, &why);
-    if (status == CKD_E_NOMEM) {
-        return err_from(err, status, &why);
-    }
+static ckd_status unweighed_error(const ckd_store *store, ckd_error *err) {
+    char mark[CATALOG_META];
+    ckd_status status = deletion_mark_read(mark, store, err);
     if (status != CKD_OK) {
-        store_message(store, "the catalog's record of the lost checkpoint %s@%llu cannot be saved: %s",
-                      c->run, (unsigned long long)c->step, why.message);
+        return status;
     }
-    return CKD_OK;
+    err_set(
+        err, CKD_E_IO,
+        "the deletion mark could not be read, so it is unknown whether checkpoints without a manifest are lost; "
+        "try again");
+    return err_in_file(err, CKD_E_IO, path_in(store->path, FILE_DELETIONS).text);
 }
 
-void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
-    dir_list list;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return;
+/* Keeps them all as far as possible. Errors: IO (one of them could not be kept), NOMEM. */
+static ckd_status keep_rows(const vanished *v, const ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < v->count + v->doubtful_count && status != CKD_E_NOMEM; i++) {
+        bool lost = i < v->count;
+        const ckd_checkpoint *c = lost ? &v->items[i] : &v->doubtful[i - v->count];
+        ckd_error why = {0};
+        ckd_status kept = lost_row_keep(store, c, lost ? VANISHED_END : DOUBTFUL_END, &why);
+        status = kept == CKD_OK ? status : err_from(err, kept, &why);
     }
-    for (size_t i = 0; i < list.count; i++) {
-        manifest m;
-        if (read_lost_file(&m, store, list.names[i], VANISHED_END) ||
-            read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
-            if (id_equal(&m.checkpoint.id, checkpoint)) {
-                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
-            }
-            manifest_free(&m);
-        }
-    }
-    dir_list_free(&list);
+    return status;
 }
 
 ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *checkpoints, size_t count,
-                         bool current, ckd_error *err) {
+                         const char noted[CATALOG_META], ckd_error *err) {
     vanished v = {0};
     evidence e = {0};
+    witness w;
     ckd_error why = {0};
     ckd_status status = find_evidence(&v, &e, store, &why);
+    THEN(status, weigh(&w, noted, store, DOUBTFUL, &why));
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        status = add_if_lost(&v, &e, checkpoints[i], current ? PROVES : DOUBTFUL, &why);
+        status = add_if_lost(&v, &e, checkpoints[i], w, &why);
     }
     THEN(status, drop_without_records(&v, store, &why));
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
@@ -387,97 +390,42 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *ch
                       "the manifest of %s@%llu is gone, and nobody deleted the checkpoint: ckptdelta repair "
                       "may bring it back",
                       c->run, (unsigned long long)c->step);
-        status = save_lost_row(store, c, VANISHED_END, &why);
     }
     for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
         report_doubt(store, &v.doubtful[i]);
-        status = save_lost_row(store, &v.doubtful[i], DOUBTFUL_END, &why);
     }
-    if (status != CKD_OK && status != CKD_E_NOMEM) {
-        store_message(
-            store,
-            "the catalog drops %zu checkpoints without a manifest, and their records cannot be saved: %s",
-            count, why.message);
-    }
+    THEN(status, keep_rows(&v, store, &why));
     vanished_free(&v);
     evidence_free(&e);
-    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    return status == CKD_OK || status == CKD_E_NOMEM ? err_from(err, status, &why)
+                                                     : not_now(err, status, &why);
 }
 
 ckd_status vanished_save_found(const ckd_store *store, ckd_error *err) {
     vanished v;
     ckd_error why = {0};
     ckd_status status = vanished_find(&v, store, &why);
-    for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
-        status = save_lost_row(store, &v.items[i], VANISHED_END, &why);
+    if (status == CKD_OK && v.unweighed) {
+        status = unweighed_error(store, &why);
     }
-    for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
-        status = save_lost_row(store, &v.doubtful[i], DOUBTFUL_END, &why);
-    }
+    THEN(status, keep_rows(&v, store, &why));
     vanished_free(&v);
-    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+    return status == CKD_OK || status == CKD_E_NOMEM ? err_from(err, status, &why)
+                                                     : not_now(err, status, &why);
 }
 
-/*
- * Whether the checkpoint has a manifest, of any generation and under any name, so that it is no longer lost: a copy or a
- * renamed run may have brought it back.
- */
-static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
-    bytes files = {0}, checkpoints = {0};
-    bool complete = true;
-    bool has = strays_add_manifests(&files, &checkpoints, &complete, store, NULL) == CKD_OK;
-    ids_sort(&checkpoints);
-    has = has && ids_contain(&checkpoints, &c->id);
-    bytes_free(&files);
-    bytes_free(&checkpoints);
-    return has;
-}
-
-void vanished_forget_found(const ckd_store *store) {
-    dir_list list;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return;
+static ckd_status refuse_for_now(const ckd_store *store, const rows *now, ckd_error *err) {
+    if (now->known != ROWS_LATER) {
+        return unweighed_error(store, err);
     }
-    for (size_t i = 0; i < list.count; i++) {
-        manifest m;
-        if (read_lost_file(&m, store, list.names[i], VANISHED_END) ||
-            read_lost_file(&m, store, list.names[i], DOUBTFUL_END)) {
-            if (has_manifest(store, &m.checkpoint)) {
-                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
-            }
-            manifest_free(&m);
-        }
+    if (now->why.status != CKD_E_CORRUPT) {
+        return err_from(err, now->why.status, &now->why);
     }
-    dir_list_free(&list);
-}
-
-static ckd_status refuse_removal(const ckd_store *store, const ckd_checkpoint *c, const char *file,
-                                 ckd_error *err) {
     err_set(
         err, CKD_E_STATE,
-        "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
-        "first; where that cannot bring it back, remove this file to give it up",
-        c->run, (unsigned long long)c->step);
-    return err_in_file(err, CKD_E_STATE, path_of(store->path, DIR_DAMAGED, file).text);
-}
-
-ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
-    dir_list list;
-    ckd_status status = CKD_OK;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return CKD_OK;
-    }
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        manifest m;
-        if (read_lost_file(&m, store, list.names[i], VANISHED_END)) {
-            status = has_manifest(store, &m.checkpoint)
-                         ? CKD_OK
-                         : refuse_removal(store, &m.checkpoint, list.names[i], err);
-            manifest_free(&m);
-        }
-    }
-    dir_list_free(&list);
-    return status;
+        "a writer died while it wrote the catalog, so it is unknown whether checkpoints are lost that need what "
+        "would be removed: open the store for writing again first");
+    return err_in_file(err, CKD_E_STATE, path_in(store->path, FILE_CATALOG).text);
 }
 
 /*
@@ -493,8 +441,9 @@ ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err) {
     THEN(status, find_evidence(&v, &e, store, err));
     THEN(status, add_lost_rows(&v, &e, &now, store, DOUBTFUL, err));
     if (status == CKD_OK && v.count) {
-        pathname p = lost_file_path(store, &v.items[0], VANISHED_END);
-        status = refuse_removal(store, &v.items[0], strrchr(p.text, '/') + 1, err);
+        status = lost_row_refuse(store, &v.items[0], err);
+    } else if (status == CKD_OK && (v.unweighed || now.known == ROWS_LATER)) {
+        status = refuse_for_now(store, &now, err);
     }
     catalog_list_free(&now.list);
     evidence_free(&e);

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <sys/stat.h>
@@ -412,6 +413,28 @@ static void test_deleter_died(void **state) {
     disk_end("a dead deletion", d, 3);
 }
 
+/*
+ * The same while another program holds the catalog, so that the row of the deleted checkpoint stays in it. Only the new
+ * deletion mark then tells that the row proves nothing.
+ */
+static void test_deleter_died_beside_a_program(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    struct flock reserved = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0x40000001, .l_len = 1};
+    scene_make(d->p.dir, 0, 3);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    die_while(d, (death){"data/t", 1}, delete_step_2);
+    d->p.now = (expectation){.committed = 3, .possible = 7};
+    power_begin(&d->p, "store/data/t/run.2.0");
+    int program = open(store_path_of(d->p.dir, "catalog.db"), O_RDWR | O_CLOEXEC);
+    assert_true(program >= 0 && fcntl(program, F_OFD_SETLK, &reserved) == 0);
+    disk_must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    disk_expect(d, 3, 3);
+    close(program);
+    ckd_store_close(store);
+    disk_end("a dead deletion beside a program", d, 3);
+}
+
 static void test_catalog_is_mended(void **state) {
     static const char noise[4096] = "this is not a database";
     disk *d = *state;
@@ -450,8 +473,8 @@ static const char *const spared[] = {
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
     "engine/integrity/parity_removal.c:remove_groups parity that comes back is of no use, and is removed when parity is made",
     "engine/integrity/parity_build.c:remove_useless the same",
-    "engine/integrity/repair_publish.c:repair_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
-    "engine/integrity/repair_publish.c:repair_put_aside#2 the same",
+    "engine/store/damage.c:damage_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
+    "engine/store/damage.c:damage_put_aside#2 the same",
     "engine/store/catalog.c:* the catalog can be made anew",
     "engine/store/store.c:create_store names that the sync of the identity's folder covers again",
     NULL};
@@ -486,6 +509,7 @@ int main(void) {
         disk_test(test_renamer_died_at_a_manifest),
         disk_test(test_compactor_died),
         disk_test(test_deleter_died),
+        disk_test(test_deleter_died_beside_a_program),
         disk_test(test_catalog_is_mended),
         disk_test(test_abort_leaves_nothing),
         disk_test(power_parity),

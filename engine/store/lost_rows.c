@@ -1,0 +1,138 @@
+/* Keeps what a catalog knew of lost checkpoints in data/q, each as a manifest without files. */
+#include "engine/store/lost_rows.h"
+
+#include <stdio.h>
+
+#include "engine/store/manifests.h"
+#include "engine/store/strays.h"
+
+/* The id is in the name: a checkpoint may be lost, saved again as the same generation, and lost again. */
+static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, const char *end) {
+    char name[CKD_RUN_MAX + 96], id[CKD_ID_TEXT];
+    ckd_id_text(id, &c->id);
+    snprintf(name, sizeof(name), "%s.%llu.%u.%s%s", c->run, (unsigned long long)c->step,
+             (unsigned)c->generation, id, end);
+    return path_of(store->path, DIR_DAMAGED, name);
+}
+
+static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *checkpoint, const char *end,
+                                  ckd_error *err) {
+    bytes data = {0};
+    manifest m = {.checkpoint = *checkpoint};
+    pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
+    manifest_encode(&data, &store->id, &m);
+    ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    THEN(status, damage_make_folder(store, err));
+    if (status == CKD_OK) { /* a writer that died may have left it */
+        status = file_remove(temporary.text, true, err);
+    }
+    if (status == CKD_OK) {
+        status = file_create_durable(lost_file_path(store, checkpoint, end).text, temporary.text, data.data,
+                                     data.size, err);
+    }
+    bytes_free(&data);
+    return status == CKD_E_EXISTS ? CKD_OK : status;
+}
+
+ckd_status lost_row_keep(const ckd_store *store, const ckd_checkpoint *c, const char *end, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = write_lost_file(store, c, end, &why);
+    if (status == CKD_OK || status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    status = status == CKD_E_NOSPACE ? status : CKD_E_IO;
+    err_set(err, status, "the catalog's record of the lost checkpoint %.128s@%llu cannot be saved: %s",
+            c->run, (unsigned long long)c->step, why.message);
+    if (err) {
+        err->sys_errno = why.sys_errno;
+    }
+    return err_in_file(err, status, lost_file_path(store, c, end).text);
+}
+
+bool lost_row_read(manifest *out, const ckd_store *store, const char *name, const char *end) {
+    bytes data = {0};
+    pathname p = path_of(store->path, DIR_DAMAGED, name);
+    size_t length = strlen(name);
+    bool matches = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
+                   file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
+                   manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
+    bytes_free(&data);
+    return matches;
+}
+
+void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        manifest m;
+        if (lost_row_read(&m, store, list.names[i], VANISHED_END) ||
+            lost_row_read(&m, store, list.names[i], DOUBTFUL_END)) {
+            if (id_equal(&m.checkpoint.id, checkpoint)) {
+                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
+            }
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+}
+
+/*
+ * Whether the checkpoint has a manifest, of any generation and under any name, so that it is no longer lost: a copy or a
+ * renamed run may have brought it back.
+ */
+static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
+    bytes files = {0}, checkpoints = {0};
+    bool complete = true;
+    bool has = strays_add_manifests(&files, &checkpoints, &complete, store, NULL) == CKD_OK;
+    ids_sort(&checkpoints);
+    has = has && ids_contain(&checkpoints, &c->id);
+    bytes_free(&files);
+    bytes_free(&checkpoints);
+    return has;
+}
+
+void vanished_forget_found(const ckd_store *store) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        manifest m;
+        if (lost_row_read(&m, store, list.names[i], VANISHED_END) ||
+            lost_row_read(&m, store, list.names[i], DOUBTFUL_END)) {
+            if (has_manifest(store, &m.checkpoint)) {
+                (void)file_remove(path_of(store->path, DIR_DAMAGED, list.names[i]).text, true, NULL);
+            }
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+}
+
+ckd_status lost_row_refuse(const ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
+    err_set(
+        err, CKD_E_STATE,
+        "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
+        "first; where that cannot bring it back, remove this file to give it up",
+        c->run, (unsigned long long)c->step);
+    return err_in_file(err, CKD_E_STATE, lost_file_path(store, c, VANISHED_END).text);
+}
+
+ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_status status = CKD_OK;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return CKD_OK;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        manifest m;
+        if (lost_row_read(&m, store, list.names[i], VANISHED_END)) {
+            status = has_manifest(store, &m.checkpoint) ? CKD_OK : lost_row_refuse(store, &m.checkpoint, err);
+            manifest_free(&m);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}

@@ -1,0 +1,382 @@
+/* What is known of lost checkpoints stays until their fate is known, whatever cannot be read or written meanwhile. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "engine/store/handle.h"
+#include "engine/store/manifests.h"
+#include "tests/support/scenes.h"
+#include "tests/support/scratch.h"
+#include "tests/support/stored.h"
+#include "tests/support/tempdir.h"
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        fail_msg("%s: %s (%s)", ckd_status_name(status), err->message, err->file);
+    }
+}
+
+static char messages[8192];
+
+static void remember(void *context, const char *message) {
+    (void)context;
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
+}
+
+static ckd_store *open_store(const char *dir, ckd_open_mode mode) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    ckd_error err = {0};
+    o.threads = 1;
+    o.on_message = remember;
+    messages[0] = '\0';
+    must(ckd_store_open(&store, store_path_of(dir, ""), mode, &o, &err), &err);
+    return store;
+}
+
+static void open_and_close(const char *dir) {
+    ckd_store_close(open_store(dir, CKD_OPEN_WRITE));
+}
+
+static void save(ckd_store *store, uint64_t step, bool base) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    s.base = base;
+    must(scene_save(NULL, store, &s, &err), &err);
+}
+
+static void remove_manifest(const char *dir, unsigned long long step) {
+    char name[64];
+    snprintf(name, sizeof(name), "data/m/%s.%llu.0", SCENE_RUN, step);
+    assert_int_equal(unlink(store_path_of(dir, name)), 0);
+}
+
+static size_t files_in(const char *dir, const char *folder) {
+    dir_list list;
+    if (dir_list_read(&list, store_path_of(dir, folder), NULL) != CKD_OK) {
+        return 0;
+    }
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+/* Verify reports the lost manifest of this checkpoint and no other damage. */
+static void check_named(const char *dir, const char *checkpoint) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    assert_int_equal(r->damage_count, 1);
+    assert_non_null(strstr(r->damage[0].what, "the manifest is lost: it is missing"));
+    assert_int_equal(r->damage[0].checkpoint_count, 1);
+    assert_string_equal(r->damage[0].checkpoints[0], checkpoint);
+    ckd_verify_result_free(r);
+    ckd_store_close(store);
+}
+
+static void repair_all(const char *dir, size_t files) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    assert_int_equal(r->left->damage_count, 0);
+    assert_int_equal(r->repaired_count, files);
+    ckd_repair_result_free(r);
+    ckd_store_close(store);
+}
+
+static void check_steps(const char *dir, uint64_t first, uint64_t count) {
+    ckd_store *store = open_store(dir, CKD_OPEN_READ);
+    scene_check(store, first, count);
+    ckd_store_close(store);
+}
+
+/* ---- operations that fail ---- */
+
+typedef struct fault {
+    const char *path; /* a part of it */
+    int errnum;
+    int first, last; /* the operations on it that fail, from 1 */
+    int seen;
+} fault;
+
+static int fail_here(void *context, file_op step, const char *path) {
+    fault *f = context;
+    bool needs_a_descriptor = step == FILE_OP_OPEN || step == FILE_OP_READ;
+    if (step == FILE_OP_LOCK || (f->errnum == EMFILE && !needs_a_descriptor) || !strstr(path, f->path)) {
+        return 0;
+    }
+    f->seen++;
+    return f->seen >= f->first && f->seen <= f->last ? f->errnum : 0;
+}
+
+/* ---- a lost checkpoint without files: the catalog's row is all that is left ---- */
+
+/* Step 2 is a base, and the last one. Its manifest and its file are lost. */
+static void lose_all_of_a_step(const char *dir) {
+    dir_list before;
+    scene_make(dir, 0, 2);
+    assert_int_equal(dir_list_read(&before, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    save(store, 2, true);
+    ckd_store_close(store);
+    dir_list after;
+    assert_int_equal(dir_list_read(&after, store_path_of(dir, "data/c"), NULL), CKD_OK);
+    for (size_t i = 0; i < after.count; i++) {
+        bool old = false;
+        for (size_t k = 0; k < before.count; k++) {
+            old = old || strcmp(before.names[k], after.names[i]) == 0;
+        }
+        if (!old) {
+            char name[128];
+            snprintf(name, sizeof(name), "data/c/%s", after.names[i]);
+            assert_int_equal(unlink(store_path_of(dir, name)), 0);
+        }
+    }
+    dir_list_free(&before);
+    dir_list_free(&after);
+    remove_manifest(dir, 2);
+}
+
+static const char *make_folder(const char *dir, int number) {
+    static char path[600];
+    snprintf(path, sizeof(path), "%s/%d", dir, number);
+    assert_int_equal(mkdir(path, 0700), 0);
+    return path;
+}
+
+/* Any read of the deletion mark fails, or all do. */
+static void test_the_deletion_mark_cannot_be_read(void **state) {
+    static const int errnums[] = {EIO, EMFILE};
+    bool failed = true;
+    for (int at = 0; at == 0 || failed; at++) {
+        const char *dir = make_folder(*state, at);
+        fault f = {.path = "data/deletions", .errnum = errnums[at % 2], .first = at, .last = at ? at : 1000};
+        lose_all_of_a_step(dir);
+        file_set_fault_hook(fail_here, &f);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        failed = f.seen >= f.first;
+        assert_true(at > 0 || strstr(messages, "continuing without the catalog"));
+        check_named(dir, SCENE_RUN "@2");
+    }
+}
+
+/* Nor can a rebuild on request do without it. */
+static void test_a_rebuild_cannot_read_the_deletion_mark(void **state) {
+    fault f = {.path = "data/deletions", .errnum = EIO, .first = 1, .last = 1000};
+    lose_all_of_a_step(*state);
+    file_set_fault_hook(fail_here, &f);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    check_named(*state, SCENE_RUN "@2");
+}
+
+/* Saves go on meanwhile. */
+static void test_data_q_cannot_be_written(void **state) {
+    fault f = {.path = "data/q", .errnum = EACCES, .first = 1, .last = 1000};
+    lose_all_of_a_step(*state);
+    file_set_fault_hook(fail_here, &f);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    assert_non_null(strstr(messages, "the manifest of " SCENE_RUN "@2 is gone"));
+    assert_non_null(strstr(messages, "cannot be saved"));
+    save(store, 3, false);
+    scene s = scene_of(3);
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    check_named(*state, SCENE_RUN "@2");
+    assert_int_equal(files_in(*state, "data/q"), 1);
+    check_named(*state, SCENE_RUN "@2");
+}
+
+/* A deletion, after which the row would be doubtful, tries again to keep it. */
+static void test_a_deletion_meanwhile(void **state) {
+    fault f = {.path = "data/deletions", .errnum = EIO, .first = 1, .last = 1000};
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    lose_all_of_a_step(*state);
+    file_set_fault_hook(fail_here, &f);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    file_set_fault_hook(NULL, NULL);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, NULL, &err), &err);
+    ckd_store_close(store);
+    check_named(*state, SCENE_RUN "@2");
+}
+
+/* ---- the catalog cannot be read ---- */
+
+/* A writer of step 2 died when it had committed, but its intent was still there. Then its manifest is lost. */
+static void lose_behind_an_intent(const char *dir) {
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *saving;
+    ckd_error err = {0};
+    dir_list list;
+    scene s = scene_of(2);
+    char path[600];
+    size_t size;
+    scene_make(dir, 0, 2);
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    o.run = SCENE_RUN;
+    o.step = 2;
+    must(ckd_save_begin(&saving, store, &o, &err), &err);
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/i"), NULL), CKD_OK);
+    assert_int_equal(list.count, 1);
+    snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, "data/i"), list.names[0]);
+    dir_list_free(&list);
+    unsigned char *data = read_whole_file(path, &size);
+    must(scene_finish(NULL, saving, &s, &err), &err);
+    ckd_store_close(store);
+    write_whole_file(path, data, size);
+    free(data);
+    remove_manifest(dir, 2);
+}
+
+/* Its files stay until the catalog can be read, and then it is known that they are of a lost checkpoint. */
+static void test_recovery_cannot_read_the_catalog(void **state) {
+    static const int errnums[] = {EIO, EMFILE};
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        fault f = {.path = "catalog.db", .errnum = errnums[i], .first = 1, .last = 1000};
+        lose_behind_an_intent(dir);
+        file_set_fault_hook(fail_here, &f);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        assert_non_null(strstr(messages, "stays for now, as the catalog cannot be read"));
+        assert_int_equal(files_in(dir, "data/c"), 3);
+        assert_int_equal(files_in(dir, "data/i"), 1);
+        check_named(dir, SCENE_RUN "@2");
+        assert_int_equal(files_in(dir, "data/i"), 0);
+        repair_all(dir, 1);
+        check_steps(dir, 0, 3);
+    }
+}
+
+/* The same for the deletion mark. */
+static void test_recovery_cannot_read_the_deletion_mark(void **state) {
+    fault f = {.path = "data/deletions", .errnum = EIO, .first = 1, .last = 1000};
+    lose_behind_an_intent(*state);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    repair_all(*state, 1);
+    check_steps(*state, 0, 3);
+}
+
+/* A catalog that is damaged or missing never tells. The file is moved, and nothing else is made of it. */
+static void test_recovery_without_a_catalog(void **state) {
+    static const char noise[4096] = "this is not a database";
+    for (int missing = 0; missing < 2; missing++) {
+        const char *dir = make_folder(*state, missing);
+        lose_behind_an_intent(dir);
+        assert_int_equal(unlink(store_path_of(dir, "catalog.db")), 0);
+        if (!missing) {
+            write_whole_file(store_path_of(dir, "catalog.db"), noise, sizeof(noise));
+        }
+        open_and_close(dir);
+        assert_non_null(strstr(messages, "is in data/q"));
+        assert_int_equal(files_in(dir, "data/c"), 2);
+        assert_int_equal(files_in(dir, "data/q"), 1);
+        assert_int_equal(files_in(dir, "data/i"), 0);
+        check_steps(dir, 0, 2);
+    }
+}
+
+/* Once the catalog says that something is lost. */
+static void test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint(void **state) {
+    fault f = {.path = ".ckd", .errnum = EMFILE, .first = 1, .last = 1000};
+    lose_behind_an_intent(*state);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    repair_all(*state, 1);
+    check_steps(*state, 0, 3);
+}
+
+/* Step 2 builds on a deleted step 1, and its manifest is lost. While the catalog cannot be read, the trash stays. */
+static void test_a_collection_cannot_read_the_catalog(void **state) {
+    fault f = {.path = "catalog.db", .errnum = EIO, .first = 1, .last = 1000};
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    scene_make(*state, 0, 3);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    o.undo_s = 0;
+    must(ckd_store_find(&c, store, SCENE_RUN, 1, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    ckd_store_close(store);
+    remove_manifest(*state, 2);
+    file_set_fault_hook(fail_here, &f);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    assert_non_null(strstr(messages, "the trash is not emptied: "));
+    assert_int_not_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    ckd_store_close(store);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    repair_all(*state, 1);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    scene s = scene_of(2);
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+/* ---- a deletion that died ---- */
+
+/* It had made its tombstone, and had not reached the catalog. The next writer removes the checkpoint for good. */
+static void test_a_deletion_died_before_the_catalog(void **state) {
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    char path[600];
+    size_t size;
+    scene_make(*state, 0, 3);
+    snprintf(path, sizeof(path), "%s", store_path_of(*state, "catalog.db"));
+    unsigned char *old = read_whole_file(path, &size);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    o.undo_s = 0;
+    must(ckd_store_find(&c, store, SCENE_RUN, 1, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    ckd_store_close(store);
+    write_whole_file(path, old, size);
+    free(old);
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    assert_null(strstr(messages, "which has no manifest"));
+    assert_int_equal(files_in(*state, "data/q"), 0);
+    check_steps(*state, 2, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_the_deletion_mark_cannot_be_read),
+        tempdir_test(test_a_rebuild_cannot_read_the_deletion_mark),
+        tempdir_test(test_data_q_cannot_be_written),
+        tempdir_test(test_a_deletion_meanwhile),
+        tempdir_test(test_recovery_cannot_read_the_catalog),
+        tempdir_test(test_recovery_cannot_read_the_deletion_mark),
+        tempdir_test(test_recovery_without_a_catalog),
+        tempdir_test(test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint),
+        tempdir_test(test_a_collection_cannot_read_the_catalog),
+        tempdir_test(test_a_deletion_died_before_the_catalog),
+    };
+    scratch_begin();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    scratch_end();
+    return failed;
+}
