@@ -71,7 +71,7 @@ def test_dcp_reads_what_is_exported(tmp_path):
         assert training.content()[key] == content[key]
 
 
-@pytest.mark.parametrize("what", ["notices", "branches"])
+@pytest.mark.parametrize("what", ["notices", "branches", "parts_that_look_whole"])
 def test_what_is_told_once_and_where_a_run_begins(tmp_path, what):
     support_ranked.launch(what, 2, tmp_path)
 
