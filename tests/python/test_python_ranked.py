@@ -22,8 +22,9 @@ def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(tmp_path):
 
 
 def test_meshes_of_two_dimensions(tmp_path):
-    """Replicas of shards, and shards of the parts of tensor parallelism."""
+    """Replicas of shards, and shards of the parts of tensor parallelism; then on fewer ranks."""
     support_ranked.launch("meshes", 4, tmp_path)
+    support_ranked.launch("fewer_ranks", 2, tmp_path)
 
 
 def test_lossy_saves_restore_on_all_ranks_what_one_process_loads(tmp_path):

@@ -348,6 +348,7 @@ def meshes(rank, world, folder):
                     assert first.step(step) == expected[step]
                     session.step()
             at_3 = first.content()
+            torch.save(at_3, folder / f"{how}-{rank}.pt")
             second = Meshed(how, mesh, 2)
             with ckptdelta.Session(store, how, **second.parts(), every=1) as session:
                 assert session.restore() == 3 and second.content() == at_3
@@ -373,6 +374,18 @@ def meshes(rank, world, folder):
             other = Meshed(how, mesh, 5)
             load_export(other, folder / "exported")
             assert other.content() == at_3
+    dist.barrier()
+
+
+def fewer_ranks(rank, world, folder):
+    """Goes on from meshes() with another number of ranks: shards without replicas, and parts without shards."""
+    line = open_world(rank, world)
+    with ckptdelta.open(folder / "store") as store:
+        for how, mesh in (("hsdp", line), ("tp", init_device_mesh("cpu", (1, world), mesh_dim_names=("a", "b")))):
+            for run in ("hsdp", "tp"):
+                other = Meshed(how, mesh, 6)
+                with ckptdelta.Session(store, run, **other.parts(), every=100) as session:
+                    assert session.restore(3) == 3 and other.content() == torch.load(folder / f"{run}-{rank}.pt", weights_only=False)
     dist.barrier()
 
 
