@@ -22,13 +22,17 @@ def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(tmp_path):
 
 
 def test_meshes_of_two_dimensions(tmp_path):
-    """Replicas of shards, and shards of the parts of tensor parallelism."""
+    """Replicas of shards, and shards of the parts of tensor parallelism; then on fewer ranks."""
     support_ranked.launch("meshes", 4, tmp_path)
+    support_ranked.launch("fewer_ranks", 2, tmp_path)
 
 
 def test_lossy_saves_restore_on_all_ranks_what_one_process_loads(tmp_path):
-    """Near and coarse: errors as measured and as promised, and training goes on."""
+    """Near and coarse: errors as measured and as promised, and training goes on. Three ranks load the same, and save deltas on it."""
     support_ranked.launch("lossy", 2, tmp_path)
+    support_ranked.launch("lossy_elsewhere", 3, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert store.verify()
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path):
@@ -71,7 +75,7 @@ def test_dcp_reads_what_is_exported(tmp_path):
         assert training.content()[key] == content[key]
 
 
-@pytest.mark.parametrize("what", ["notices", "branches"])
+@pytest.mark.parametrize("what", ["notices", "branches", "parts_that_look_whole", "unpaired"])
 def test_what_is_told_once_and_where_a_run_begins(tmp_path, what):
     support_ranked.launch(what, 2, tmp_path)
 

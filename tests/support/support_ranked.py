@@ -175,6 +175,46 @@ def check_lossy(store, run, kept, given):
     assert lossy >= 9  # parts of fewer than 64 elements are exact
 
 
+def check_roles(store, run, content):
+    """Each parameter is a weight with both moments, and nothing else has their roles."""
+    roles = {t.name: t.role for t in store.tensors(run=run, step=8)}
+    parameters = content["optimizer"]["state"]
+    wanted = {f"model.{name}": "weight" for name in parameters}
+    wanted |= {f"optimizer.state.model.{name}.{slot}": slot for name in parameters for slot in ("exp_avg", "exp_avg_sq")}
+    assert {name: role for name, role in roles.items() if role != "other"} == wanted, roles
+
+
+def lossy_elsewhere(rank, world, folder):
+    """Another number of ranks loads the values that the first load gave, bit for bit, and its next save is a delta on them."""
+    mesh = open_world(rank, world)
+    with ckptdelta.open(folder / "store") as store:
+        for fidelity in ("near", "coarse"):
+            training = Training("fsdp", rank, mesh, seed=7)
+            with ckptdelta.Session(store, fidelity, **training.parts(), every=1, fidelity=fidelity) as session:
+                assert session.restore(8) == 8
+                content = training.content()
+                assert content == torch.load(folder / f"{fidelity}.pt", weights_only=False)
+                training.step()
+                session.step()
+            saved = store.find(run=f"{fidelity}~2", step=9)
+            assert (saved.kind, saved.parent, saved.world, saved.lossy_resumes) == ("delta", store.find(run=fidelity, step=8).id, world, 1)
+            dist.barrier()
+
+
+def unpaired(rank, world, folder):
+    """Moments whose weight is not in the state stay exact, and rank 0 says so; those that have one are lossy."""
+    mesh, heard = open_world(rank, world), Heard()
+    training = Training("fsdp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", model={"up": training.model.up}, optimizer=training.optimizer, every=1, fidelity="near") as session:
+            training.step()
+            session.step()
+        errors = {t.name: t.rel_l2 for t in store.tensors(run="gpt")}
+        assert {name for name, error in errors.items() if error} == {"model.up.weight", *(
+            f"optimizer.state.model.up.weight.{slot}" for slot in ("exp_avg", "exp_avg_sq"))}, errors
+        assert heard.take("kept exact, as it is not known which parameter they belong to") == (rank == 0)
+
+
 def lossy(rank, world, folder):
     """Ranks that save near and coarse: each restores what a single process loads, and goes on from there."""
     mesh = open_world(rank, world)
@@ -201,6 +241,9 @@ def lossy(rank, world, folder):
             check_lossy(store, fidelity, kept, restored)
             store.load({"model": alone.model, "optimizer": alone.optimizer, "scheduler": alone.scheduler}, run=fidelity, step=8)
             assert alone.content() == content
+            if rank == 0:
+                torch.save(content, folder / f"{fidelity}.pt")
+            check_roles(store, fidelity, content)
             assert other.scheduler.state_dict()["last_epoch"] == 8 and other.loader.at == 8
             losses = []
             for _ in range(4):
@@ -305,6 +348,7 @@ def meshes(rank, world, folder):
                     assert first.step(step) == expected[step]
                     session.step()
             at_3 = first.content()
+            torch.save(at_3, folder / f"{how}-{rank}.pt")
             second = Meshed(how, mesh, 2)
             with ckptdelta.Session(store, how, **second.parts(), every=1) as session:
                 assert session.restore() == 3 and second.content() == at_3
@@ -330,6 +374,18 @@ def meshes(rank, world, folder):
             other = Meshed(how, mesh, 5)
             load_export(other, folder / "exported")
             assert other.content() == at_3
+    dist.barrier()
+
+
+def fewer_ranks(rank, world, folder):
+    """Goes on from meshes() with another number of ranks: shards without replicas, and parts without shards."""
+    line = open_world(rank, world)
+    with ckptdelta.open(folder / "store") as store:
+        for how, mesh in (("hsdp", line), ("tp", init_device_mesh("cpu", (1, world), mesh_dim_names=("a", "b")))):
+            for run in ("hsdp", "tp"):
+                other = Meshed(how, mesh, 6)
+                with ckptdelta.Session(store, run, **other.parts(), every=100) as session:
+                    assert session.restore(3) == 3 and other.content() == torch.load(folder / f"{run}-{rank}.pt", weights_only=False)
     dist.barrier()
 
 
@@ -481,6 +537,40 @@ def notices(rank, world, folder):
             if rank == 0:
                 for path in folder.glob("*.ckd"):
                     path.rename(folder / "store/data/c" / path.name)
+
+
+def parts_that_look_whole(rank, world, folder):
+    """FSDP1 is refused with its wrapper and without it. Models that are not the same on all ranks are saved, and rank 0 warns."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    mesh, heard = open_world(rank, world), Heard()
+    with ckptdelta.open(folder / "store") as store:
+        for names in (True, False):
+            model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False)), use_orig_params=names, device_id=torch.device("cpu"))
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            for what in ({"model": model}, {"model": model.module}, {"optimizer": optimizer}, {"model": torch.nn.Linear(2, 2), "optimizer": optimizer}):
+                with ckptdelta.Session(store, "fsdp1", **what, every=1) as session:
+                    fails(ckptdelta.InvalidError, "use fully_shard (FSDP2)", session.step)
+        assert not store.runs()
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Linear(9, 3))
+        training = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+        for differs in (False, True):
+            if differs and rank == 1:
+                with torch.no_grad():
+                    model[1].weight.add_(1)
+            with ckptdelta.Session(store, f"same{differs}", **training, every=1) as session:
+                model(torch.ones(2, 8)).sum().backward()
+                training["optimizer"].step()
+                session.step()
+                session.step()
+            assert heard.take("tensors are not the same on rank 0 and rank 1") == (differs and rank == 0)
+        ddp = Training("ddp", rank, mesh)
+        with ckptdelta.Session(store, "ddp", **ddp.parts(), every=1) as session:
+            ddp.step()
+            session.step()
+        assert heard.take("not the same") == 0
 
 
 def branches(rank, world, folder):

@@ -104,6 +104,7 @@ class Flattener:
 
     def _inner(self, value: Any, path: str) -> Node:
         if is_optimizer(value):
+            _torch.check_optimizer(value, path)
             state = value.state_dict()
             if is_optimizer_state(state):
                 return self._wait(value, state, path)

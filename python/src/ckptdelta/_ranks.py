@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _torch
+from ._call import logger
+from ._dtensor import is_dtensor
 from ._errors import Error, InvalidError, StateError
+from ._flatten import Tensor
 from ._native import ffi
 from ._record import BLOB, members, parse
 from ._types import Checkpoint
@@ -112,6 +115,21 @@ class Ranks:
                 raise InvalidError(f"rank {rank} and rank 0 do not have the same model and optimizer: {differing[0][0]} differs, and "
                                    f"{len(differing) - 1} more; states of pipeline stages go through ckptdelta.dcp", path=differing[0][0])
         raise InvalidError("the ranks have the tensors of the model and the optimizer in different orders")
+
+    def tell_differences(self, tensors: Sequence[Tensor]) -> None:
+        """Rank 0 warns if tensors that every rank has whole, so that a checkpoint has them once, are not the same on all ranks."""
+        whole = [t for t in tensors if not is_dtensor(t.array)]
+        mine = {t.name: hashlib.sha256(sample).digest()[:8] for t, sample in zip(whole, _torch.samples_of(t.array for t in whole))}
+        joined = self.gather(hashlib.sha256(repr(mine).encode()).digest())
+        if all(one == joined[0] for one in joined):
+            return
+        answers = self.gather(mine)
+        differing = {name: rank for name in mine for rank, other in enumerate(answers) if other.get(name, mine[name]) != mine[name]}
+        if self.rank == 0 and differing:
+            first = next(iter(differing))
+            logger.warning("%s and %d more tensors are not the same on rank 0 and rank %d, and a checkpoint has them only once: make the model the "
+                           "same on all ranks (DistributedDataParallel does); what each rank has a part of goes through ckptdelta.dcp",
+                           first, len(differing) - 1, differing[first])
 
     def native(self, timeout: float) -> tuple[Any, Any]:
         """(ckd_ranks_options, the memory that it points to). All ranks open their sessions equally often, so the number identifies a session."""

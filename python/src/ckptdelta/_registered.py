@@ -77,8 +77,10 @@ class Snapshot:
     moved: set[str] = field(default_factory=set)
     """Names of tensors that do move, although they belong to a module or an optimizer."""
     rank: int = 0
+    common: list[Tensor] = field(default_factory=list)
+    """With several ranks: the tensors that all of them share."""
     shared: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
-    """With several ranks: (name, dtype, shape) of the tensors that all of them share."""
+    """Their (name, dtype, shape)."""
 
     def place(self, t: Tensor) -> tuple[int, Device | None] | None:
         """Where the library reads a tensor: its address and device; None: from a buffer."""
@@ -123,7 +125,7 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
     if ranks is not None:
         _check_states(state)
         shared = [t for t in flat.tensors if is_dtensor(t.array) or (t.leaf.key in snapshot.lasting and not t.buffer)]
-        snapshot.shared = [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
+        snapshot.common, snapshot.shared = shared, [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
         if rank:
             snapshot.tensors = shared + [t for t in flat.tensors if t.path.partition(".")[0] in OWN]
     return snapshot

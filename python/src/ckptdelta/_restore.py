@@ -315,6 +315,7 @@ class Restorer:
             self.after.append(lambda: _load_module(module, placed, self.strict))
 
     def _optimizer(self, target: Any, node: Node, path: str) -> None:
+        _torch.check_optimizer(target, path)
         own = target.state_dict()
         parameters = parameters_of(target)
         if not is_optimizer_state(own) or parameters is None:

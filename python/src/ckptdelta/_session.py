@@ -141,6 +141,7 @@ class Session:
         self._past = Costs(0, 0, 0, 0, 0, 0)  # of the library's sessions that were closed
         self._registered: Registered | None = None
         self._copying: set[Device] = set()  # whose streams wait for copies from the fence on
+        self._compared = False  # what the ranks have whole
         self._moves: dict[str, int] = {}  # how often a tensor was found at another address
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
         self._owner = ffi.new("pyckd_session *")
@@ -508,6 +509,9 @@ class Session:
                 state.moved.add(name)
 
     def _register(self, state: Snapshot) -> Registered:
+        if self._ranks is not None and not self._compared:
+            self._compared = True
+            self._ranks.tell_differences(state.common)
         self._ensure_open()
         try:
             registered = Registered(self._owner.session, state, self._prepared, Call())

@@ -14,6 +14,7 @@ from ._dtensor import box_of, is_dtensor, local_of
 from ._errors import InvalidError, UnsupportedError
 from ._native import ffi
 
+_SAMPLE = 32
 # Floats of eight bits that the library does not know: their bytes are stored.
 BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
@@ -210,6 +211,29 @@ def device_scalars(values: Iterable[Any]) -> dict[int, tuple[str, bytes]]:
     return found
 
 
+def samples_of(tensors: Iterable[Any]) -> list[bytes]:
+    """A few elements of each floating-point tensor, which tell apart what is not the same; b"" for others. The host waits once for each device."""
+    torch = loaded()
+    found: list[Any] = []
+    with torch.no_grad():
+        for tensor in tensors:
+            local = local_of(tensor.detach())
+            plain = local.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16) and local.numel() > 0
+            places = torch.arange(0, local.numel(), max(1, local.numel() // _SAMPLE), device=local.device) if plain else None
+            found.append(torch.take(_as_in_memory(local), places).double() if plain else None)
+        for device in {part.device for part in found if part is not None and part.device.type != "cpu"}:
+            there = [i for i, part in enumerate(found) if part is not None and part.device == device]
+            moved = torch.cat([found[i] for i in there]).cpu().split([found[i].numel() for i in there])
+            for i, part in zip(there, moved):
+                found[i] = part
+    return [b"" if part is None else _bytes_of(part) for part in found]
+
+
+def _bytes_of(tensor: Any) -> bytes:
+    memory = LIBRARY.source(tensor, host=True)
+    return bytes(ffi.buffer(memory.pointer, tensor.numel() * tensor.element_size()))
+
+
 def scalar_from(dtype: str, data: bytes, path: str) -> Any:
     torch = load_torch(path)
     found = getattr(torch, dtype, None)
@@ -264,13 +288,35 @@ def unwrapped(module: Any) -> Any:
         module = inner
 
 
+def check_parameters(parameters: Iterable[Any], path: str) -> None:
+    """Refuses those that look like whole tensors, although each rank has another part of them. Errors: InvalidError."""
+    for parameter in parameters:
+        if getattr(parameter, "_fsdp_flattened", False):
+            raise InvalidError(f"{path or 'the state'} has parameters of FullyShardedDataParallel, which do not say which part of the whole they "
+                               "are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
+        if getattr(parameter, "ds_numel", 0) > parameter.numel():
+            raise InvalidError(f"{path or 'the state'} has parameters that ZeRO 3 of DeepSpeed has spread over the ranks: save with "
+                               "engine.save_checkpoint(), and import_checkpoints() takes it in", path=path)
+
+
+def check_optimizer(optimizer: Any, path: str) -> None:
+    """Refuses optimizers of which each rank has a part. Errors: InvalidError."""
+    if any(kind.__name__ == "ZeROOptimizer" and kind.__module__.startswith("deepspeed.") for kind in type(optimizer).__mro__):
+        raise InvalidError(f"{path or 'the state'} is a {type(optimizer).__name__} of DeepSpeed, of which each rank has a part: save with "
+                           "engine.save_checkpoint(), and import_checkpoints() takes it in", path=path)
+    for group in optimizer.param_groups:
+        params = group.get("params") if isinstance(group, dict) else None
+        check_parameters((p for p in params or () if is_tensor(p)), path)
+
+
 def check_module(module: Any, path: str) -> None:
-    """Refuses FSDP1: its parameters are plain tensors, but each rank has another part of them. Errors: InvalidError."""
+    """Refuses FSDP1 and ZeRO 3. Errors: InvalidError."""
     wrappers = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     kind = getattr(wrappers, "FullyShardedDataParallel", None)
     if kind is not None and any(isinstance(part, kind) for part in module.modules()):
         raise InvalidError(f"{path or 'the state'} is wrapped in FullyShardedDataParallel, whose parameters do not say which part of the whole "
                            "they are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
+    check_parameters(module.parameters(), path)
 
 
 def buffer_names(module: Any) -> set[str]:
