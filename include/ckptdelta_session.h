@@ -200,8 +200,8 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  * it is not the newest of its run, they continue in a branch. `from` (may be NULL) receives the checkpoint.
  *
  * Errors: NOT_FOUND (no such checkpoint; nothing was changed), MISMATCH (it lacks a tensor or bytes, or has another
- * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one is damaged;
- * see restore_older), BUSY (another process holds the store's lock), those of ckd_load_all.
+ * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one, or the newest
+ * of a later branch, is damaged; see restore_older), BUSY (another process holds the store's lock), those of ckd_load_all.
  */
 CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
                                        ckd_error *err);

@@ -32,6 +32,17 @@ static void name_materialized(ckd_save *save) {
     }
 }
 
+/*
+ * Rank 0 may have another parent, as one may be deleted between the ranks' beginnings. The blocks of this rank may name
+ * only older checkpoints, which have no manifests any more: then the files are those that the parent's names.
+ */
+static ckd_status name_parent(ckd_save *save, ckd_error *err) {
+    const view *parent = save->sources.parent;
+    return save->options.rank > 0 && parent && save->output.dependency_count
+               ? save_depend(&save->output, &parent->manifest.checkpoint.id, err)
+               : CKD_OK;
+}
+
 ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     *out = (ckd_part){NULL, 0};
     ckd_status status = save_check_open(save, err);
@@ -65,6 +76,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
     save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun_ns);
     save_may_retry(save, status); /* does not help this save, but the caller's next one */
+    THEN(status, name_parent(save, err));
     bytes data = {0};
     if (status == CKD_OK) {
         close_materialized(save); /* last, so that it gets only the space that is left */

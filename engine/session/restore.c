@@ -181,6 +181,7 @@ static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_err
 static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = ckd_store_check_newest(s->saver.store, from, &why);
+    THEN(status, store_check_later_branches(s->saver.store, from, &why));
     if (status != CKD_OK && s->options.restore_older && ckd_error_is_damage(&why)) {
         store_message(s->saver.store, "%s", why.message);
         return CKD_OK;

@@ -40,13 +40,14 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
                                                CKD_RUN_MAX, run, (unsigned long long)step);
 }
 
-/* An error about a manifest of a newer checkpoint. */
+/* An error about a manifest of a newer checkpoint, or one of a later branch of its run. */
 static ckd_status newer_error(ckd_error *err, const ckd_store *store, const manifest_name *name,
                               const ckd_checkpoint *newest, const char *what, const ckd_error *why) {
     pathname p = path_manifest(store->path, name->run, name->step, name->generation);
-    err_set(err, why->status, "%s@%llu is newer than %s@%llu and %s: %.300s", name->run,
-            (unsigned long long)name->step, newest->run, (unsigned long long)newest->step, what,
-            why->message);
+    bool same_run = strcmp(name->run, newest->run) == 0;
+    err_set(err, why->status, "%s@%llu is %s than %s@%llu and %s: %.300s", name->run,
+            (unsigned long long)name->step, same_run ? "newer" : "of a later branch", newest->run,
+            (unsigned long long)newest->step, what, why->message);
     return err_in_file(err, why->status, p.text);
 }
 
@@ -75,6 +76,26 @@ static ckd_status report_newer(ckd_store *store, const manifest_name *name, cons
     return err_except(err, status, CKD_E_NOT_FOUND, &why); /* it was deleted meanwhile */
 }
 
+/* Reads the manifest that has this name. Errors: EXISTS (look again), CORRUPT and others (it cannot be read). */
+static ckd_status check_name(ckd_store *store, const manifest_name *name, const ckd_checkpoint *newest,
+                             ckd_error *err) {
+    manifest m;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
+    if (status == CKD_OK) {
+        status = report_newer(store, name, &m.checkpoint.id, newest, err);
+        manifest_free(&m);
+    } else if (status == CKD_E_NOT_FOUND) { /* it was deleted meanwhile */
+        status = CKD_OK;
+    } else {
+        newer_error(err, store, name, newest, "cannot be read", &why);
+        if (err) {
+            err->sys_errno = why.sys_errno; /* tells whether only this file is affected */
+        }
+    }
+    return status;
+}
+
 /*
  * Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild, and the
  * catalog may be behind.
@@ -85,22 +106,32 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         const manifest_name *name = &list.items[i];
         bool first = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
-        manifest m;
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        if (!first || name->step <= newest->step || strcmp(name->run, newest->run) != 0) {
-            continue;
+        if (first && name->step > newest->step && strcmp(name->run, newest->run) == 0) {
+            status = check_name(store, name, newest, err);
         }
-        status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
-        if (status == CKD_OK) {
-            status = report_newer(store, name, &m.checkpoint.id, newest, err);
-            manifest_free(&m);
-        } else if (status == CKD_E_NOT_FOUND) { /* it was deleted meanwhile */
-            status = CKD_OK;
-        } else {
-            newer_error(err, store, name, newest, "cannot be read", &why);
-            if (err) {
-                err->sys_errno = why.sys_errno; /* tells whether only this file is affected */
-            }
+    }
+    manifests_free(&list);
+    return status;
+}
+
+/* Whether the catalog lists a checkpoint of the run that is at least as new as this one. */
+static bool is_followed(ckd_store *store, const manifest_name *name) {
+    ckd_checkpoint newest;
+    return store_find(&newest, store, name->run, CKD_LATEST, NULL) == CKD_OK && newest.step >= name->step;
+}
+
+ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
+    unsigned number, other;
+    manifest_list list = {0};
+    branch_root(root, &number, newest->run);
+    ckd_status status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *name = &list.items[i];
+        bool first = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
+        branch_root(other_root, &other, name->run);
+        if (first && other > number && strcmp(other_root, root) == 0 && !is_followed(store, name)) {
+            status = check_name(store, name, newest, err);
         }
     }
     manifests_free(&list);

@@ -188,6 +188,11 @@ void store_sync_usable_catalog(ckd_store *store);
  */
 ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err);
 /*
+ * fallback.c: as ckd_store_check_newest, for later branches (RUN~2, ...) of the run. A manifest there that cannot be read,
+ * and that the catalog lists nothing newer of, may be that of the newest checkpoint of all.
+ */
+ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
+/*
  * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
  * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
  * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its

@@ -157,6 +157,29 @@ static void test_manifests(void **state) {
     assert_non_null(strstr(messages, "run@2 is newer than run@1 and cannot be read"));
 }
 
+/*
+ * After a restore of step 1, the run continued in a branch. Its only manifest is damaged. The newest checkpoint that is
+ * left is one that training went back from.
+ */
+static void test_only_manifest_of_a_branch(void **state) {
+    ckd_checkpoint from;
+    ckd_error err = {0};
+    save_steps(*state, 3);
+    ckd_session *s = open_session(*state, 0);
+    must(ckd_session_restore(NULL, s, 1, &err), &err);
+    fill(2);
+    must(ckd_session_save(s, 2, &err), &err);
+    must(ckd_session_close(s, &err), &err);
+    assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_OK);
+    assert_string_equal(from.run, "run~2");
+    flip(store_path_of(*state, "data/m/run~2.2.0"), 20);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_CORRUPT);
+    assert_int_equal(restore(*state, 1, CKD_LATEST, &from), CKD_OK);
+    assert_int_equal(from.step, 3);
+    assert_non_null(strstr(messages, "run~2@2 is of a later branch than run@3 and cannot be read"));
+}
+
 /* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
@@ -200,6 +223,7 @@ static void test_unreadable_manifests(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests),
+                                       tempdir_test(test_only_manifest_of_a_branch),
                                        tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
