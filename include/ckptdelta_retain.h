@@ -224,7 +224,8 @@ typedef struct ckd_prune {
 
 /*
  * Returns what a policy would delete. policy NULL: applies the stored policies to their runs; runs without one are left
- * alone. Changes nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
+ * alone. Without a run, a policy leaves the runs RUN.lost of checkpoints that a repair brought back alone. Changes
+ * nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
  * run, or no policy is stored), CORRUPT and UNSUPPORTED (an unreadable manifest, pin, tag or stored policy), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
@@ -257,8 +258,8 @@ typedef struct ckd_policy_list {
     ckd_stored_policy *items; /* the policy for all other runs first, then by run */
 } ckd_policy_list;
 /*
- * Stores a policy for policy->run, which need not exist yet; NULL: for all runs without their own. It replaces the
- * previous policy, even a damaged one. Durable on CKD_OK; a failure may leave it stored.
+ * Stores a policy for policy->run, which need not exist yet; NULL: for all runs without their own, apart from the runs
+ * RUN.lost of checkpoints that a repair brought back. It replaces the previous policy, even a damaged one. Durable on CKD_OK; a failure may leave it stored.
  *
  * Storing a policy deletes nothing. ckd_store_prune applies it, and with `automatic` so does rank 0 after each commit
  * to one of its runs. That never makes a save fail or wait for others: on_message receives its errors, and the next

@@ -229,6 +229,14 @@ bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run);
 /* The inverse; number 1 gives the root itself. Errors: INVALID (too long). */
 ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err);
 
+/*
+ * Names the run of lost checkpoints that a repair brings back although their names were taken: RUN.lost, and for numbers
+ * above 1 RUN.lostK. Errors: INVALID (too long).
+ */
+ckd_status returned_name(char out[CKD_RUN_MAX + 1], const char *run, unsigned number, ckd_error *err);
+/* Whether a run has such a name. */
+bool is_returned_name(const char *run);
+
 /* Validates a caller's description of a tensor. */
 
 /*

@@ -1,4 +1,4 @@
-/* Names of runs that branch off other runs: RUN~K. */
+/* Names that runs get from other runs: RUN~K for branches, RUN.lost and RUN.lostK for checkpoints that came back. */
 #include "engine/common/common.h"
 
 #include <stdio.h>
@@ -27,4 +27,19 @@ ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned num
     return n > CKD_RUN_MAX
                ? err_set(err, CKD_E_INVALID, "the branch's name '%s~%u' is too long", root, number)
                : CKD_OK;
+}
+
+ckd_status returned_name(char out[CKD_RUN_MAX + 1], const char *run, unsigned number, ckd_error *err) {
+    int n = number < 2 ? snprintf(out, CKD_RUN_MAX + 1, "%s.lost", run)
+                       : snprintf(out, CKD_RUN_MAX + 1, "%s.lost%u", run, number);
+    return n > CKD_RUN_MAX ? err_set(err, CKD_E_INVALID, "the name '%s.lost' is too long", run) : CKD_OK;
+}
+
+bool is_returned_name(const char *run) {
+    const char *dot = strrchr(run, '.'), *word = ".lost";
+    if (!dot || dot == run || strncmp(dot, word, strlen(word)) != 0) {
+        return false;
+    }
+    const char *number = dot + strlen(word);
+    return !*number || (*number >= '1' && *number <= '9' && strspn(number, "0123456789") == strlen(number));
 }

@@ -8,6 +8,7 @@
 
 #include "base/float_mode.h"
 #include "codec/chunk/chunk.h"
+#include "engine/common/common.h"
 #include "engine/store/store.h"
 #include "engine/integrity/internal.h"
 #include "engine/decode/decode.h"
@@ -292,10 +293,8 @@ static ckd_status choose_name(uint32_t *next, rewriting *w, ckd_error *err) {
     const char *run = w->known->run;
     ckd_error why = {0};
     ckd_status status = manifests_new_generation(next, w->store, c->run, c->step, err);
-    for (int i = 1; i < OTHER_NAMES && status == CKD_E_EXISTS; i++) {
-        int length = i == 1 ? snprintf(c->run, sizeof(c->run), "%s.lost", run)
-                            : snprintf(c->run, sizeof(c->run), "%s.lost%d", run, i);
-        if (length > CKD_RUN_MAX) {
+    for (unsigned i = 1; i < OTHER_NAMES && status == CKD_E_EXISTS; i++) {
+        if (returned_name(c->run, run, i, NULL) != CKD_OK) {
             return status;
         }
         status = manifests_new_generation(next, w->store, c->run, c->step, &why);

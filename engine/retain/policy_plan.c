@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "engine/common/common.h"
 #include "engine/store/store.h"
 #include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
@@ -101,6 +102,14 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
 
 /* ---- planning ---- */
 
+/*
+ * Whether a run loses checkpoints only by a policy that names it: those that a repair brought back under another name
+ * would otherwise go at once.
+ */
+static bool is_spared(const prune_request *r, const setting_list *n, const char *run) {
+    return r->stored ? !settings_policy(n, run) : !r->policy.run && is_returned_name(run);
+}
+
 /* Lists the checkpoints that the policies are about. */
 static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const setting_list *n,
                              ckd_error *err) {
@@ -115,7 +124,7 @@ static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_requ
         status = plan->items ? CKD_OK : err_nomem(err, list->count * sizeof(*plan->items), "a plan");
     }
     for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
-        if (!r->stored || settings_policy(n, list->items[i].run)) {
+        if (!is_spared(r, n, list->items[i].run)) {
             plan->items[plan->count++].checkpoint = list->items[i];
         }
     }

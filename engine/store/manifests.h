@@ -170,7 +170,10 @@ ckd_status settings_why(const stored_setting *setting, const ckd_store *store, c
 ckd_status settings_check(const setting_list *n, const ckd_store *store, ckd_error *err);
 /* Which of CKD_KEPT_PINNED and CKD_KEPT_TAGGED apply to a checkpoint. */
 unsigned settings_kept_why(const setting_list *n, const ckd_id *checkpoint);
-/* The policy of a run: its own, else the one for all other runs; readable or not. NULL: there is none. */
+/*
+ * The policy of a run: its own, else the one for all other runs, unless it has the name of checkpoints that a repair
+ * brought back (is_returned_name). Readable or not. NULL: there is none.
+ */
 const stored_setting *settings_policy(const setting_list *n, const char *run);
 /* The same for parity settings. */
 const stored_setting *settings_parity(const setting_list *n, const char *run);

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/common/common.h"
+
 static int by_name(const void *a, const void *b) {
     const stored_setting *x = a, *y = b;
     int order = (int)x->name.kind - (int)y->name.kind;
@@ -206,8 +208,10 @@ static const stored_setting *about_run(const setting_list *n, metadata_kind kind
     return own ? own : settings_find(n, kind, POLICY_OF_ALL);
 }
 
+/* Nobody has decided yet what to keep of checkpoints that a repair brought back under another name. */
 const stored_setting *settings_policy(const setting_list *n, const char *run) {
-    return about_run(n, METADATA_POLICY, run);
+    return is_returned_name(run) ? settings_find(n, METADATA_POLICY, run)
+                                 : about_run(n, METADATA_POLICY, run);
 }
 
 const stored_setting *settings_parity(const setting_list *n, const char *run) {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import COMMAND, CORRUPT, DONE, Store, run, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DONE, NOT_FOUND, Store, run, store  # noqa: F401
 
 GONE = "is gone, and nobody deleted the checkpoint"
 
@@ -131,6 +131,30 @@ def test_lost_and_saved_again(store):
     repair(store, message="comes back as r.lost@3")
     assert loads(store, 3, STATES[6]) and loads(store, 3, STATES[2], "r.lost")
     store.call("compact")
+
+
+def test_what_came_back_stays_until_its_run_is_named(store):
+    """Four steps were lost and saved again. Neither a policy of all runs nor `prune` without a run deletes them."""
+    save_all(store, 4)
+    for step in range(1, 5):
+        lose(store, f"r.{step}.0")
+    for step in range(1, 5):
+        save(store, step, STATES[4 + step], expect_message=GONE if step == 1 else "")
+    repair(store, message="comes back as r.lost@1")
+    back = [f"r.lost@{step}" for step in range(1, 5)]
+    listed = lambda: [f"{c['run']}@{c['step']}" for c in store.json("list")["checkpoints"] if c["run"] == "r.lost"]
+    store.call("policy", "--keep-last", "2", "--auto")
+    store.call("prune")
+    store.call("prune", "--keep-last", "2")
+    save(store, 9, OTHER, expect_message="by its policy")
+    assert listed() == back
+    assert loads(store, 1, STATES[0], "r.lost")
+    assert "no policy" in store.call("policy", "--run", "r.lost", "--clear", expect=NOT_FOUND).err
+    store.call("prune", "--run", "r.lost", "--keep-last", "3")
+    assert listed() == back[1:]
+    store.call("policy", "--run", "r.lost", "--keep-last", "2")
+    store.call("prune")
+    assert listed() == back[2:]
 
 
 def test_another_run_takes_the_name(store):
