@@ -450,6 +450,10 @@ def test_a_rank_that_fails_leaves_no_checkpoint_and_later_saves_work(tmp_path):
     assert not [p for p in (tmp_path / "trouble").rglob("*") if "tmp" in p.name]
 
 
+def test_writers_that_are_dropped_are_not_taken_for_dead_ones(tmp_path):
+    support_dcp.launch("dropped", 2, tmp_path)
+
+
 @pytest.mark.parametrize("what", ["death", "late_death"])
 def test_a_rank_that_dies_leaves_no_checkpoint(tmp_path, what):
     support_dcp.launch(what, 2, tmp_path)

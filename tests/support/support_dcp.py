@@ -223,6 +223,38 @@ def trouble(rank, world, folder):
         assert rank or store.verify()
 
 
+def dropped(rank, world, folder):
+    """A writer for each save, as many programs have them: nobody says that a writer has died, and no file is left."""
+    import gc
+    import logging
+    import weakref
+
+    import ckptdelta
+    from ckptdelta.dcp import StorageWriter
+
+    lines = []
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    logging.getLogger("ckptdelta").addHandler(Heard(logging.WARNING))
+    mesh = open_world(rank, world)
+    for step in range(1, 4):
+        writer = StorageWriter(folder / "store", "gpt")
+        dcp.save(extras(step, mesh), storage_writer=writer, checkpoint_id=str(step))
+        gone = weakref.ref(writer)
+        del writer
+        gc.collect()
+        assert gone() is None
+        dist.barrier()
+        with ckptdelta.open(folder / "store") as store:
+            assert len(store.checkpoints("gpt")) == step
+        dist.barrier()
+    assert lines == [], lines
+    assert not list((folder / "store/data/i").iterdir())
+
+
 class Dying(dcp.DefaultSavePlanner):
     """Rank 1 dies before it has written its part, or when it has."""
 

@@ -291,8 +291,12 @@ class Progress:
 
 
 def trainings(rank, world, folder):
-    """e2e/test_e2e_save_and_load.py: test_e2e, test_e2e_async_cached (in a thread), test_partial_load."""
+    """e2e/test_e2e_save_and_load.py: test_e2e, test_e2e_async_cached (in a thread), test_partial_load.
+
+    The thread has a group of its own: on the training's, its collectives would meet those of the training in any order.
+    """
     open_world(rank, world)
+    own = dist.new_group()
     for how, in_background in itertools.product(("fsdp", "hsdp", "ddp"), (False, True)):
         straight, first = Application(how), Application(how)
         losses = [straight.train(step) for step in range(4)]
@@ -301,7 +305,7 @@ def trainings(rank, world, folder):
         name = f"{how}-{in_background}"
         if in_background:
             writer = StorageWriter(folder / "store", name)
-            future = dcp.async_save(state, storage_writer=writer, checkpoint_id="1")
+            future = dcp.async_save(state, storage_writer=writer, checkpoint_id="1", process_group=own)
             first.train(7)  # what is saved is what there was at the call
             progress.losses.append(0.0)
             future.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
@@ -96,6 +97,15 @@ class _Open:
         return bool(branches and wanted.hex() in {checkpoint.id for checkpoint in self.store.checkpoints()})
 
 
+def _end_all(held: list[_Open]) -> None:
+    """Of a writer that is no more. Without this, what it holds would look like the leftovers of a process that died."""
+    while held:
+        try:
+            held.pop().end()
+        except Exception as error:  # nobody could take it
+            logger.debug("the end of a StorageWriter: %s", error)
+
+
 class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
     """Writes what dcp.save() and dcp.async_save() save into a store, as the checkpoint `step` of `run`.
 
@@ -141,20 +151,31 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
         options_of(self._options)  # tells now what cannot be
         self._is_coordinator = True
-        self._open: _Open | None = None
         self._plans: list[Any] = []
+        self._hold()
+
+    def _hold(self) -> None:
+        self._held: list[_Open] = []  # at most one
+        weakref.finalize(self, _end_all, self._held)
+
+    @property
+    def _open(self) -> _Open | None:
+        return self._held[0] if self._held else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": None, "_plans": []}
+        return {**vars(self), "_held": [], "_plans": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._hold()
 
     def __repr__(self) -> str:
         return f"<ckptdelta.dcp.StorageWriter {self.checkpoint_id or 'without a step'}>"
 
     def close(self) -> None:
         """Releases what the writer holds of the last save. More calls do nothing; the writer can be used again."""
-        last, self._open = self._open, None
-        if last is not None:
-            last.end()
+        if self._held:
+            self._held.pop().end()
 
     def storage_meta(self) -> Any:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -250,7 +271,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             lib.pyckd_save_abort(owner)
             store.close()
             raise
-        self._open = _Open(store, owner, Items(), prepared)
+        self._held[:] = [_Open(store, owner, Items(), prepared)]
 
     def _write_items(self, plan: Any, planner: Any, prepared: Prepared, call: Call) -> None:
         task = plan.storage_data
