@@ -126,8 +126,11 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err);
 /* ---------------------------------------------------------------------------------------------------- processes */
 
 /* A command in a process group of its own, below a keeper, which ends with everything that was started below it. */
+#define STRANGERS_MAX 64
 typedef struct process {
     pid_t keeper, pid;
+    pid_t strangers[STRANGERS_MAX]; /* children of the supervisor that it has not started */
+    size_t stranger_count;
     int socket; /* to the keeper; when it is closed, the keeper ends the command */
 } process;
 

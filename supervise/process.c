@@ -33,31 +33,63 @@ bool process_lives(pid_t pid) {
     return state == '?' ? kill(pid, 0) == 0 : state != 'Z' && state != 'X';
 }
 
-void children_signal(int number, pid_t group) {
-    DIR *all = opendir("/proc");
-    if (!all) {
-        return;
-    }
+/* The next child of this process in /proc; 0: none is left. */
+static pid_t next_child(DIR *all) {
     for (struct dirent *entry; (entry = readdir(all));) {
         pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10), parent = 0;
-        if (pid > 1 && look_at(&parent, pid) != '?' && parent == getpid() &&
-            (!group || getpgid(pid) != group)) {
+        if (pid > 1 && look_at(&parent, pid) != '?' && parent == getpid()) {
+            return pid;
+        }
+    }
+    return 0;
+}
+
+void children_signal(int number, pid_t group) {
+    DIR *all = opendir("/proc");
+    for (pid_t pid; all && (pid = next_child(all));) {
+        if (!group || getpgid(pid) != group) {
             kill(pid, number);
         }
     }
-    closedir(all);
+    if (all) {
+        closedir(all);
+    }
+}
+
+/* Children from before: a shell may have started some, and have become the supervisor by exec. They are not ours. */
+static void list_strangers(process *p) {
+    DIR *all = opendir("/proc");
+    for (pid_t pid; all && p->stranger_count < STRANGERS_MAX && (pid = next_child(all));) {
+        p->strangers[p->stranger_count++] = pid;
+    }
+    if (all) {
+        closedir(all);
+    }
+}
+
+static bool is_stranger(const process *p, pid_t pid) {
+    for (size_t i = 0; i < p->stranger_count; i++) {
+        if (p->strangers[i] == pid) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Ends what a keeper that was killed has left behind: it is our child now. */
-static void end_leftovers(void) {
-    for (;;) {
-        pid_t pid = waitpid(-1, NULL, WNOHANG);
-        if (pid < 0) {
-            return;
+static void end_leftovers(const process *p) {
+    for (bool found = true; found;) {
+        DIR *all = opendir("/proc");
+        found = false;
+        for (pid_t pid; all && (pid = next_child(all));) {
+            if (!is_stranger(p, pid)) {
+                found = true;
+                kill(pid, SIGKILL);
+                waitpid(pid, NULL, 0);
+            }
         }
-        if (pid == 0) {
-            children_signal(SIGKILL, 0);
-            usleep(10000);
+        if (all) {
+            closedir(all);
         }
     }
 }
@@ -74,6 +106,7 @@ ckd_status process_start(process *out, char *const *command, const sigset_t *mas
                          ckd_error *err) {
     int ends[2];
     *out = (process){.socket = -1};
+    list_strangers(out);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return supervise_error_sys(err, errno, "cannot start a process");
@@ -123,11 +156,15 @@ bool process_ended(process_end *out, process *p) {
 }
 
 void process_close(process *p) {
-    if (p->socket >= 0) {
-        close(p->socket);
-        p->socket = -1;
-        while (p->keeper > 0 && waitpid(p->keeper, NULL, 0) < 0 && errno == EINTR) {
-        }
+    int status = 0;
+    if (p->socket < 0) {
+        return;
     }
-    end_leftovers();
+    close(p->socket);
+    p->socket = -1;
+    while (waitpid(p->keeper, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (!WIFEXITED(status)) {
+        end_leftovers(p);
+    }
 }

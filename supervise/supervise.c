@@ -268,11 +268,23 @@ static ckd_status choose(supervisor *s, ckd_error *err) {
     return candidates_choose(&s->seen, &rule, err);
 }
 
+/* A server of files that does not answer for a while must not end a supervisor. */
+#define TRIES 5
+static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
+    ckd_status status = choose(s, err);
+    for (int i = 1; i < TRIES && (status == CKD_E_IO || status == CKD_E_BUSY) && !s->stopped_by; i++) {
+        say(s, "cannot look for a checkpoint: %.300s; tries again", err->message);
+        pause_for(s, (double)s->options.pause_s * i);
+        status = choose(s, err);
+    }
+    return status;
+}
+
 static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
                                 s->options.max_futile};
     bool older = false;
-    ckd_status status = choose(s, err);
+    ckd_status status = choose_patiently(s, err);
     if (s->stopped_by) {
         return CKD_OK;
     }

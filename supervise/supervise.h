@@ -80,8 +80,7 @@ typedef struct supervise_result {
 } supervise_result;
 
 /*
- * Supervises the command until it is done. Creates the store if there is none. The process must have no other children;
- * its signal mask is changed. Errors: CORRUPT (the run has checkpoints, and none is whole), BUSY (the run has a
+ * Supervises the command until it is done. Creates the store if there is none. Changes the signal mask of the process. Errors: CORRUPT (the run has checkpoints, and none is whole), BUSY (the run has a
  * supervisor), those of ckd_store_open.
  */
 ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err);

@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 
-from support_cli import COMMAND, CORRUPT, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DOC, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
 
 GAVE_UP, STOPPED = 93, 128 + signal.SIGTERM
 
@@ -387,6 +387,41 @@ def test_one_supervisor_for_a_run(job):
     assert other.communicate(timeout=60) and other.returncode == 0
     process.send_signal(signal.SIGTERM)
     job.finish(process, STOPPED)
+
+
+@pytest.mark.parametrize("end", ["true", "kill -9 $PPID; sleep 60"])
+def test_children_of_the_shell_that_became_the_supervisor_are_left_alone(job, end):
+    stranger = job.folder / "stranger"
+    script = f'{sys.executable} -c "import time; time.sleep(600)" & echo $! >{stranger}; exec "$@"'
+    done = subprocess.run(["sh", "-c", script, "sh", COMMAND, "run", job.store, "gpt", "-q", "--max-futile", "1", "--", "sh", "-c", end], env=job.env,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == (GAVE_UP if "kill" in end else 0)
+    assert len(job.left()) == 1
+    os.kill(int(stranger.read_text()), signal.SIGKILL)
+
+
+# ----------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("case, status, requeued", [("done", 0, False), ("refused", USAGE, False), ("signal", 0, True)])
+def test_the_script_for_slurm(job, shell, case, status, requeued):
+    """That of docs/run.md, with stand-ins for the programs of Slurm."""
+    text = (DOC.parent / "run.md").read_text()
+    script = textwrap.dedent(text[text.index("    #!/bin/sh\n    #SBATCH"):].split("\n\n")[0])
+    (job.folder / "job.sh").write_text(script.replace("/shared/ckpts", str(job.store)))
+    program = {"done": "exit 0", "refused": "exit 2", "signal": "trap 'touch saved; exit 0' TERM; touch ready; while :; do sleep 0.1; done"}[case]
+    for name, content in (("srun", program), ("scontrol", f"echo $* >{job.folder}/requeued")):
+        (job.folder / name).write_text(f"#!/bin/sh\n{content}\n")
+        (job.folder / name).chmod(0o755)
+    env = dict(job.env, PATH=f"{job.folder}:{os.path.dirname(COMMAND)}:{os.environ['PATH']}", SLURM_JOB_ID="17")
+    process = subprocess.Popen([shell, "job.sh"], env=env, cwd=job.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if case == "signal":
+        assert until(exists(job.folder / "ready"))
+        process.send_signal(signal.SIGTERM)
+    job.finish(process, status)
+    assert (job.folder / "saved").exists() == requeued
+    assert ((job.folder / "requeued").read_text() if requeued else None) == ("requeue 17\n" if requeued else None)
 
 
 # ----------------------------------------------------------------------------------------------------- journal
