@@ -64,7 +64,9 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     case ATTEMPT_RUNNING:
         break;
     }
-    if (a->stopped_by) {
+    if (a->hung && !a->stopped_by) {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
+    } else if (a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "stopped by %s: %s", signal_text_of(a->stopped_by).text, how);
     } else {
         snprintf(reason, SUPERVISE_TEXT_MAX, "%s", how);
@@ -88,7 +90,7 @@ static bool is_own_failure(const attempt *a) {
             return true;
         }
     }
-    return a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED;
+    return !a->hung && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
 }
 
 /* Did the last two attempts that count end in the same way, without a newer checkpoint? *before: the first of them. */
@@ -153,7 +155,7 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
         return stop(SUPERVISE_SIGNAL + last->stopped_by, CKD_E_CANCELLED, "stopped by %s",
                     signal_text_of(last->stopped_by).text);
     }
-    if (last->end == ATTEMPT_EXITED && last->code == 0) {
+    if (last->end == ATTEMPT_EXITED && last->code == 0 && !last->hung) {
         return stop(0, CKD_OK, "done");
     }
     if (is_refused(last, facts, &status)) {

@@ -178,10 +178,10 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *saved = a->first_save_ns ? json_real((double)a->first_save_ns / (double)SECOND) : json_null();
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:o, s:o, s:o, s:o, s:s, s:s}", "event", "end", "run",
-        a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end", (int)a->end, "exit",
-        a->end == ATTEMPT_EXITED ? code : NULL, "signal", a->end == ATTEMPT_KILLED ? code : NULL, "errno",
-        a->end == ATTEMPT_REFUSED ? code : NULL, "stopped_by",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:s, s:s}", "event", "end",
+        "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end", (int)a->end,
+        "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal", a->end == ATTEMPT_KILLED ? code : NULL,
+        "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung", a->hung, "stopped_by",
         a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
         "first_save_s", saved, "status", a->status < 0 ? json_null() : json_integer(a->status), "reason",
         a->reason, "verdict", a->verdict);
@@ -238,6 +238,7 @@ static void read_end(attempt *a, const json_t *line) {
     a->end = end >= ATTEMPT_EXITED && end <= ATTEMPT_LOST ? (attempt_end)end : ATTEMPT_LOST;
     a->code = a->end == ATTEMPT_LOST ? 0 : (int)read_integer(line, codes[a->end], 0);
     a->end_ns = read_time(line);
+    a->hung = json_is_true(json_object_get(line, "hung"));
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     double saved = json_number_value(json_object_get(line, "first_save_s"));

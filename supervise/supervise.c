@@ -184,13 +184,51 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     return status;
 }
 
+/* What is known of the command's progress: when its newest checkpoint was another one. */
+typedef struct watch {
+    ckd_id newest;
+    uint64_t changed_ns, looked_ns; /* monotonic: clocks of other machines may differ */
+} watch;
+
+/* Looks at most 20 times in the time that is allowed. If it cannot look, nothing is known, and the command is let be. */
+static bool is_hung(watch *w, const supervisor *s) {
+    uint64_t now = supervise_monotonic(), allowed = s->options.hang_s * SECOND;
+    if (!w->changed_ns) {
+        w->changed_ns = w->looked_ns = now;
+        w->newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}};
+    }
+    if (!allowed || now - w->looked_ns < allowed / 20) {
+        return false;
+    }
+    candidates seen;
+    ckd_error why;
+    if (candidates_read(&seen, s->store, s->options.run, &why) != CKD_OK) {
+        return false;
+    }
+    w->looked_ns = now;
+    if (seen.count > 0 && memcmp(&seen.items[0].id, &w->newest, sizeof(w->newest)) != 0) {
+        w->newest = seen.items[0].id;
+        w->changed_ns = now;
+    }
+    candidates_free(&seen);
+    return now - w->changed_ns >= allowed;
+}
+
 /* Waits for the command and passes signals on to it. */
 static process_end wait_for(supervisor *s, process *p, attempt *a) {
     process_end end = {0};
+    watch w = {0};
     for (;;) {
         struct pollfd polled[] = {{p->socket, POLLIN, 0}, {s->signals, POLLIN, 0}};
-        if (poll(polled, 2, -1) < 0) {
+        bool watched = s->options.hang_s && !a->hung && !s->stopped_by;
+        if (poll(polled, 2, watched ? (int)(s->options.hang_s < 20 ? 50 : 1000) : -1) < 0) {
             continue;
+        }
+        if (watched && is_hung(&w, s)) {
+            a->hung = true;
+            say(s, "attempt %" PRIu64 " is hung: it has made no checkpoint for %" PRIu64 " s", a->number,
+                s->options.hang_s);
+            process_signal(p, SIGTERM, true);
         }
         for (int number; polled[1].revents && (number = next_signal(s));) {
             say(s, "%s is passed on to attempt %" PRIu64, signal_text_of(number).text, a->number);

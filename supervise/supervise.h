@@ -37,6 +37,7 @@ typedef struct attempt {
     uint64_t end_ns;         /* 0: running */
     attempt_end end;
     int code;
+    bool hung;                    /* ended by the supervisor, since it made no checkpoint for too long */
     int stopped_by;               /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX]; /* the checkpoint that it started from; "": none */
     uint64_t from_step;           /* SUPERVISE_NO_STEP: none */
@@ -65,6 +66,7 @@ typedef struct supervise_options {
     uint64_t pause_s, max_pause_s;
     uint64_t max_restarts;
     uint64_t max_futile; /* attempts without a newer checkpoint */
+    uint64_t hang_s;     /* without a new checkpoint the command is hung after this time; 0: never */
     bool quick;          /* verifies stored checksums only */
     uint32_t threads;    /* for verification; 0: one per core */
     ckd_message_fn on_message;

@@ -68,8 +68,8 @@ static json_t *json_attempt(const attempt *a) {
     json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
     double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
     return json_pack(
-        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "run",
-        cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
+        "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
         json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
         ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
         "signal", json_if(a->end == ATTEMPT_KILLED, a->code), "stopped_by",
@@ -77,7 +77,7 @@ static json_t *json_attempt(const attempt *a) {
         json_words(a->verdict), "status", json_if(ended && a->status >= 0, a->status), "checkpoint",
         json_words(a->from), "first_step", json_step(a->first_step), "last_step", json_step(a->last_step),
         "steps_lost", json_if(known, (int64_t)lost), "first_save_s",
-        a->first_save_ns ? json_real((double)a->first_save_ns / 1e9) : json_null());
+        a->first_save_ns ? json_real((double)a->first_save_ns / 1e9) : json_null(), "hung", a->hung);
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {

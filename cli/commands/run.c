@@ -7,7 +7,7 @@
 #include "cli/output/output.h"
 #include "supervise/supervise.h"
 
-enum { OPT_GRACE = 0x200, OPT_PAUSE, OPT_MAX_PAUSE, OPT_MAX_RESTARTS, OPT_MAX_FUTILE, OPT_QUICK };
+enum { OPT_GRACE = 0x200, OPT_PAUSE, OPT_MAX_PAUSE, OPT_MAX_RESTARTS, OPT_MAX_FUTILE, OPT_QUICK, OPT_HANG };
 
 static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "The run that COMMAND saves to", 1},
@@ -19,6 +19,8 @@ static const struct argp_option options_table[] = {
     {"max-restarts", OPT_MAX_RESTARTS, "N", 0, "Give up after N restarts [default: 100]", 4},
     {"max-futile", OPT_MAX_FUTILE, "N", 0,
      "Give up after N attempts in a row without a newer checkpoint [default: 3]", 4},
+    {"hang", OPT_HANG, "TIME", 0,
+     "End COMMAND, and restart it, if it makes no checkpoint for this long [default: never]", 4},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {0},
 };
@@ -118,6 +120,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_MAX_FUTILE:
         a->with.max_futile = parse_count("--max-futile", arg, 1, state);
+        return 0;
+    case OPT_HANG:
+        a->with.hang_s = parse_time("--hang", arg, state);
         return 0;
     case OPT_QUICK:
         a->with.quick = true;

@@ -294,6 +294,39 @@ def test_sigusr1_is_passed_on(job):
     assert job.attempts()[0]["last_step"] == 2
 
 
+def test_a_command_that_hangs(job):
+    """It ends well when it is told to, and is not done."""
+    out, err = job.run(*job.trainer("""
+        train(2)
+        if attempt == 1:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            time.sleep(600)
+    """), options=["--hang", "2s"])
+    assert "attempt 1 is hung: it has made no checkpoint for 2 s" in err
+    assert [(a["hung"], a["reason"], a["status"]) for a in job.attempts()] == [(True, "hung: exit status 0", None), (False, "exit status 0", 0)]
+    assert job.starts() == ["1 None", "2 gpt@2"]
+
+
+def test_a_hung_command_that_ignores_signals(job):
+    out, err = job.run(*job.trainer(STUBBORN + "\n    time.sleep(600)"), options=["--hang", "1s", "--grace", "1s", "--max-futile", "1"], expect=GAVE_UP)
+    assert job.attempts()[0]["reason"] == "hung: killed by SIGTERM"
+
+
+def test_a_slow_command_does_not_hang(job):
+    job.run(*job.trainer("""
+        for _ in range(6):
+            time.sleep(0.7)
+            train(1)
+    """), options=["--hang", "3s"])
+    attempt, = job.attempts()
+    assert attempt["seconds"] > 3.5 and not attempt["hung"]
+
+
+def test_a_stopped_command_hangs(job):
+    out, err = job.run(*job.trainer("train(1); attempt > 1 or os.kill(os.getpid(), signal.SIGSTOP)"), options=["--hang", "1s"])
+    assert [a["hung"] for a in job.attempts()] == [True, False]
+
+
 STUBBORN = """
     import subprocess
     ignores = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; open(f'up{sys.argv[1]}', 'w').close(); time.sleep(600)"

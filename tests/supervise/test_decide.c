@@ -18,6 +18,7 @@ typedef struct short_attempt {
     attempt_end end;
     int code, stopped_by, status;
     uint64_t seconds;
+    bool hung;
 } short_attempt;
 
 static attempt widen(const short_attempt *s) {
@@ -28,6 +29,7 @@ static attempt widen(const short_attempt *s) {
                  .code = s->code,
                  .stopped_by = s->stopped_by,
                  .status = s->status,
+                 .hung = s->hung,
                  .start_ns = SECOND,
                  .end_ns = SECOND + s->seconds * SECOND};
     if (s->from != NONE) {
@@ -37,21 +39,23 @@ static attempt widen(const short_attempt *s) {
 }
 
 #define FAILED(from, first, last) \
-    { from, first, last, ATTEMPT_EXITED, 1, 0, -1, 100 }
+    { from, first, last, ATTEMPT_EXITED, 1, 0, -1, 100, false }
 #define KILLED(from, first, last) \
-    { from, first, last, ATTEMPT_KILLED, SIGKILL, 0, -1, 100 }
+    { from, first, last, ATTEMPT_KILLED, SIGKILL, 0, -1, 100, false }
 #define CRASHED(from, first, last) \
-    { from, first, last, ATTEMPT_KILLED, SIGSEGV, 0, -1, 100 }
+    { from, first, last, ATTEMPT_KILLED, SIGSEGV, 0, -1, 100, false }
 #define LOST(from, first, last) \
-    { from, first, last, ATTEMPT_LOST, 0, 0, -1, 100 }
+    { from, first, last, ATTEMPT_LOST, 0, 0, -1, 100, false }
 #define EXITED(code, from, first, last) \
-    { from, first, last, ATTEMPT_EXITED, code, 0, -1, 100 }
+    { from, first, last, ATTEMPT_EXITED, code, 0, -1, 100, false }
+#define HUNG(code, from, first, last) \
+    { from, first, last, ATTEMPT_EXITED, code, 0, -1, 100, true }
 #define STOPPED(from, first, last) \
-    { from, first, last, ATTEMPT_EXITED, 0, SIGTERM, 128 + SIGTERM, 100 }
+    { from, first, last, ATTEMPT_EXITED, 0, SIGTERM, 128 + SIGTERM, 100, false }
 #define GAVE_UP(from, first, last) \
-    { from, first, last, ATTEMPT_EXITED, 1, 0, 93, 100 }
+    { from, first, last, ATTEMPT_EXITED, 1, 0, 93, 100, false }
 #define AT_ONCE(end, code) \
-    { NONE, NONE, NONE, end, code, 0, -1, 3 }
+    { NONE, NONE, NONE, end, code, 0, -1, 3, false }
 
 typedef struct expectation {
     const char *name;
@@ -107,11 +111,15 @@ static const expectation table[] = {
      "exit status 2; not tried again"},
     {"not found by a shell", H(AT_ONCE(ATTEMPT_EXITED, 127)), 0, false, false, 127, "not tried again"},
     {"status 2 after a while", H(EXITED(2, NONE, NONE, NONE)), 0, false, false, -1, ""},
-    {"status 2, but with a checkpoint", H({NONE, NONE, 10, ATTEMPT_EXITED, 2, 0, -1, 3}), 0, false, false, -1,
-     ""},
+    {"status 2, but with a checkpoint", H({NONE, NONE, 10, ATTEMPT_EXITED, 2, 0, -1, 3, false}), 0, false,
+     false, -1, ""},
     {"status 1 at once", H(AT_ONCE(ATTEMPT_EXITED, 1)), 0, false, false, -1, ""},
-    {"the program is gone later", H(KILLED(10, 10, 10), {10, 10, 10, ATTEMPT_REFUSED, ENOENT, 0, -1, 0}), 0,
-     false, false, -1, ""},
+    {"the program is gone later",
+     H(KILLED(10, 10, 10), {10, 10, 10, ATTEMPT_REFUSED, ENOENT, 0, -1, 0, false}), 0, false, false, -1, ""},
+    {"hung, but ended well when it was told to", H(HUNG(0, 10, 10, 20)), 0, true, false, -1, ""},
+    {"hung twice", H(HUNG(1, 10, 10, 10), HUNG(1, 10, 10, 10)), 0, false, false, -1, ""},
+    {"hung three times", H(HUNG(1, 10, 10, 10), HUNG(0, 10, 10, 10), HUNG(1, 10, 10, 10)), 0, true, false, 93,
+     "3 attempts"},
     {"full disk", H(FAILED(10, 10, 10)), 0, true, true, 1, "disk is full"},
     {"full disk after progress", H(FAILED(10, 10, 20)), 0, true, true, -1, ""},
     {"restarts used up", H(FAILED(10, 10, 20)), 6, true, false, 1, "--max-restarts"},
