@@ -221,7 +221,8 @@ typedef struct gpt_lineage {
     const char *run;
     const char *resumed_run; /* NULL: not resumed */
     uint64_t resumed_step;
-    int branch; /* the first save of a run that continues another run: its checkpoint becomes the parent */
+    int branch;  /* the first save of a run that continues another run: its checkpoint becomes the parent */
+    int rewound; /* the run has later steps, which were given up: saves of the same steps branch off */
     const struct gpt_adamw *adamw; /* the optimizer of every step, if every step is saved; else NULL */
 } gpt_lineage;
 

@@ -83,7 +83,9 @@ static const struct argp_option option_table[] = {
      4},
     {"overhead", O_OVERHEAD, "PERCENT", 0,
      "with --background, instead of --save-every: as often as costs no more of the time (3.5)", 4},
-    {"resume", O_RESUME, 0, 0, "go on from the newest checkpoint of the run, from the start if there is none",
+    {"resume", O_RESUME, 0, 0,
+     "go on from the newest checkpoint of the run, from the start if there is none. Below ckptdelta run: from the one "
+     "that it has chosen",
      4},
     {"resume-step", O_RESUME_STEP, "N", 0, "go on from the checkpoint of step N", 4},
     {"resume-run", O_RESUME_RUN, "NAME", 0, "go on from another run's checkpoint, saving to --run", 4},

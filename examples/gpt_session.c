@@ -95,7 +95,7 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = lineage->run;
     /* a repeated run gives the same bits; anything else is an error */
-    save.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    save.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_SAME_OK;
     save.metric_name = "loss";
     save.resumed_from_run = lineage->resumed_run;
     save.resumed_from_step = lineage->resumed_step;

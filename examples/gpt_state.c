@@ -145,7 +145,7 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     options.run = lineage->run;
     options.step = progress->step;
     /* a repeated run gives the same bits; anything else is an error */
-    options.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    options.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_SAME_OK;
     options.metric_name = "loss";
     options.metric = metric;
     options.resumed_from_run = lineage->resumed_run;

@@ -25,7 +25,8 @@ typedef struct trainer {
     FILE *losses;
     gpt_progress progress;
     gpt_lineage lineage;
-    double logged_at; /* seconds */
+    char run[CKD_RUN_MAX + 1]; /* of the checkpoint that `ckptdelta run` has chosen */
+    double logged_at;          /* seconds */
     uint64_t logged_step;
 } trainer;
 
@@ -60,24 +61,45 @@ static int open_store(trainer *t) {
 }
 
 /*
+ * Finds the checkpoint that `ckptdelta run` has chosen for this attempt, which may not be the newest one. Returns false
+ * if there is none, or if it is of another run.
+ */
+static int told_checkpoint(trainer *t, uint64_t *step) {
+    const gpt_options *o = t->options;
+    const char *run = getenv("CKPTDELTA_RUN"), *told = getenv("CKPTDELTA_CHECKPOINT");
+    const char *at = told ? strrchr(told, '@') : NULL;
+    ckd_checkpoint newest;
+    if (!run || strcmp(run, o->run) != 0 || !at || (size_t)(at - told) > CKD_RUN_MAX)
+        return 0;
+    snprintf(t->run, sizeof t->run, "%.*s", (int)(at - told), told);
+    *step = strtoull(at + 1, NULL, 10);
+    t->lineage.run = t->run;
+    t->lineage.rewound =
+        ckd_store_find(&newest, t->store, t->run, CKD_LATEST, NULL) != CKD_OK || newest.step != *step;
+    return 1;
+}
+
+/*
  * A plain --resume of a run without checkpoints starts from scratch, so the same command line works for every restart.
  */
 static int resume(trainer *t) {
     const gpt_options *o = t->options;
     const char *run = o->resume_run ? o->resume_run : o->run;
+    uint64_t step = o->resume_step;
     ckd_checkpoint newest;
-    if (!o->resume_run && o->resume_step == CKD_LATEST &&
-        ckd_store_find(&newest, t->store, run, CKD_LATEST, NULL) == CKD_E_NOT_FOUND) {
+    int plain = !o->resume_run && step == CKD_LATEST, told = plain && told_checkpoint(t, &step);
+    run = told ? t->run : run;
+    if (plain && !told && ckd_store_find(&newest, t->store, run, CKD_LATEST, NULL) == CKD_E_NOT_FOUND) {
         printf("run %s has no checkpoint yet: starting at step 0\n", run);
         return 0;
     }
-    if (gpt_state_load(t->store, run, o->resume_step, t->model, &t->text, &t->progress))
+    if (gpt_state_load(t->store, run, step, t->model, &t->text, &t->progress))
         return -1;
     if (o->reseed)
         t->progress.seed = o->batch_seed;
     t->lineage.resumed_run = run;
     t->lineage.resumed_step = t->progress.step;
-    t->lineage.branch = strcmp(run, o->run) != 0;
+    t->lineage.branch = t->lineage.rewound || strcmp(run, t->lineage.run) != 0;
     printf("resumed from %s at step %" PRIu64 "\n", run, t->progress.step);
     return 0;
 }
@@ -170,6 +192,8 @@ static int save(trainer *t, double loss) {
     if (gpt_state_save(t->store, &t->lineage, t->model, &t->text, &t->progress, loss, &info))
         return -1;
     t->lineage.branch = 0;
+    snprintf(t->run, sizeof t->run, "%s", info.run); /* a branch, if the run had the step */
+    t->lineage.run = t->run;
     printf("saved step %" PRIu64 ": %s, %.2f MiB for %.2f MiB, %.0f ms\n", info.step,
            ckd_kind_name(info.kind), (double)info.stored_bytes / 1048576, (double)info.raw_bytes / 1048576,
            1e3 * (seconds() - start));

@@ -44,7 +44,7 @@ $(SCHEMA_H): catalog/schema.sql scripts/embed-sql.sh
 	@mkdir -p $(@D)
 	@sh scripts/embed-sql.sh catalog_schema_sql $< >$@.new && mv $@.new $@
 
-$(B)/obj/cli/%.o: EXTRA_CPPFLAGS = $(JANSSON_CPPFLAGS)
+$(B)/obj/cli/%.o $(B)/obj/supervise/%.o: EXTRA_CPPFLAGS = $(JANSSON_CPPFLAGS)
 $(B)/obj/examples/%.o: private OPT = -O3
 $(B)/obj/tests/%.o: EXTRA_CPPFLAGS = $(CMOCKA_CPPFLAGS) $(JANSSON_CPPFLAGS)
 # Lines for stack traces, but no variables: a fifth less time to compile and link. CFLAGS=-g has them again. What tests

@@ -54,7 +54,7 @@ B := $(BUILD)
 
 # --- sources
 LIB_SRC := $(wildcard base/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c)
-CLI_SRC := $(wildcard cli/*/*.c)
+CLI_SRC := $(wildcard cli/*/*.c supervise/*.c)
 EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
 # Programs of one file that show the use of the library; `make install` installs their sources.

@@ -55,7 +55,7 @@ $(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/commands/main.o,$(CLI_OBJ))
-CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
+CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_decide% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
     $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout% \
     $(B)/tests/fuzz_prices% $(B)/fuzz/fuzz_prices%,$(TESTS) $(REPLAYS) $(FUZZERS))
 $(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)
@@ -167,7 +167,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* examples bench/* $(TEST_DIRS),\
+C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* supervise examples bench/* $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 HEADER = "include/ckptdelta.h"
 ROOT = HERE / "library" if (HERE / "library" / HEADER).is_file() else HERE.parent
 SOURCES = ("Makefile", "LICENSE", "NOTICE", "docs/THIRD-PARTY.md", "docs/python.md", "docs/recipes.md", "docs/cli.md", "python/*.h", "python/*.py", *(
-    f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "cli", "include", "mk", "scripts")))
+    f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "cli", "supervise", "include", "mk", "scripts")))
 BUILT = ("_native.abi3.so", "bin/ckptdelta", "notices.txt", "libckptdelta_cuda.so")
 
 

@@ -1,9 +1,10 @@
 """Checks who includes and calls whom, how long files and functions are, and how many parameters functions have: check_layers.py [ROOT] [--objects FOLDER] [--graph]
 
-    cli, python, mpi, examples, bench -> engine -> kernels, codec, catalog -> base
+    cli -> supervise
+    cli, supervise, python, mpi, examples, bench -> engine -> kernels, codec, catalog -> base
 
 Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. A room shows
-the others one header, which bears its name; its other headers are private. Tests and benchmarks may include all. With the folder of the objects, calls are
+the others one header, which bears its name; its other headers are private. supervise/ is a room by itself. Tests and benchmarks may include all. With the folder of the objects, calls are
 checked by their symbols as well: a header that is included from above, or a declaration that stands elsewhere, hides nothing. --graph prints the rooms.
 The symbols also show circles of files inside a room, files that call each other in a ring; small ones are allowed (MAX_CIRCLE_FILES).
 
@@ -23,7 +24,9 @@ import sys
 from pathlib import Path
 
 LIBRARY = {"include", "base", "codec", "catalog", "kernels", "engine"}
-USERS = {"cli", "python", "mpi", "examples", "bench"}
+USERS = {"cli", "supervise", "python", "mpi", "examples", "bench"}
+# Folders that are one room.
+SINGLE_ROOMS = {"supervise"}
 FREE = {"tests"}
 
 # The folders of ours from which each folder may include. The public header's types are everybody's.
@@ -35,6 +38,7 @@ MAY_INCLUDE = {
     "kernels": {"kernels", "base"},
     "engine": {"engine", "include", "kernels", "codec", "catalog", "base"},
     **{user: {user} for user in USERS},
+    "cli": {"cli", "supervise"},
     # Benchmarks also time the library's inner operations, which the public header does not show.
     "bench": {"bench", "include", "engine", "kernels", "codec", "base"},
 }
@@ -82,7 +86,7 @@ OWNERS = [
     (r"(zstd.*|zdict|lz4.*)\.h", {"codec", "bench"}),
     (r"xxh(ash|3|_.*)\.h", {"base"}),
     (r"(cuda.*|cublas.*|cooperative_groups.*|cub/.*|thrust/.*|nvrtc.*|nvml.*)", {"kernels/cuda"}),
-    (r"jansson.*\.h", {"cli"}),
+    (r"jansson.*\.h", {"cli", "supervise"}),
     (r"argp\.h", {"cli", "examples", "bench"}),
     (r"mpi\.h", {"mpi"}),
 ]
@@ -98,7 +102,7 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_CIRCLE_FILES = 5
 MAX_PARAMETERS = 6
-MEASURED = LIBRARY | {"cli", "examples"}
+MEASURED = LIBRARY | {"cli", "supervise", "examples"}
 SHORT = MEASURED | {"bench"}
 
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".cpp", ".hpp", ".inc"}
@@ -190,6 +194,9 @@ def check_rooms(source):
     for number, line in enumerate(source.lines, 1):
         match = INCLUDE.match(line)
         other = room_of(match.group(2)) if match else None
+        single = match.group(2).split("/")[0] if match else None
+        if single in SINGLE_ROOMS - {source.folder} and source.folder in MEASURED and match.group(2) != f"{single}/{single}.h":
+            source.find(number, f"{match.group(2)} is private: other rooms include {single}/{single}.h")
         if not may_use(own, other):
             source.find(number, f"{own[0]}/{own[1]} must not use {'/'.join(other)}: {match.group(2)}")
         elif other and other != own and source.folder in MEASURED and match.group(2) != room_header(other):

@@ -40,6 +40,8 @@ static const struct command {
     {"copy", "ckptdelta copy", "copy checkpoints to another store, only what it lacks", cmd_copy},
     {"push", "ckptdelta push", "copy checkpoints from this store to another one", cmd_push},
     {"pull", "ckptdelta pull", "copy checkpoints from another store to this one", cmd_pull},
+    {"run", "ckptdelta run", "run a command, and restart it from the newest whole checkpoint", cmd_run},
+    {"attempts", "ckptdelta attempts", "list what ckptdelta run has done", cmd_attempts},
     {"rebuild", "ckptdelta rebuild", "rebuild the catalog from the data files", cmd_rebuild},
     /* Without a summary it is not listed: it is not meant for people. */
     {"complete", "ckptdelta complete", NULL, cmd_complete},

@@ -215,14 +215,7 @@ int cli_flush_output(int code) {
     return committed[0] ? CLI_DONE : CLI_FAILED;
 }
 
-int cli_fail(const ckd_error *err) {
-    int code = cli_exit_code(err), signal_number = cli_interrupted();
-    bool nevertheless = committed[0] && code != CLI_CORRUPT;
-    if (nevertheless) {
-        code = CLI_DONE;
-    } else if (err->status == CKD_E_CANCELLED && signal_number) {
-        code = 128 + signal_number;
-    }
+int cli_fail_as(const ckd_error *err, int code) {
     const char *message = err->message[0] ? err->message : ckd_status_name(err->status);
     if (as_json) {
         print_json(message, err, code);
@@ -232,6 +225,18 @@ int cli_fail(const ckd_error *err) {
         print_where(err);
         fputc('\n', stderr);
     }
+    return code;
+}
+
+int cli_fail(const ckd_error *err) {
+    int code = cli_exit_code(err), signal_number = cli_interrupted();
+    bool nevertheless = committed[0] && code != CLI_CORRUPT;
+    if (nevertheless) {
+        code = CLI_DONE;
+    } else if (err->status == CKD_E_CANCELLED && signal_number) {
+        code = 128 + signal_number;
+    }
+    cli_fail_as(err, code);
     if (nevertheless) {
         cli_note("nevertheless %s", committed);
     }

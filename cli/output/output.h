@@ -65,6 +65,8 @@ int cli_exit_code(const ckd_error *err);
  * 128 + the signal that asked to stop.
  */
 int cli_fail(const ckd_error *err);
+/* As cli_fail, with an exit status of its own, which is returned. */
+int cli_fail_as(const ckd_error *err, int code);
 
 /*
  * Call it when checkpoints were left out and the work on the others is done. The exit status is then 4, whatever the

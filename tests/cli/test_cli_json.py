@@ -85,6 +85,8 @@ def test_all_documented_objects_are_printed(full):
     checked(full.save(4, state(1, 4), "--json", run_name="gpt", expect_message="lacks").json(), "save", seen)
     checked(full.call("rebuild", "--json", expect_message="").json(), "rebuild", seen)
     checked(full.json("verify"), "verify", seen)
+    checked(run("run", full.path, "gpt", "-q", "--json", "--", "true").json(), "run", seen)
+    assert checked(full.json("attempts"), "attempts", seen)["attempts"]
     assert checked(full.json("scrub"), "scrub", seen)["files"]
     for command in "copy", "push":
         checked(full.json(command, full.folder / "copied"), command, seen)

@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, DOC, FAILED, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "rename", "delete", "prune", "compact", "trash", "rebuild"]
+COMMANDS = ["save", "import", "load", "list", "show", "diff", "report", "timeline", "verify", "parity", "repair", "rename", "delete", "prune", "compact", "trash", "run", "attempts", "rebuild"]
 
 
 def test_general_help():
@@ -75,7 +75,7 @@ def test_the_examples_of_the_help_work(tmp_path):
 
 
 @pytest.mark.parametrize("args", [
-    ["frobnicate"], ["help", "frobnicate"], ["list"], ["list", "--frobnicate", "s"], ["list", "s", "more"],
+    ["frobnicate"], ["help", "frobnicate"], ["list"], ["list", "--frobnicate", "s"], ["list", "s", "a", "b"],
     ["list", "s", "--run"], ["show", "s", "--step", "-1"], ["show", "s", "--step", "newest"], ["show", "s", "extra"],
     ["load", "s"], ["load", "--out", "x"], ["load", "s", "--out", "x", "--step", "1e3"], ["load", "s", "y", "--out", "x"],
     ["load", "s", "--out", "x", "--threads", "0"], ["load", "s", "--out", "x", "--threads", "many"],

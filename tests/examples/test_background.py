@@ -104,3 +104,40 @@ def test_signals(tmp_path):
     out = finish(trainer)
     assert "as asked" in out
     assert steps(tmp_path)[-1] == max(losses_of(losses)), "it saves the step that it stops at"
+
+
+@pytest.mark.parametrize("how", [[], ["--background", "copy"]])
+def test_under_the_supervisor(tmp_path, how):
+    """The trainer fails, and its newest checkpoint is damaged once. It ends in the bits of a run without all that."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    finish(train(whole, "--run", "gpt", "--steps", 30, "--save-every", EVERY))
+    text = tmp_path / "text"
+    text.write_bytes((whole / "text").read_bytes())
+    fails = tmp_path / "fails"  # the first attempts end early: at steps 9, 18 and 21
+    fails.write_text("""#!/bin/sh
+case $CKPTDELTA_ATTEMPT in
+    1) "$@" --steps 9 ;;
+    2) "$@" --steps 18
+       newest=$(ls -t "$CKPTDELTA_STORE"/data/c | head -n 1)
+       chmod u+w "$CKPTDELTA_STORE/data/c/$newest"
+       printf '\\377\\377\\377' | dd of="$CKPTDELTA_STORE/data/c/$newest" bs=1 seek=300 conv=notrunc 2>/dev/null ;;
+    3) "$@" --steps 21 ;;
+    *) exec "$@" ;;
+esac
+exit 9
+""")
+    fails.chmod(0o755)
+    command = [COMMAND, "run", tmp_path / "store", "--run", "gpt", "--pause", "0s", "--", fails, TRAINER, "--width", "32", "--heads", "2",
+               "--layers", "2", "--context", "16", "--batch", "2", "--threads", "1", "--schedule", "constant", "--text", text, "--store",
+               tmp_path / "store", "--run", "gpt", "--steps", "30", "--save-every", str(EVERY), "--resume", *how]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    attempts = json.loads(subprocess.run([COMMAND, "attempts", tmp_path / "store", "--json"], check=True, stdout=subprocess.PIPE, timeout=60).stdout)["attempts"]
+    assert [a["exit"] for a in attempts] == [9, 9, 9, 0] and "is damaged and passed over" in done.stderr
+    runs = json.loads(subprocess.run([COMMAND, "list", tmp_path / "store", "--json"], check=True, stdout=subprocess.PIPE, timeout=60).stdout)["checkpoints"]
+    last = max(runs, key=lambda c: (c["step"], c["created"]))
+    assert (last["run"], last["step"]) == ("gpt~2", 30)
+    for store, name in ((whole / "store", "gpt@30"), (tmp_path / "store", "gpt~2@30")):
+        subprocess.run([COMMAND, "load", store, name, "-q", "-o", store.parent / "end.safetensors"], check=True, timeout=60)
+    assert (whole / "end.safetensors").read_bytes() == (tmp_path / "end.safetensors").read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from ._store import Store
 
 _SHOWN = 5
+
+
+def told_place(store: Store, run: str) -> tuple[int, str] | None:
+    """(step, "RUN@STEP") of the checkpoint that `ckptdelta run` has chosen for this attempt; None: it has not, or for another run.
+
+    The second is "" if only the step is known.
+    """
+    step, where = os.environ.get("CKPTDELTA_STEP", ""), os.environ.get("CKPTDELTA_STORE", "")
+    if os.environ.get("CKPTDELTA_RUN") != run or not where or os.path.realpath(where) != os.path.realpath(store.path):
+        return None
+    return (int(step), os.environ.get("CKPTDELTA_CHECKPOINT", "")) if step.isdecimal() and step.isascii() else None
 
 
 class Start:

@@ -1,0 +1,163 @@
+/* ckptdelta attempts: what `ckptdelta run` has recorded. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/output.h"
+#include "supervise/supervise.h"
+
+static const struct argp_option options_table[] = {
+    {"run", 'r', "RUN", 0, "Only this run", 1},
+    {0},
+};
+
+static const char doc[] =
+    "List the attempts that ckptdelta run has made: how each ended, and from which checkpoint it "
+    "started."
+    "\vExamples:\n"
+    "  ckptdelta attempts ckpts\n"
+    "  ckptdelta attempts ckpts gpt -v\n"
+    "  ckptdelta attempts ckpts --json\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *run;
+} arguments;
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        return 0;
+    case ARGP_KEY_ARG:
+        return cli_take_run(&a->common, &a->run, arg, state);
+    case 'r':
+        a->run = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Steps that were saved before, and that the attempt had to make again. */
+static bool steps_lost(uint64_t *lost, const attempt *a) {
+    bool known = a->first_step != SUPERVISE_NO_STEP && a->from_step != SUPERVISE_NO_STEP;
+    *lost = known && a->first_step > a->from_step ? a->first_step - a->from_step : 0;
+    return known;
+}
+
+/* -------------------------------------------------------------------------------------------------------- JSON */
+
+static json_t *json_step(uint64_t step) {
+    return step == SUPERVISE_NO_STEP ? json_null() : json_integer((json_int_t)step);
+}
+
+static json_t *json_if(bool known, int64_t value) {
+    return known ? json_integer(value) : json_null();
+}
+
+static json_t *json_words(const char *text) {
+    return cli_json_text(text[0] ? text : NULL);
+}
+
+static json_t *json_attempt(const attempt *a) {
+    uint64_t lost;
+    bool known = steps_lost(&lost, a), ended = a->end != ATTEMPT_RUNNING;
+    json_t *start = cli_json_text(cli_text_time(a->start_ns).text);
+    json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
+    double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
+    return json_pack(
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
+        "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
+        json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
+        ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
+        "signal", json_if(a->end == ATTEMPT_KILLED, a->code), "stopped_by",
+        json_if(a->stopped_by > 0, a->stopped_by), "reason", json_words(a->reason), "verdict",
+        json_words(a->verdict), "status", json_if(ended && a->status >= 0, a->status), "checkpoint",
+        json_words(a->from), "first_step", json_step(a->first_step), "last_step", json_step(a->last_step),
+        "steps_lost", json_if(known, (int64_t)lost), "first_save_s",
+        a->first_save_ns ? json_real((double)a->first_save_ns / 1e9) : json_null(), "hung", a->hung);
+}
+
+static ckd_status print_json(const attempt_list *list, ckd_error *err) {
+    json_t *items = json_array();
+    for (size_t i = 0; i < list->count; i++) {
+        cli_json_append(&items, json_attempt(&list->items[i]));
+    }
+    return cli_json_print(json_pack("{s:i, s:o}", "schema", 1, "attempts", items), err);
+}
+
+/* -------------------------------------------------------------------------------------------------------- text */
+
+static void step_cell(cli_table *t, uint64_t step) {
+    if (step == SUPERVISE_NO_STEP) {
+        cli_table_cell(t, "-");
+    } else {
+        cli_table_cell(t, "%" PRIu64, step);
+    }
+}
+
+static void duration_cell(cli_table *t, bool known, uint64_t ns) {
+    cli_table_cell(t, "%s", known ? cli_text_duration((double)ns / 1e9).text : "-");
+}
+
+static void print_row(cli_table *t, const attempt *a, bool verbose) {
+    uint64_t lost;
+    bool known = steps_lost(&lost, a), ended = a->end_ns > a->start_ns;
+    cli_table_cell(t, "%s", a->run);
+    cli_table_cell(t, "%" PRIu64, a->number);
+    cli_table_cell(t, "%s", cli_text_time(a->start_ns).text);
+    duration_cell(t, ended, a->end_ns - a->start_ns);
+    cli_table_cell(t, "%s", a->from[0] ? a->from : "-");
+    step_cell(t, a->last_step);
+    cli_table_cell(t, known ? "%" PRIu64 : "-", lost);
+    cli_table_cell(t, "%s", a->end == ATTEMPT_RUNNING ? "running" : a->reason);
+    if (verbose) {
+        duration_cell(t, a->first_save_ns > 0, a->first_save_ns);
+        cli_table_cell(t, "%s", a->host[0] ? a->host : "-");
+        cli_table_cell(t, "%" PRId64, a->pid);
+        cli_table_cell(t, "%s", a->verdict[0] ? a->verdict : "-");
+    }
+}
+
+static ckd_status print_text(const attempt_list *list, bool verbose, ckd_error *err) {
+    cli_table *t = cli_table_new(
+        verbose ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST SAVE|HOST|>PID|VERDICT"
+                : "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END");
+    for (size_t i = 0; i < list->count; i++) {
+        print_row(t, &list->items[i], verbose);
+    }
+    return cli_table_print(t, err);
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    attempt_list list = {0};
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
+    THEN(status, supervise_attempts(&list, a->common.store, a->run, err));
+    if (status == CKD_OK && list.damaged) {
+        cli_note("%zu line%s of %s/attempts.jsonl %s damaged and left out", list.damaged,
+                 list.damaged == 1 ? "" : "s", a->common.store, list.damaged == 1 ? "is" : "are");
+    }
+    if (status == CKD_OK && a->run && list.count == 0) {
+        status = cli_error(err, CKD_E_NOT_FOUND, "the store has no attempts of run '%s'", a->run);
+    }
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(&list, err);
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
+        status = print_text(&list, a->common.verbose > 0, err);
+    }
+    supervise_attempts_free(&list);
+    ckd_store_close(store);
+    return status;
+}
+
+int cmd_attempts(int argc, char **argv) {
+    static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "[STORE] [RUN]", doc, children, 0, 0};
+    arguments a = {.common.command = "attempts"};
+    cli_parse_arguments(&argp, argc, argv, &a);
+    ckd_error err;
+    return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

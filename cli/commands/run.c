@@ -1,0 +1,198 @@
+/* ckptdelta run: starts a command again from the newest whole checkpoint until it is done. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/output.h"
+#include "supervise/supervise.h"
+
+enum { OPT_GRACE = 0x200, OPT_PAUSE, OPT_MAX_PAUSE, OPT_MAX_RESTARTS, OPT_MAX_FUTILE, OPT_QUICK, OPT_HANG };
+
+static const struct argp_option options_table[] = {
+    {"run", 'r', "RUN", 0, "The run that COMMAND saves to", 1},
+    {"grace", OPT_GRACE, "TIME", 0,
+     "How long COMMAND may take to end, before everything that it started is killed [default: 60s]", 2},
+    {"pause", OPT_PAUSE, "TIME", 0,
+     "Wait about this long before the first restart, and twice as long each time [default: 5s]", 3},
+    {"max-pause", OPT_MAX_PAUSE, "TIME", 0, "But never longer than this [default: 10m]", 3},
+    {"max-restarts", OPT_MAX_RESTARTS, "N", 0, "Give up after N restarts [default: 100]", 4},
+    {"max-futile", OPT_MAX_FUTILE, "N", 0,
+     "Give up after N attempts in a row without a newer checkpoint [default: 3]", 4},
+    {"hang", OPT_HANG, "TIME", 0,
+     "End COMMAND, and restart it, if it makes no checkpoint for this long [default: never]", 4},
+    {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
+    {0},
+};
+
+static const char doc[] =
+    "Run COMMAND, and restart it from the newest whole checkpoint of RUN when it fails. COMMAND finds what it needs in "
+    "its environment: CKPTDELTA_STORE, CKPTDELTA_RUN, CKPTDELTA_STEP and CKPTDELTA_CHECKPOINT (RUN@STEP; neither is set "
+    "if there is no checkpoint), and CKPTDELTA_ATTEMPT. SIGTERM, SIGINT and SIGHUP are passed on to it and end the "
+    "command; SIGUSR1 is only passed on. STORE/attempts.jsonl records every attempt."
+    "\v"
+    "Exit status: 0 when COMMAND is done, 93 when restarting it is futile (do not requeue the job), 128 plus the number "
+    "of the signal that asked to stop. If COMMAND refuses its arguments or cannot be started: its status, 2, 126 or 127.\n"
+    "\n"
+    "Examples:\n"
+    "  ckptdelta run ckpts --run gpt -- python train.py\n"
+    "  ckptdelta run ckpts --run gpt -- mpirun -n 8 ./train\n"
+    "  ckptdelta run ckpts --run gpt --max-futile 5 --grace 5m -- python train.py\n";
+
+typedef struct arguments {
+    cli_options common;
+    const char *run;
+    char **command; /* NULL: not given */
+    supervise_options with;
+} arguments;
+
+static uint64_t parse_count(const char *name, const char *arg, uint64_t least, struct argp_state *state) {
+    uint64_t count = 0;
+    if (!cli_parse_u64(&count, arg) || count < least || count > 1000000) {
+        argp_error(state, "%s is a number from %" PRIu64 " to 1000000, not '%s'", name, least, arg);
+    }
+    return count;
+}
+
+static uint64_t parse_time(const char *name, const char *arg, struct argp_state *state) {
+    uint64_t seconds = cli_seconds(state, name, arg);
+    if (seconds > 365 * 24 * 3600) {
+        argp_error(state, "%s is at most 365d, not '%s'", name, arg);
+    }
+    return seconds;
+}
+
+/* As the library has it: 1 to 128 characters, not beginning with a dot or a dash. */
+static bool is_run_name(const char *name) {
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~";
+    size_t length = strlen(name);
+    return length > 0 && length <= CKD_RUN_MAX && name[0] != '.' && name[0] != '-' &&
+           strspn(name, allowed) == length;
+}
+
+static void check(const arguments *a, struct argp_state *state) {
+    if (!a->run) {
+        argp_error(state, "name the RUN that COMMAND saves to");
+    }
+    if (!is_run_name(a->run)) {
+        argp_error(
+            state,
+            "a run name has 1 to 128 of A-Z a-z 0-9 . _ - ~ and does not start with . or -, unlike '%s'",
+            a->run);
+    }
+    if (!a->command || !a->command[0]) {
+        argp_error(state, "put -- and the COMMAND at the end, as in: -- python train.py");
+    }
+    if (!a->command[0][0]) {
+        argp_error(state, "the COMMAND is empty");
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (cli_take_store(&a->common, arg)) {
+            return 0;
+        }
+        if (a->run) {
+            argp_error(state, "'%s' is one argument too many; put -- before the COMMAND", arg);
+        }
+        a->run = arg;
+        return 0;
+    case 'r':
+        a->run = arg;
+        return 0;
+    case OPT_GRACE:
+        a->with.grace_s = parse_time("--grace", arg, state);
+        return 0;
+    case OPT_PAUSE:
+        a->with.pause_s = parse_time("--pause", arg, state);
+        return 0;
+    case OPT_MAX_PAUSE:
+        a->with.max_pause_s = parse_time("--max-pause", arg, state);
+        return 0;
+    case OPT_MAX_RESTARTS:
+        a->with.max_restarts = parse_count("--max-restarts", arg, 0, state);
+        return 0;
+    case OPT_MAX_FUTILE:
+        a->with.max_futile = parse_count("--max-futile", arg, 1, state);
+        return 0;
+    case OPT_HANG:
+        a->with.hang_s = parse_time("--hang", arg, state);
+        return 0;
+    case OPT_QUICK:
+        a->with.quick = true;
+        return 0;
+    case ARGP_KEY_END:
+        check(a, state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Cuts off the COMMAND. Its options are its own. Returns how many arguments are left. */
+static int cut_command(arguments *a, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--") == 0) {
+            a->command = &argv[i + 1];
+            argv[i] = NULL;
+            return i;
+        }
+    }
+    return argc;
+}
+
+static void on_message(void *context, const char *message) {
+    const cli_options *options = context;
+    if (!options->quiet) {
+        cli_note("%s", message);
+    }
+}
+
+static ckd_status print_json(const arguments *a, const supervise_result *r, ckd_error *err) {
+    return cli_json_print(json_pack("{s:i, s:o, s:I, s:i, s:o, s:o}", "schema", 1, "run",
+                                    cli_json_text(a->run), "attempts", (json_int_t)r->attempts, "exit_status",
+                                    r->status, "reason", cli_json_text(r->reason), "newest",
+                                    cli_json_text(r->newest[0] ? r->newest : NULL)),
+                          err);
+}
+
+/* Says why it ends. The exit status is not that of the error's kind. */
+static int fail(const arguments *a, const supervise_result *r) {
+    ckd_error err;
+    cli_error(&err, r->kind, "%s: %s", a->run, r->reason);
+    return cli_fail_as(&err, r->status);
+}
+
+int cmd_run(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {
+        options_table, parse, "[STORE] [RUN] -- COMMAND [ARGUMENT...]", doc, children, 0, 0};
+    arguments a = {
+        .common.command = "run",
+        .with = {.grace_s = 60, .pause_s = 5, .max_pause_s = 600, .max_restarts = 100, .max_futile = 3}};
+    argc = cut_command(&a, argc, argv);
+    cli_parse_arguments(&argp, argc, argv, &a);
+    a.with.store = a.common.store;
+    a.with.run = a.run;
+    a.with.command = a.command;
+    a.with.threads = a.common.threads;
+    a.with.on_message = on_message;
+    a.with.message_context = &a.common;
+    supervise_result result;
+    ckd_error err;
+    ckd_status status = supervise_run(&result, &a.with, &err);
+    if (status == CKD_OK && a.common.json) {
+        status = print_json(&a, &result, &err);
+    }
+    if (status != CKD_OK) {
+        return cli_fail(&err);
+    }
+    return result.status == CLI_DONE ? CLI_DONE : fail(&a, &result);
+}

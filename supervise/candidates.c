@@ -1,0 +1,183 @@
+/* The checkpoints that an attempt may start from, and the choice among them. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "supervise/internal.h"
+
+void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c) {
+    snprintf(ref, SUPERVISE_REF_MAX, "%s@%" PRIu64, c->run, c->step);
+}
+
+/* Is it the run, or a branch of it: RUN~2, ...? */
+static bool is_of_run(const char *name, const char *run) {
+    size_t length = strlen(run);
+    if (strncmp(name, run, length) != 0) {
+        return false;
+    }
+    const char *rest = name + length;
+    return !*rest || (rest[0] == '~' && rest[1] && rest[1 + strspn(rest + 1, "0123456789")] == '\0');
+}
+
+/*
+ * Merges the runs of a list, which is by run and step, newest first. In a run the highest step is the newest. Between
+ * runs the time decides, as it does when a session looks for the newest state.
+ */
+static void merge(candidates *out, const ckd_checkpoint_list *list, const char *run) {
+    bool *used = out->damaged; /* all clear, and cleared again below */
+    for (;;) {
+        size_t best = SIZE_MAX;
+        for (size_t i = 0; i < list->count; i++) {
+            const ckd_checkpoint *c = &list->items[i];
+            bool last_left =
+                i + 1 == list->count || used[i + 1] || strcmp(list->items[i + 1].run, c->run) != 0;
+            if (!used[i] && last_left && is_of_run(c->run, run) &&
+                (best == SIZE_MAX || c->created_ns >= list->items[best].created_ns)) {
+                best = i;
+            }
+        }
+        if (best == SIZE_MAX) {
+            break;
+        }
+        used[best] = true;
+        out->items[out->count++] = list->items[best];
+    }
+    memset(out->damaged, 0, list->count * sizeof(*out->damaged));
+}
+
+static ckd_status open_store(ckd_store **out, const char *path, uint32_t threads, ckd_error *err) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.threads = threads;
+    return ckd_store_open(out, path, CKD_OPEN_READ, &o, err);
+}
+
+ckd_status candidates_read(candidates *out, const char *store_path, const char *run, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_checkpoint_list *list = NULL;
+    *out = (candidates){.chosen = SIZE_MAX};
+    ckd_status status = open_store(&store, store_path, 1, err);
+    THEN(status, ckd_store_list(&list, store, NULL, err));
+    if (status == CKD_OK) {
+        out->items = calloc(list->count + 1, sizeof(*out->items));
+        out->damaged = calloc(list->count + 1, sizeof(*out->damaged));
+        status = out->items && out->damaged ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");
+    }
+    if (status == CKD_OK) {
+        merge(out, list, run);
+    } else {
+        candidates_free(out);
+    }
+    ckd_checkpoint_list_free(list);
+    ckd_store_close(store);
+    return status;
+}
+
+void candidates_free(candidates *c) {
+    free(c->items);
+    free(c->damaged);
+    *c = (candidates){.chosen = SIZE_MAX};
+}
+
+static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_damage *first) {
+    char text[SUPERVISE_TEXT_MAX * 2];
+    snprintf(text, sizeof(text), "%s is damaged and passed over: %.200s%s%.100s", ref, first->what,
+             first->file[0] ? ", file " : "", first->file);
+    if (rule->options->on_message) {
+        rule->options->on_message(rule->options->message_context, text);
+    }
+}
+
+static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *c,
+                           const candidates_rule *rule, ckd_error *err) {
+    ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+    o.run = c->run;
+    o.step = c->step;
+    o.one_step = 1;
+    o.quick = rule->options->quick;
+    o.on_progress = rule->on_progress;
+    o.progress_context = rule->progress_context;
+    ckd_verify_result *r = NULL;
+    ckd_status status = ckd_store_verify(&r, store, &o, err);
+    *whole = status == CKD_OK && r->damage_count == 0;
+    if (status == CKD_OK && !*whole) {
+        char ref[SUPERVISE_REF_MAX];
+        candidate_ref(ref, c);
+        say_damaged(rule, ref, &r->damage[0]);
+    }
+    ckd_verify_result_free(r);
+    return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
+}
+
+/* vain: those from which attempts have failed before are tried, the others are not. */
+static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
+                               ckd_error *err) {
+    for (size_t i = 0; i < c->count && c->chosen == SIZE_MAX; i++) {
+        char ref[SUPERVISE_REF_MAX];
+        candidate_ref(ref, &c->items[i]);
+        bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, whole;
+        if (failed != vain || c->damaged[i]) {
+            continue;
+        }
+        ckd_status status = is_whole(&whole, store, &c->items[i], rule, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+        c->damaged[i] = !whole;
+        c->damaged_count += !whole;
+        c->chosen = whole ? i : SIZE_MAX;
+    }
+    return CKD_OK;
+}
+
+ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err) {
+    if (c->count == 0) {
+        return CKD_OK;
+    }
+    ckd_store *store = NULL;
+    ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
+    THEN(status, choose_among(c, store, rule, false, err));
+    /* If all have failed, the newest is as good as any. */
+    THEN(status, choose_among(c, store, rule, true, err));
+    ckd_store_close(store);
+    if (status == CKD_OK && c->chosen == SIZE_MAX) {
+        return supervise_error(
+            err, CKD_E_CORRUPT,
+            "none of the %zu checkpoints of %s is whole, and starting over would discard them; "
+            "'ckptdelta repair' may rebuild them from parity",
+            c->count, rule->options->run);
+    }
+    return status;
+}
+
+uint64_t candidates_top(const candidates *c) {
+    uint64_t top = SUPERVISE_NO_STEP;
+    for (size_t i = 0; i < c->count; i++) {
+        if (!c->damaged[i] && (top == SUPERVISE_NO_STEP || c->items[i].step > top)) {
+            top = c->items[i].step;
+        }
+    }
+    return top;
+}
+
+const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since) {
+    const ckd_checkpoint *first = NULL;
+    for (size_t i = 0; i < c->count; i++) {
+        const ckd_checkpoint *item = &c->items[i];
+        if (item->created_ns >= since && (!first || item->created_ns < first->created_ns)) {
+            first = item;
+        }
+    }
+    return first;
+}
+
+bool candidates_has_other(const candidates *c, const char *ref) {
+    for (size_t i = 0; i < c->count; i++) {
+        char own[SUPERVISE_REF_MAX];
+        candidate_ref(own, &c->items[i]);
+        if (!c->damaged[i] && strcmp(own, ref) != 0) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,184 @@
+/* What to do after an attempt. Pure functions of what was observed. */
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "supervise/internal.h"
+
+/* Statuses with which shells and programs refuse a command line. */
+enum { STATUS_USAGE = 2, STATUS_NOT_EXECUTABLE = 126, STATUS_NOT_FOUND = 127 };
+#define REFUSAL_NS (10 * SECOND)
+
+bool attempt_progressed(const attempt *a) {
+    return a->last_step != SUPERVISE_NO_STEP &&
+           (a->first_step == SUPERVISE_NO_STEP || a->last_step > a->first_step);
+}
+
+/* An attempt that somebody stopped says nothing about the command. */
+static bool counts(const attempt *a) {
+    return !a->stopped_by && a->end != ATTEMPT_RUNNING;
+}
+
+const attempt *decide_current(const attempt *history, size_t *count) {
+    size_t first = *count;
+    while (first > 0) {
+        int status = history[first - 1].status;
+        bool settled = status == 0 || status == SUPERVISE_GAVE_UP || status == STATUS_USAGE ||
+                       status == STATUS_NOT_EXECUTABLE || status == STATUS_NOT_FOUND;
+        if (settled) {
+            break;
+        }
+        first--;
+    }
+    *count -= first;
+    return history + first;
+}
+
+uint64_t decide_failures(const attempt *history, size_t count, const char *from) {
+    uint64_t failures = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (counts(&history[i]) && strcmp(history[i].from, from) == 0) {
+            failures = attempt_progressed(&history[i]) ? 0 : failures + 1;
+        }
+    }
+    return failures;
+}
+
+void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
+    char how[SUPERVISE_TEXT_MAX / 2] = "not known";
+    switch (a->end) {
+    case ATTEMPT_EXITED:
+        snprintf(how, sizeof(how), "exit status %d", a->code);
+        break;
+    case ATTEMPT_KILLED:
+        snprintf(how, sizeof(how), "killed by %s", signal_text_of(a->code).text);
+        break;
+    case ATTEMPT_REFUSED:
+        snprintf(how, sizeof(how), "cannot start the command: %s", strerror(a->code));
+        break;
+    case ATTEMPT_LOST:
+        snprintf(how, sizeof(how), "supervisor died");
+        break;
+    case ATTEMPT_RUNNING:
+        break;
+    }
+    if (a->hung && !a->stopped_by) {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
+    } else if (a->stopped_by) {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "stopped by %s: %s", signal_text_of(a->stopped_by).text, how);
+    } else {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "%s", how);
+    }
+}
+
+/* Attempts without a newer checkpoint, in a row, up to the last one. */
+static uint64_t futile_attempts(const attempt *history, size_t count) {
+    uint64_t futile = 0;
+    for (; count > 0 && !attempt_progressed(&history[count - 1]); count--) {
+        futile += counts(&history[count - 1]);
+    }
+    return futile;
+}
+
+/* Would the program do it again? SIGKILL and SIGTERM come from outside: the kernel, an administrator, a scheduler. */
+static bool is_own_failure(const attempt *a) {
+    static const int faults[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    for (size_t i = 0; a->end == ATTEMPT_KILLED && i < sizeof(faults) / sizeof(faults[0]); i++) {
+        if (a->code == faults[i]) {
+            return true;
+        }
+    }
+    return !a->hung && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
+}
+
+/* Did the last two attempts that count end in the same way, without a newer checkpoint? *before: the first of them. */
+static bool ended_alike(const attempt **before, const attempt *history, size_t count) {
+    const attempt *last = &history[count - 1];
+    for (size_t i = count - 1; i-- > 0;) {
+        const attempt *a = &history[i];
+        if (counts(a)) {
+            *before = a;
+            return a->end == last->end && a->code == last->code && a->last_step == last->last_step &&
+                   is_own_failure(last) && !attempt_progressed(a) && !attempt_progressed(last);
+        }
+    }
+    return false;
+}
+
+__attribute__((format(printf, 3, 4))) static decision stop(int status, ckd_status kind, const char *format,
+                                                           ...) {
+    decision d = {.status = status, .kind = kind};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(d.reason, sizeof(d.reason), format, args);
+    va_end(args);
+    return d;
+}
+
+/* A command line that cannot work is not tried again. */
+static bool is_refused(const attempt *last, const decide_facts *facts, int *status) {
+    if (facts->started_here != 1) {
+        return false;
+    }
+    if (last->end == ATTEMPT_REFUSED) {
+        *status = last->code == ENOENT ? STATUS_NOT_FOUND : STATUS_NOT_EXECUTABLE;
+        return true;
+    }
+    *status = last->code;
+    return last->end == ATTEMPT_EXITED && last->end_ns - last->start_ns < REFUSAL_NS &&
+           !attempt_progressed(last) &&
+           (last->code == STATUS_USAGE || last->code == STATUS_NOT_EXECUTABLE ||
+            last->code == STATUS_NOT_FOUND);
+}
+
+static decision go_on(const decide_rules *rules, const decide_facts *facts, uint64_t futile) {
+    double pause = (double)rules->pause_s;
+    for (uint64_t i = 1; i < futile && pause < (double)rules->max_pause_s; i++) {
+        pause *= 2;
+    }
+    pause = pause < (double)rules->max_pause_s ? pause : (double)rules->max_pause_s;
+    /* Many jobs that failed together must not come back together. */
+    return (decision){.restart = true, .pause_s = pause * (0.5 + 0.5 * facts->chance)};
+}
+
+decision decide(const decide_rules *rules, const decide_facts *facts) {
+    size_t count = facts->count;
+    const attempt *last = &facts->history[count - 1], *before;
+    const attempt *history = decide_current(facts->history, &count);
+    uint64_t futile = futile_attempts(history, count);
+    char how[SUPERVISE_TEXT_MAX];
+    int status;
+    decide_reason(how, last);
+    if (last->stopped_by) {
+        return stop(SUPERVISE_SIGNAL + last->stopped_by, CKD_E_CANCELLED, "stopped by %s",
+                    signal_text_of(last->stopped_by).text);
+    }
+    if (last->end == ATTEMPT_EXITED && last->code == 0 && !last->hung) {
+        return stop(0, CKD_OK, "done");
+    }
+    if (is_refused(last, facts, &status)) {
+        return stop(status, CKD_E_INVALID, "%.160s; not tried again", how);
+    }
+    if (facts->disk_full && futile > 0) {
+        return stop(1, CKD_E_NOSPACE, "the disk is full, so another attempt cannot save");
+    }
+    if (futile >= rules->max_futile) {
+        return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: no newer checkpoint in %llu attempts",
+                    (unsigned long long)futile);
+    }
+    if (ended_alike(&before, history, count) && (!facts->older || strcmp(before->from, last->from) != 0)) {
+        return last->last_step == SUPERVISE_NO_STEP
+                   ? stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.160s twice before the first checkpoint",
+                          how)
+                   : stop(SUPERVISE_GAVE_UP, CKD_E_STATE,
+                          "gave up: %.160s twice at the same checkpoint, step %llu", how,
+                          (unsigned long long)last->last_step);
+    }
+    if (facts->started_here > rules->max_restarts) {
+        return stop(1, CKD_E_STATE, "gave up: restarted %llu times, as --max-restarts allows",
+                    (unsigned long long)rules->max_restarts);
+    }
+    return go_on(rules, facts, futile);
+}

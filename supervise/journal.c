@@ -1,0 +1,336 @@
+/*
+ * The journal: STORE/attempts.jsonl. Two lines for each attempt, one when it starts and one when it ends; each is synced
+ * before anything else happens. Lines are only appended. A line that a crash has torn is left alone and ignored.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "supervise/internal.h"
+
+#define JOURNAL        "attempts.jsonl"
+#define LINE_MAX_BYTES ((size_t)1 << 20)
+#define FIRST_LOCK     ((off_t)1 << 40) /* far behind the text; a lock on bytes that are not there is allowed */
+
+/* ------------------------------------------------------------------------------------------------------ locking */
+
+/* Each run has a byte of its own. Two runs may share one; they then cannot be supervised at once. */
+static struct flock lock_of(const char *run) {
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (const char *c = run; *c; c++) {
+        hash = (hash ^ (unsigned char)*c) * UINT64_C(1099511628211);
+    }
+    return (struct flock){.l_type = F_WRLCK,
+                          .l_whence = SEEK_SET,
+                          .l_start = FIRST_LOCK + (off_t)(hash & UINT64_C(0xffffffff)),
+                          .l_len = 1};
+}
+
+/* The process that supervises the run on this machine, as the journal says; 0: none. */
+static pid_t living_supervisor(const supervise_options *options) {
+    char host[SUPERVISE_HOST_MAX] = "";
+    attempt_list list;
+    ckd_error err;
+    pid_t pid = 0;
+    gethostname(host, sizeof(host) - 1);
+    if (supervise_attempts(&list, options->store, options->run, &err) == CKD_OK && list.count > 0) {
+        const attempt *last = &list.items[list.count - 1];
+        bool here = strcmp(last->host, host) == 0 && last->supervisor > 0;
+        pid = here && process_lives((pid_t)last->supervisor) ? (pid_t)last->supervisor : 0;
+    }
+    supervise_attempts_free(&list);
+    return pid;
+}
+
+static ckd_status take_lock(journal *j, const supervise_options *options, ckd_error *err) {
+    uint64_t until = supervise_monotonic() + (options->grace_s + 10) * SECOND;
+    for (bool told = false;; told = true) {
+        struct flock lock = lock_of(options->run);
+        if (fcntl(j->fd, F_OFD_SETLK, &lock) == 0) {
+            return CKD_OK;
+        }
+        if (errno != EAGAIN && errno != EACCES) {
+            return supervise_error_sys(err, errno, "cannot lock %s", j->path);
+        }
+        pid_t pid = living_supervisor(options);
+        if (pid) {
+            return supervise_error(err, CKD_E_BUSY, "%s is already supervised, by process %d", options->run,
+                                   (int)pid);
+        }
+        if (supervise_monotonic() > until) {
+            return supervise_error(err, CKD_E_BUSY, "%s is already supervised, from another machine",
+                                   options->run);
+        }
+        if (!told && options->on_message) {
+            options->on_message(options->message_context,
+                                "waiting for the previous supervisor's command to end");
+        }
+        nanosleep(&(struct timespec){.tv_nsec = (long)(SECOND / 10)}, NULL);
+    }
+}
+
+ckd_status journal_open(journal *j, const supervise_options *options, ckd_error *err) {
+    snprintf(j->path, sizeof(j->path), "%s/" JOURNAL, options->store);
+    j->fd = open(j->path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (j->fd < 0) {
+        return supervise_error_sys(err, errno, "cannot open %s", j->path);
+    }
+    int folder = open(options->store, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) {
+        fsync(folder);
+        close(folder);
+    }
+    ckd_status status = take_lock(j, options, err);
+    if (status != CKD_OK) {
+        journal_close(j);
+    }
+    return status;
+}
+
+void journal_close(journal *j) {
+    if (j->fd >= 0) {
+        close(j->fd);
+    }
+    j->fd = -1;
+}
+
+/* ------------------------------------------------------------------------------------------------------ writing */
+
+static bool ends_in_line(int fd) {
+    char last;
+    off_t size = lseek(fd, 0, SEEK_END);
+    return size <= 0 || pread(fd, &last, 1, size - 1) != 1 || last == '\n';
+}
+
+static ckd_status write_all(const journal *j, const char *data, size_t size, ckd_error *err) {
+    while (size > 0) {
+        ssize_t n = write(j->fd, data, size);
+        if (n < 0 && errno != EINTR) {
+            return supervise_error_sys(err, errno, "cannot write %s", j->path);
+        }
+        data += n > 0 ? n : 0;
+        size -= n > 0 ? (size_t)n : 0;
+    }
+    return CKD_OK;
+}
+
+static ckd_status append(journal *j, json_t *line, ckd_error *err) {
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    size_t size = text ? strlen(text) : 0;
+    char *whole = text ? malloc(size + 3) : NULL;
+    ckd_status status = whole ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");
+    if (whole) {
+        int torn = !ends_in_line(j->fd);
+        int length = snprintf(whole, size + 3, "%s%s\n", torn ? "\n" : "", text);
+        status = write_all(j, whole, (size_t)length, err);
+    }
+    if (status == CKD_OK && fsync(j->fd) != 0) {
+        status = supervise_error_sys(err, errno, "cannot sync %s", j->path);
+    }
+    free(whole);
+    free(text);
+    json_decref(line);
+    return status;
+}
+
+static json_t *text_or_null(const char *text) {
+    json_t *value = *text ? json_string(text) : json_null();
+    return value ? value : json_string("?");
+}
+
+static json_t *step_or_null(uint64_t step) {
+    return step == SUPERVISE_NO_STEP ? json_null() : json_integer((json_int_t)step);
+}
+
+static json_t *time_of(uint64_t ns) {
+    char text[48];
+    time_t seconds = (time_t)(ns / SECOND);
+    struct tm t;
+    gmtime_r(&seconds, &t);
+    size_t length = strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &t);
+    snprintf(text + length, sizeof(text) - length, ".%03uZ", (unsigned)(ns % SECOND / 1000000));
+    return json_string(text);
+}
+
+ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd_error *err) {
+    json_t *words = json_array();
+    for (size_t i = 0; words && command[i]; i++) {
+        json_array_append_new(words, text_or_null(command[i]));
+    }
+    return append(j,
+                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
+                            "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->start_ns),
+                            "host", a->host, "supervisor", (json_int_t)a->supervisor, "pid",
+                            (json_int_t)a->pid, "checkpoint", text_or_null(a->from), "from_step",
+                            step_or_null(a->from_step), "first_step", step_or_null(a->first_step), "command",
+                            words),
+                  err);
+}
+
+ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
+    json_t *saved = a->first_save_ns ? json_real((double)a->first_save_ns / (double)SECOND) : json_null();
+    json_t *code = json_integer(a->code);
+    json_t *line = json_pack(
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:s, s:s}", "event", "end",
+        "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end", (int)a->end,
+        "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal", a->end == ATTEMPT_KILLED ? code : NULL,
+        "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung", a->hung, "stopped_by",
+        a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
+        "first_save_s", saved, "status", a->status < 0 ? json_null() : json_integer(a->status), "reason",
+        a->reason, "verdict", a->verdict);
+    json_decref(code);
+    return append(j, line, err);
+}
+
+/* ------------------------------------------------------------------------------------------------------ reading */
+
+static uint64_t read_time(const json_t *object) {
+    const char *text = json_string_value(json_object_get(object, "time"));
+    struct tm t = {0};
+    const char *rest = text ? strptime(text, "%Y-%m-%dT%H:%M:%S", &t) : NULL;
+    time_t seconds = rest ? timegm(&t) : -1;
+    if (seconds < 0) {
+        return 0;
+    }
+    double fraction = *rest == '.' ? strtod(rest, NULL) : 0;
+    return (uint64_t)seconds * SECOND + (uint64_t)(fraction * (double)SECOND);
+}
+
+static uint64_t read_step(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    return json_is_integer(value) && json_integer_value(value) >= 0 ? (uint64_t)json_integer_value(value)
+                                                                    : SUPERVISE_NO_STEP;
+}
+
+static void read_text(char *to, size_t size, const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    snprintf(to, size, "%s", text ? text : "");
+}
+
+static int64_t read_integer(const json_t *object, const char *key, int64_t otherwise) {
+    const json_t *value = json_object_get(object, key);
+    return json_is_integer(value) ? json_integer_value(value) : otherwise;
+}
+
+static void read_start(attempt *a, const json_t *line) {
+    a->start_ns = read_time(line);
+    a->pid = read_integer(line, "pid", 0);
+    a->supervisor = read_integer(line, "supervisor", 0);
+    a->from_step = read_step(line, "from_step");
+    a->first_step = read_step(line, "first_step");
+    a->last_step = SUPERVISE_NO_STEP;
+    a->status = -1;
+    read_text(a->host, sizeof(a->host), line, "host");
+    read_text(a->from, sizeof(a->from), line, "checkpoint");
+}
+
+static void read_end(attempt *a, const json_t *line) {
+    int64_t end = read_integer(line, "end", ATTEMPT_LOST);
+    static const char *const codes[] = {
+        [ATTEMPT_EXITED] = "exit", [ATTEMPT_KILLED] = "signal", [ATTEMPT_REFUSED] = "errno"};
+    a->end = end >= ATTEMPT_EXITED && end <= ATTEMPT_LOST ? (attempt_end)end : ATTEMPT_LOST;
+    a->code = a->end == ATTEMPT_LOST ? 0 : (int)read_integer(line, codes[a->end], 0);
+    a->end_ns = read_time(line);
+    a->hung = json_is_true(json_object_get(line, "hung"));
+    a->stopped_by = (int)read_integer(line, "stopped_by", 0);
+    a->last_step = read_step(line, "last_step");
+    double saved = json_number_value(json_object_get(line, "first_save_s"));
+    a->first_save_ns = saved > 0 && saved < 1e9 ? (uint64_t)(saved * (double)SECOND) : 0;
+    a->status = (int)read_integer(line, "status", -1);
+    read_text(a->reason, sizeof(a->reason), line, "reason");
+    read_text(a->verdict, sizeof(a->verdict), line, "verdict");
+}
+
+static attempt *find(attempt_list *list, const char *run, uint64_t number) {
+    for (size_t i = list->count; i-- > 0;) {
+        if (list->items[i].number == number && strcmp(list->items[i].run, run) == 0) {
+            return &list->items[i];
+        }
+    }
+    return NULL;
+}
+
+static ckd_status add(attempt_list *list, const json_t *line, const char *run, uint64_t number,
+                      ckd_error *err) {
+    if ((list->count & (list->count - 1)) == 0) {
+        size_t room = list->count ? 2 * list->count : 1;
+        attempt *grown = realloc(list->items, room * sizeof(*grown));
+        if (!grown) {
+            return supervise_error(err, CKD_E_NOMEM, "out of memory");
+        }
+        list->items = grown;
+    }
+    attempt *a = &list->items[list->count++];
+    *a = (attempt){.number = number};
+    snprintf(a->run, sizeof(a->run), "%s", run);
+    read_start(a, line);
+    return CKD_OK;
+}
+
+/* Takes a line into the list. `only`: the run; NULL: all. A line of a kind that is not known is ignored. */
+static ckd_status take_line(attempt_list *list, const char *text, size_t size, const char *only,
+                            ckd_error *err) {
+    json_t *line = json_loadb(text, size, JSON_REJECT_DUPLICATES, NULL);
+    const char *event = json_string_value(json_object_get(line, "event"));
+    const char *run = json_string_value(json_object_get(line, "run"));
+    int64_t number = read_integer(line, "attempt", 0);
+    ckd_status status = CKD_OK;
+    if (!event || !run || number <= 0 || strlen(run) > CKD_RUN_MAX) {
+        list->damaged++;
+    } else if (!only || strcmp(run, only) == 0) {
+        attempt *known = find(list, run, (uint64_t)number);
+        if (strcmp(event, "start") == 0 && !known) {
+            status = add(list, line, run, (uint64_t)number, err);
+        } else if (strcmp(event, "end") == 0 && known) {
+            read_end(known, line);
+        }
+    }
+    json_decref(line);
+    return status;
+}
+
+/* A line is cut off at LINE_MAX_BYTES: it is then damaged, like any other that is no object. */
+static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, ckd_error *err) {
+    char *text = malloc(LINE_MAX_BYTES);
+    ckd_status status = text ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");
+    while (status == CKD_OK && fgets(text, (int)LINE_MAX_BYTES, from)) {
+        size_t size = strlen(text), damaged = out->damaged;
+        status = size > 1 ? take_line(out, text, size, run, err) : CKD_OK;
+        if (size > 0 && text[size - 1] != '\n' && feof(from)) {
+            out->damaged = damaged; /* torn, or being written */
+        }
+    }
+    free(text);
+    return status;
+}
+
+ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err) {
+    *out = (attempt_list){0};
+    char path[4200];
+    snprintf(path, sizeof(path), "%s/" JOURNAL, store);
+    FILE *from = fopen(path, "re");
+    if (!from) {
+        return errno == ENOENT ? CKD_OK : supervise_error_sys(err, errno, "cannot open %s", path);
+    }
+    ckd_status status = read_lines(out, from, run, err);
+    if (status == CKD_OK && ferror(from)) {
+        status = supervise_error_sys(err, errno, "cannot read %s", path);
+    }
+    fclose(from);
+    if (status != CKD_OK) {
+        supervise_attempts_free(out);
+    }
+    return status;
+}
+
+void supervise_attempts_free(attempt_list *list) {
+    free(list->items);
+    *list = (attempt_list){0};
+}

@@ -1,0 +1,170 @@
+/* The supervisor's side of a keeper, and what both need to end processes. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "supervise/internal.h"
+
+/* The state of a process, and its parent: the fields behind its name, which may contain anything. '?': not known. */
+static char look_at(pid_t *parent, pid_t pid) {
+    char path[64], text[512];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    if (fd >= 0) {
+        close(fd);
+    }
+    text[n > 0 ? n : 0] = '\0';
+    const char *name_end = strrchr(text, ')');
+    char state;
+    return name_end && sscanf(name_end + 1, " %c %d", &state, parent) == 2 ? state : '?';
+}
+
+bool process_lives(pid_t pid) {
+    pid_t parent;
+    char state = look_at(&parent, pid);
+    return state == '?' ? kill(pid, 0) == 0 : state != 'Z' && state != 'X';
+}
+
+/* The next child of this process in /proc; 0: none is left. */
+static pid_t next_child(DIR *all) {
+    for (struct dirent *entry; (entry = readdir(all));) {
+        pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10), parent = 0;
+        if (pid > 1 && look_at(&parent, pid) != '?' && parent == getpid()) {
+            return pid;
+        }
+    }
+    return 0;
+}
+
+void children_signal(int number, pid_t group) {
+    DIR *all = opendir("/proc");
+    for (pid_t pid; all && (pid = next_child(all));) {
+        if (!group || getpgid(pid) != group) {
+            kill(pid, number);
+        }
+    }
+    if (all) {
+        closedir(all);
+    }
+}
+
+/* Children from before: a shell may have started some, and have become the supervisor by exec. They are not ours. */
+static void list_strangers(process *p) {
+    DIR *all = opendir("/proc");
+    for (pid_t pid; all && p->stranger_count < STRANGERS_MAX && (pid = next_child(all));) {
+        p->strangers[p->stranger_count++] = pid;
+    }
+    if (all) {
+        closedir(all);
+    }
+}
+
+static bool is_stranger(const process *p, pid_t pid) {
+    for (size_t i = 0; i < p->stranger_count; i++) {
+        if (p->strangers[i] == pid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Ends what a keeper that was killed has left behind: it is our child now. */
+static void end_leftovers(const process *p) {
+    for (bool found = true; found;) {
+        DIR *all = opendir("/proc");
+        found = false;
+        for (pid_t pid; all && (pid = next_child(all));) {
+            if (!is_stranger(p, pid)) {
+                found = true;
+                kill(pid, SIGKILL);
+                waitpid(pid, NULL, 0);
+            }
+        }
+        if (all) {
+            closedir(all);
+        }
+    }
+}
+
+static bool receive(keeper_message *message, int socket) {
+    ssize_t n;
+    do {
+        n = recv(socket, message, sizeof(*message), 0);
+    } while (n < 0 && errno == EINTR);
+    return n == sizeof(*message);
+}
+
+ckd_status process_start(process *out, char *const *command, const sigset_t *mask, uint64_t grace_s,
+                         ckd_error *err) {
+    int ends[2];
+    *out = (process){.socket = -1};
+    list_strangers(out);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        return supervise_error_sys(err, errno, "cannot start a process");
+    }
+    fflush(NULL);
+    out->keeper = fork();
+    if (out->keeper == 0) {
+        close(ends[0]);
+        keeper_run(&(keeper_orders){command, mask, grace_s, ends[1]});
+    }
+    int why = errno;
+    close(ends[1]);
+    out->socket = ends[0];
+    if (out->keeper < 0) {
+        close(ends[0]);
+        return supervise_error_sys(err, why, "cannot start a process");
+    }
+    keeper_message message;
+    if (!receive(&message, out->socket) || message.news != KEEPER_FORKED) {
+        process_close(out);
+        return supervise_error(err, CKD_E_IO, "cannot start a process");
+    }
+    out->pid = (pid_t)message.pid;
+    return CKD_OK;
+}
+
+static bool order(const process *p, unsigned char what) {
+    return send(p->socket, &what, 1, MSG_NOSIGNAL) == 1;
+}
+
+ckd_status process_go(process *p, ckd_error *err) {
+    return order(p, KEEPER_GO) ? CKD_OK : supervise_error_sys(err, errno, "cannot start the command");
+}
+
+void process_signal(process *p, int number, bool stop) {
+    order(p, (unsigned char)(number | (stop ? KEEPER_STOP : 0)));
+}
+
+bool process_ended(process_end *out, process *p) {
+    keeper_message message;
+    if (receive(&message, p->socket)) {
+        *out = message.end;
+        return message.news == KEEPER_ENDED;
+    }
+    *out = (process_end){ATTEMPT_KILLED, SIGKILL}; /* together with its keeper */
+    return true;
+}
+
+void process_close(process *p) {
+    int status = 0;
+    if (p->socket < 0) {
+        return;
+    }
+    close(p->socket);
+    p->socket = -1;
+    while (waitpid(p->keeper, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (!WIFEXITED(status)) {
+        end_leftovers(p);
+    }
+}

@@ -1,0 +1,418 @@
+/* The loop: choose a checkpoint, start the command, wait, record what became of it, decide. */
+#include "supervise/supervise.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "supervise/internal.h"
+
+#define LEAST_FREE ((uint64_t)1 << 20)
+
+typedef struct supervisor {
+    supervise_options options;
+    char store[4096]; /* absolute: the command may change its folder */
+    journal journal;
+    attempt_list history; /* of the run; the last one is in progress, or has ended */
+    uint64_t started_here;
+    candidates seen; /* checkpoints at the start of the last attempt */
+    sigset_t taken, before;
+    int signals;    /* a signalfd */
+    int stopped_by; /* the first signal that asked to stop */
+} supervisor;
+
+__attribute__((format(printf, 2, 3))) static void say(const supervisor *s, const char *format, ...) {
+    char text[2 * SUPERVISE_TEXT_MAX + 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (s->options.on_message) {
+        s->options.on_message(s->options.message_context, text);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ signals */
+
+/* What was ignored when the supervisor was started (nohup) stays ignored. */
+static ckd_status take_signals(supervisor *s, ckd_error *err) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
+    sigemptyset(&s->taken);
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        struct sigaction action;
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN) {
+            sigaddset(&s->taken, numbers[i]);
+        }
+    }
+    signal(SIGCHLD, SIG_DFL);
+    sigprocmask(SIG_BLOCK, &s->taken, &s->before);
+    s->signals = signalfd(-1, &s->taken, SFD_CLOEXEC | SFD_NONBLOCK);
+    return s->signals >= 0 ? CKD_OK : supervise_error_sys(err, errno, "cannot take signals");
+}
+
+/* The next signal that has arrived; 0: none. */
+static int next_signal(supervisor *s) {
+    struct signalfd_siginfo info;
+    if (read(s->signals, &info, sizeof(info)) != sizeof(info)) {
+        return 0;
+    }
+    int number = (int)info.ssi_signo;
+    if (number != SIGUSR1 && !s->stopped_by) {
+        s->stopped_by = number;
+    }
+    return number;
+}
+
+static bool stop_asked(supervisor *s) {
+    while (next_signal(s)) {
+    }
+    return s->stopped_by != 0;
+}
+
+static int cancel_if_stopped(void *context, uint64_t done, uint64_t total) {
+    (void)done;
+    (void)total;
+    return stop_asked(context);
+}
+
+/* ----------------------------------------------------------------------------------------------------- attempts */
+
+static attempt *last_attempt(supervisor *s) {
+    return &s->history.items[s->history.count - 1];
+}
+
+static ckd_status add_attempt(supervisor *s, ckd_error *err) {
+    attempt *grown = realloc(s->history.items, (s->history.count + 1) * sizeof(*grown));
+    if (!grown) {
+        return supervise_error(err, CKD_E_NOMEM, "out of memory");
+    }
+    s->history.items = grown;
+    attempt *a = &grown[s->history.count++];
+    *a = (attempt){.number = s->history.count > 1 ? grown[s->history.count - 2].number + 1 : 1,
+                   .supervisor = getpid(),
+                   .start_ns = supervise_now(),
+                   .from_step = SUPERVISE_NO_STEP,
+                   .first_step = candidates_top(&s->seen),
+                   .last_step = SUPERVISE_NO_STEP,
+                   .status = -1};
+    snprintf(a->run, sizeof(a->run), "%s", s->options.run);
+    gethostname(a->host, sizeof(a->host) - 1);
+    if (s->seen.chosen != SIZE_MAX) {
+        candidate_ref(a->from, &s->seen.items[s->seen.chosen]);
+        a->from_step = s->seen.items[s->seen.chosen].step;
+    }
+    return CKD_OK;
+}
+
+static void set_or_unset(const char *name, const char *value) {
+    if (value) {
+        setenv(name, value, 1);
+    } else {
+        unsetenv(name);
+    }
+}
+
+/* The command is started with this environment. */
+static void tell_command(const supervisor *s, const attempt *a) {
+    char step[24], number[24];
+    bool from = a->from[0] != '\0';
+    snprintf(step, sizeof(step), "%" PRIu64, a->from_step);
+    snprintf(number, sizeof(number), "%" PRIu64, a->number);
+    set_or_unset("CKPTDELTA_STORE", s->store);
+    set_or_unset("CKPTDELTA_RUN", a->run);
+    set_or_unset("CKPTDELTA_STEP", from ? step : NULL);
+    set_or_unset("CKPTDELTA_CHECKPOINT", from ? a->from : NULL);
+    set_or_unset("CKPTDELTA_ATTEMPT", number);
+}
+
+/* Looks which checkpoints there are now, with the knowledge of which are damaged. Returns false if it cannot look. */
+static bool look_again(candidates *now, const supervisor *s) {
+    ckd_error why;
+    if (candidates_read(now, s->store, s->options.run, &why) != CKD_OK) {
+        say(s, "cannot list the checkpoints: %s", why.message);
+        return false;
+    }
+    for (size_t i = 0; i < now->count; i++) {
+        for (size_t j = 0; j < s->seen.count; j++) {
+            bool same = memcmp(&now->items[i].id, &s->seen.items[j].id, sizeof(ckd_id)) == 0;
+            now->damaged[i] = now->damaged[i] || (same && s->seen.damaged[j]);
+        }
+    }
+    return true;
+}
+
+/* Fills in what the attempt has left behind. `older`: is there something else to start from? */
+static void take_stock(supervisor *s, attempt *a, bool *older) {
+    candidates now;
+    *older = false;
+    a->last_step = a->first_step;
+    if (!look_again(&now, s)) {
+        return;
+    }
+    const ckd_checkpoint *first = candidates_first_since(&now, a->start_ns);
+    a->first_save_ns = first ? first->created_ns - a->start_ns + 1 : 0;
+    a->last_step = candidates_top(&now);
+    *older = candidates_has_other(&now, a->from);
+    candidates_free(&now);
+}
+
+/* The journal shows an attempt without an end: its supervisor was killed, or its machine went down. */
+static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; status == CKD_OK && i < s->history.count; i++) {
+        attempt *a = &s->history.items[i];
+        bool older;
+        if (a->end != ATTEMPT_RUNNING) {
+            continue;
+        }
+        take_stock(s, a, &older);
+        a->end = ATTEMPT_LOST;
+        a->end_ns = supervise_now();
+        decide_reason(a->reason, a);
+        snprintf(a->verdict, sizeof(a->verdict), "goes on");
+        say(s, "attempt %" PRIu64 " has no end in the journal: its supervisor died", a->number);
+        status = journal_end(&s->journal, a, err);
+    }
+    return status;
+}
+
+/* What is known of the command's progress: when its newest checkpoint was another one. */
+typedef struct watch {
+    ckd_id newest;
+    uint64_t changed_ns, looked_ns; /* monotonic: clocks of other machines may differ */
+} watch;
+
+/* Looks at most 20 times in the time that is allowed. If it cannot look, nothing is known, and the command is let be. */
+static bool is_hung(watch *w, const supervisor *s) {
+    uint64_t now = supervise_monotonic(), allowed = s->options.hang_s * SECOND;
+    if (!w->changed_ns) {
+        w->changed_ns = w->looked_ns = now;
+        w->newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}};
+    }
+    if (!allowed || now - w->looked_ns < allowed / 20) {
+        return false;
+    }
+    candidates seen;
+    ckd_error why;
+    if (candidates_read(&seen, s->store, s->options.run, &why) != CKD_OK) {
+        return false;
+    }
+    w->looked_ns = now;
+    if (seen.count > 0 && memcmp(&seen.items[0].id, &w->newest, sizeof(w->newest)) != 0) {
+        w->newest = seen.items[0].id;
+        w->changed_ns = now;
+    }
+    candidates_free(&seen);
+    return now - w->changed_ns >= allowed;
+}
+
+/* Waits for the command and passes signals on to it. */
+static process_end wait_for(supervisor *s, process *p, attempt *a) {
+    process_end end = {0};
+    watch w = {0};
+    for (;;) {
+        struct pollfd polled[] = {{p->socket, POLLIN, 0}, {s->signals, POLLIN, 0}};
+        bool watched = s->options.hang_s && !a->hung && !s->stopped_by;
+        if (poll(polled, 2, watched ? (int)(s->options.hang_s < 20 ? 50 : 1000) : -1) < 0) {
+            continue;
+        }
+        if (watched && is_hung(&w, s)) {
+            a->hung = true;
+            say(s, "attempt %" PRIu64 " is hung: it has made no checkpoint for %" PRIu64 " s", a->number,
+                s->options.hang_s);
+            process_signal(p, SIGTERM, true);
+        }
+        for (int number; polled[1].revents && (number = next_signal(s));) {
+            say(s, "%s is passed on to attempt %" PRIu64, signal_text_of(number).text, a->number);
+            process_signal(p, number, number != SIGUSR1);
+            a->stopped_by = s->stopped_by;
+        }
+        if (polled[0].revents && process_ended(&end, p)) {
+            return end;
+        }
+    }
+}
+
+static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
+    process p;
+    tell_command(s, a);
+    ckd_status status = process_start(&p, s->options.command, &s->before, s->options.grace_s, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    a->pid = p.pid;
+    status = journal_start(&s->journal, a, s->options.command, err);
+    THEN(status, process_go(&p, err));
+    if (status == CKD_OK) {
+        say(s, "attempt %" PRIu64 " starts %s%s", a->number, a->from[0] ? "from " : "without a checkpoint",
+            a->from);
+        process_end end = wait_for(s, &p, a);
+        a->end = end.end;
+        a->code = end.code;
+        a->end_ns = supervise_now();
+        decide_reason(a->reason, a);
+    }
+    process_close(&p);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------- in between */
+
+/* Is there too little room for another checkpoint like the last one? */
+static bool is_disk_full(const supervisor *s) {
+    struct statvfs disk;
+    if (statvfs(s->store, &disk) != 0) {
+        return false;
+    }
+    uint64_t needed = s->seen.count > 0 ? s->seen.items[0].stored_bytes : 0;
+    return (uint64_t)disk.f_bavail * disk.f_frsize < needed + LEAST_FREE;
+}
+
+static double draw(void) {
+    uint32_t bits = 0;
+    return getrandom(&bits, sizeof(bits), GRND_NONBLOCK) == sizeof(bits) ? (double)bits / (double)UINT32_MAX
+                                                                         : 0.5;
+}
+
+/* Returns when the time is over, or at once if a signal asks to stop. */
+static void pause_for(supervisor *s, double seconds) {
+    uint64_t until = supervise_monotonic() + (uint64_t)(seconds * (double)SECOND);
+    for (uint64_t now; !stop_asked(s) && (now = supervise_monotonic()) < until;) {
+        uint64_t left_ms = (until - now) / 1000000 + 1;
+        struct pollfd polled = {s->signals, POLLIN, 0};
+        poll(&polled, 1, left_ms < 1000 ? (int)left_ms : 1000);
+    }
+}
+
+static ckd_status choose(supervisor *s, ckd_error *err) {
+    size_t count = s->history.count;
+    const attempt *current = decide_current(s->history.items, &count);
+    candidates_rule rule = {&s->options, current, count, cancel_if_stopped, s};
+    candidates now;
+    ckd_status status = candidates_read(&now, s->store, s->options.run, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    candidates_free(&s->seen);
+    s->seen = now;
+    return candidates_choose(&s->seen, &rule, err);
+}
+
+/* A server of files that does not answer for a while must not end a supervisor. */
+#define TRIES 5
+static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
+    ckd_status status = choose(s, err);
+    for (int i = 1; i < TRIES && (status == CKD_E_IO || status == CKD_E_BUSY) && !s->stopped_by; i++) {
+        say(s, "cannot look for a checkpoint: %.300s; tries again", err->message);
+        pause_for(s, (double)s->options.pause_s * i);
+        status = choose(s, err);
+    }
+    return status;
+}
+
+static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
+    const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
+                                s->options.max_futile};
+    bool older = false;
+    ckd_status status = choose_patiently(s, err);
+    if (s->stopped_by) {
+        return CKD_OK;
+    }
+    THEN(status, add_attempt(s, err));
+    THEN(status, run_command(s, last_attempt(s), err));
+    if (status != CKD_OK) {
+        return status;
+    }
+    attempt *a = last_attempt(s);
+    s->started_here++;
+    take_stock(s, a, &older);
+    *d = decide(&rules, &(decide_facts){.history = s->history.items,
+                                        .count = s->history.count,
+                                        .started_here = s->started_here,
+                                        .older = older,
+                                        .disk_full = is_disk_full(s),
+                                        .chance = draw()});
+    a->status = d->restart ? -1 : d->status;
+    if (d->restart) {
+        snprintf(a->verdict, sizeof(a->verdict), "restarts in %.1f s", d->pause_s);
+    } else {
+        snprintf(a->verdict, sizeof(a->verdict), "%s", d->reason);
+    }
+    say(s, "attempt %" PRIu64 " ended: %s%s%s", a->number, a->reason, d->restart ? "; " : "",
+        d->restart ? a->verdict : "");
+    return journal_end(&s->journal, a, err);
+}
+
+static ckd_status loop(supervisor *s, supervise_result *out, ckd_error *err) {
+    decision d = {.restart = true};
+    ckd_status status = CKD_OK;
+    while (status == CKD_OK && d.restart && !stop_asked(s)) {
+        status = one_attempt(s, &d, err);
+        if (status == CKD_OK && d.restart) {
+            pause_for(s, d.pause_s);
+        }
+    }
+    if (status == CKD_OK && d.restart) { /* stopped between attempts */
+        d.status = SUPERVISE_SIGNAL + s->stopped_by;
+        d.kind = CKD_E_CANCELLED;
+        snprintf(d.reason, sizeof(d.reason), "stopped by %s", signal_text_of(s->stopped_by).text);
+    }
+    out->status = d.status;
+    out->kind = d.kind;
+    out->attempts = s->started_here;
+    snprintf(out->reason, sizeof(out->reason), "%s", d.reason);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- begin */
+
+static ckd_status open_all(supervisor *s, ckd_error *err) {
+    ckd_store *store;
+    ckd_status status = ckd_store_open(&store, s->options.store, CKD_OPEN_CREATE, NULL, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_store_close(store);
+    char *path = realpath(s->options.store, NULL);
+    if (!path || strlen(path) >= sizeof(s->store)) {
+        free(path);
+        return supervise_error_sys(err, path ? ENAMETOOLONG : errno, "cannot find %s", s->options.store);
+    }
+    snprintf(s->store, sizeof(s->store), "%s", path);
+    s->options.store = s->store;
+    free(path);
+    status = journal_open(&s->journal, &s->options, err);
+    THEN(status, supervise_attempts(&s->history, s->store, s->options.run, err));
+    THEN(status, close_unfinished(s, err));
+    return status;
+}
+
+ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err) {
+    supervisor s = {.options = *options, .journal.fd = -1, .seen.chosen = SIZE_MAX, .signals = -1};
+    *out = (supervise_result){.status = 1};
+    ckd_status status = take_signals(&s, err);
+    THEN(status, open_all(&s, err));
+    THEN(status, loop(&s, out, err));
+    candidates now;
+    if (status == CKD_OK && look_again(&now, &s)) {
+        if (now.count > 0) {
+            candidate_ref(out->newest, &now.items[0]);
+        }
+        candidates_free(&now);
+    }
+    candidates_free(&s.seen);
+    supervise_attempts_free(&s.history);
+    journal_close(&s.journal);
+    if (s.signals >= 0) {
+        close(s.signals);
+    }
+    return status;
+}

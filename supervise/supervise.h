@@ -1,0 +1,90 @@
+/*
+ * The supervisor: starts a command again and again from the newest whole checkpoint, until it is done or there is no
+ * point in going on. README.md has an overview.
+ */
+#ifndef SUPERVISE_H
+#define SUPERVISE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ckptdelta.h"
+
+/* Exit statuses of its own; docs/run.md has all. SUPERVISE_GAVE_UP says: do not requeue. */
+enum { SUPERVISE_GAVE_UP = 93, SUPERVISE_SIGNAL = 128 };
+
+#define SUPERVISE_NO_STEP  UINT64_MAX
+#define SUPERVISE_REF_MAX  (CKD_RUN_MAX + 24) /* RUN@STEP */
+#define SUPERVISE_HOST_MAX 65
+#define SUPERVISE_TEXT_MAX 256
+
+typedef enum attempt_end {
+    ATTEMPT_RUNNING = 0, /* or its supervisor died: no end is recorded */
+    ATTEMPT_EXITED = 1,  /* code: exit status */
+    ATTEMPT_KILLED = 2,  /* code: signal */
+    ATTEMPT_REFUSED = 3, /* the command could not be started; code: errno */
+    ATTEMPT_LOST = 4     /* the supervisor died: what became of the command is not known */
+} attempt_end;
+
+/* One start of the command, as recorded in the journal. */
+typedef struct attempt {
+    uint64_t number; /* 1, 2, ... in the run, whatever supervisor started it */
+    char run[CKD_RUN_MAX + 1];
+    char host[SUPERVISE_HOST_MAX];
+    int64_t pid, supervisor; /* 0: not known */
+    uint64_t start_ns;       /* since 1970 */
+    uint64_t end_ns;         /* 0: running */
+    attempt_end end;
+    int code;
+    bool hung;                    /* ended by the supervisor, since it made no checkpoint for too long */
+    int stopped_by;               /* the signal that asked the supervisor to stop; 0: none */
+    char from[SUPERVISE_REF_MAX]; /* the checkpoint that it started from; "": none */
+    uint64_t from_step;           /* SUPERVISE_NO_STEP: none */
+    /* The highest step of a checkpoint when it started, damaged ones left out, and when it ended. */
+    uint64_t first_step, last_step;
+    uint64_t first_save_ns; /* from its start to its first checkpoint; 0: it made none */
+    int status;             /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
+    char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
+    char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
+} attempt;
+
+typedef struct attempt_list {
+    size_t count;
+    attempt *items;
+    size_t damaged; /* lines that are not readable; a torn last line is not counted */
+} attempt_list;
+
+/* Reads the journal of a store. run: NULL: all. Without a journal the list is empty. Errors: IO, NOMEM. */
+ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err);
+void supervise_attempts_free(attempt_list *list);
+
+typedef struct supervise_options {
+    const char *store, *run;
+    char *const *command; /* ends with NULL */
+    uint64_t grace_s;     /* between a request to end and SIGKILL */
+    uint64_t pause_s, max_pause_s;
+    uint64_t max_restarts;
+    uint64_t max_futile; /* attempts without a newer checkpoint */
+    uint64_t hang_s;     /* without a new checkpoint the command is hung after this time; 0: never */
+    bool quick;          /* verifies stored checksums only */
+    uint32_t threads;    /* for verification; 0: one per core */
+    ckd_message_fn on_message;
+    void *message_context;
+} supervise_options;
+
+typedef struct supervise_result {
+    int status;      /* to exit with */
+    ckd_status kind; /* the same in the words of the library */
+    uint64_t attempts;
+    char reason[SUPERVISE_TEXT_MAX];
+    char newest[SUPERVISE_REF_MAX]; /* checkpoint; "": none */
+} supervise_result;
+
+/*
+ * Supervises the command until it is done. Creates the store if there is none. Changes the signal mask of the process. Errors: CORRUPT (the run has checkpoints, and none is whole), BUSY (the run has a
+ * supervisor), those of ckd_store_open.
+ */
+ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err);
+
+#endif

@@ -1,0 +1,560 @@
+"""ckptdelta run and ckptdelta attempts, with real processes: trainers that save by the command, fail, and are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+
+import pytest
+
+from support_cli import COMMAND, CORRUPT, DOC, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
+
+GAVE_UP, STOPPED = 93, 128 + signal.SIGTERM
+
+# A trainer in a few lines: it loads the checkpoint that it is told, and saves every step.
+TRAINER = """
+import json, os, signal, struct, subprocess, sys, time
+command, store, run = os.environ["COMMAND"], os.environ["CKPTDELTA_STORE"], os.environ["CKPTDELTA_RUN"]
+start = os.environ.get("CKPTDELTA_CHECKPOINT")
+attempt, step = int(os.environ["CKPTDELTA_ATTEMPT"]), int(os.environ.get("CKPTDELTA_STEP", 0))
+file = f"state{os.getpid()}.safetensors"
+value = 0.0
+if start:
+    subprocess.run([command, "load", store, start, "-q", "--force", "-o", file], check=True)
+    value = struct.unpack("<f", open(file, "rb").read()[-4:])[0]
+assert value == step, (value, step)
+with open("starts", "a") as starts:
+    print(attempt, start, file=starts)
+
+def save():
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    with open(file, "wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header + struct.pack("<f", step))
+    subprocess.run([command, "save", store, "-q", "--run", run, "--step", str(step), "--on-duplicate", "branch", file], check=True)
+
+def train(steps):
+    global step
+    for _ in range(steps):
+        step += 1
+        save()
+"""
+
+
+class Job:
+    def __init__(self, folder):
+        self.folder, self.store = folder, folder / "store"
+        self.marker = f"MARKER_{uuid.uuid4().hex}"
+        self.env = dict(os.environ, COMMAND=COMMAND, **{self.marker: "1"})
+        self.env.pop("CKPTDELTA_STORE", None)
+
+    def trainer(self, text):
+        path = self.folder / "train.py"
+        path.write_text(TRAINER + textwrap.dedent(text))
+        return [sys.executable, path]
+
+    def begin(self, *command, options=(), run_name="gpt"):
+        words = [COMMAND, "run", self.store, "--run", run_name, "--pause", "0s", *options, "--", *command]
+        return subprocess.Popen(list(map(str, words)), env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+    def finish(self, process, expect=0):
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == expect, out + err
+        assert self.left() == []
+        return out, err
+
+    def run(self, *command, expect=0, **options):
+        return self.finish(self.begin(*command, **options), expect)
+
+    def attempts(self, *args):
+        return run("attempts", self.store, "--json", *args).json()["attempts"]
+
+    def steps(self):
+        return [(c["run"], c["step"]) for c in run("list", self.store, "--json").json()["checkpoints"]]
+
+    def starts(self):
+        return (self.folder / "starts").read_text().split("\n")[:-1]
+
+    def lines(self):
+        return [json.loads(line) for line in (self.store / "attempts.jsonl").read_text().splitlines()]
+
+    def left(self):
+        """Processes that were started below the job and are still there."""
+        found = []
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and self.marker.encode() in open(f"/proc/{entry}/environ", "rb").read():
+                    found.append(open(f"/proc/{entry}/cmdline").read().replace("\0", " "))
+            except OSError:
+                pass
+        return found
+
+    def damage(self, step):
+        """Flips a byte in the middle of the values of a checkpoint's only chunk file."""
+        files = sorted((self.store / "data/c").rglob("*"), key=lambda p: p.stat().st_mtime_ns)
+        chunks = [p for p in files if p.is_file()]
+        content = bytearray(chunks[step - 1].read_bytes())
+        content[len(content) // 3] ^= 0xFF
+        chunks[step - 1].chmod(0o644)
+        chunks[step - 1].write_bytes(content)
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    yield job
+    assert until(lambda: not job.left()), job.left()
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def exists(path):
+    return lambda: path.exists()
+
+
+# --------------------------------------------------------------------------------------------------- restarts
+
+
+def test_a_command_that_succeeds(job):
+    out, err = job.run("sh", "-c", 'echo "$CKPTDELTA_RUN $CKPTDELTA_ATTEMPT ${CKPTDELTA_STEP-none} ${CKPTDELTA_CHECKPOINT-none} $CKPTDELTA_STORE"')
+    assert out == f"gpt 1 none none {job.store}\n"
+    assert "attempt 1 starts without a checkpoint" in err
+    attempt, = job.attempts()
+    assert (attempt["exit"], attempt["status"], attempt["verdict"], attempt["checkpoint"]) == (0, 0, "done", None)
+
+
+def test_it_goes_on_from_the_newest_checkpoint(job):
+    trainer = job.trainer("train(min(2, 7 - step)); sys.exit(step < 7)")
+    job.run(*trainer)
+    assert job.starts() == ["1 None", "2 gpt@2", "3 gpt@4", "4 gpt@6"]
+    assert job.steps() == [("gpt", n) for n in range(1, 8)]
+    attempts = job.attempts()
+    assert [(a["attempt"], a["exit"], a["first_step"], a["last_step"]) for a in attempts] == [(1, 1, None, 2), (2, 1, 2, 4), (3, 1, 4, 6), (4, 0, 6, 7)]
+    assert [a["steps_lost"] for a in attempts] == [None, 0, 0, 0]
+    for a in attempts:
+        assert 0 < a["first_save_s"] <= a["seconds"] and a["host"] == os.uname().nodename and a["pid"] > 0
+    # The same command again: it is a new attempt, and nothing is left to do.
+    job.run(*trainer)
+    assert job.starts()[4:] == ["5 gpt@7"] and job.attempts()[-1]["attempt"] == 5
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"])
+def test_kills(job, end):
+    """Of the command, and of the process between the supervisor and the command."""
+    job.run(*job.trainer(f"""
+        train(2)
+        if step < 5:
+            {end}
+    """))
+    assert job.starts() == ["1 None", "2 gpt@2", "3 gpt@4"]
+    assert [a["signal"] for a in job.attempts()] == [6 if "abort" in end else 9] * 2 + [None]
+
+
+def test_exit_1_in_a_loop(job):
+    out, err = job.run("sh", "-c", "exit 1", expect=GAVE_UP)
+    assert "ckptdelta: gpt: gave up: exit status 1 twice before the first checkpoint\n" in err
+    assert [(a["exit"], a["status"]) for a in job.attempts()] == [(1, None), (1, GAVE_UP)]
+    job.run(*job.trainer("train(1)"))
+    # It has begun anew after giving up. Now there is a checkpoint.
+    out, err = job.run("sh", "-c", "exit 1", expect=GAVE_UP)
+    assert "twice at the same checkpoint, step 1" in err
+    assert [a["checkpoint"] for a in job.attempts()] == [None] * 3 + ["gpt@1"] * 2
+
+
+def test_killed_again_and_again(job):
+    job.run("sh", "-c", "kill -9 $$", expect=GAVE_UP)
+    assert len(job.attempts()) == 3 and "no newer checkpoint in 3 attempts" in job.attempts()[-1]["verdict"]
+    job.run("sh", "-c", "kill -9 $$", expect=GAVE_UP, options=["--max-futile", "5"])
+    assert len(job.attempts()) == 8
+
+
+def test_max_restarts(job):
+    out, err = job.run(*job.trainer("train(1); sys.exit(1)"), expect=FAILED, options=["--max-restarts", "2"])
+    assert "restarted 2 times, as --max-restarts allows" in err and len(job.attempts()) == 3
+
+
+@pytest.mark.parametrize("command, status", [(["./absent"], 127), (["absent-program"], 127), (["/etc/passwd"], 126), (["sh", "-c", "exit 2"], 2),
+                                             (["sh", "absent.sh"], None), ([sys.executable, "absent.py"], 2)])
+def test_a_wrong_command_is_not_tried_again(job, command, status):
+    status = subprocess.run(["sh", "absent.sh"], stderr=subprocess.DEVNULL).returncode if status is None else status
+    out, err = job.run(*command, expect=status)
+    attempt, = job.attempts()
+    assert attempt["status"] == status and "not tried again" in err and attempt["verdict"].endswith("not tried again")
+
+
+def test_pauses_grow(job):
+    begin = time.monotonic()
+    job.run("sh", "-c", "kill -9 $$", expect=GAVE_UP, options=["--pause", "1s"])
+    assert 1.5 <= time.monotonic() - begin < 30  # two pauses: at least half of 1 s and half of 2 s
+    process = job.begin("sh", "-c", "kill -9 $$", options=["--pause", "1h", "--max-pause", "1h"])
+    assert until(lambda: "restarts in" in (job.attempts()[-1]["verdict"] or "") and job.attempts()[-1]["attempt"] == 4)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_damaged_newest_checkpoint(job):
+    trainer = job.trainer("train(3)")
+    job.run(*trainer)
+    job.damage(3)
+    out, err = job.run(*trainer)
+    assert "gpt@3 is damaged and passed over" in err
+    assert job.starts() == ["1 None", "2 gpt@2"]
+    assert job.attempts()[-1]["steps_lost"] == 0  # the damaged one is of no use to anybody
+    assert {("gpt~2", 3), ("gpt~2", 5)} <= set(job.steps())
+    # The branch is the newest now.
+    job.run(*trainer)
+    assert job.starts()[-1] == "3 gpt~2@5"
+
+
+def test_without_a_whole_checkpoint_nothing_is_started(job):
+    job.run(*job.trainer("train(2)"))
+    job.damage(2)
+    job.damage(1)
+    out, err = job.run("touch", "started", expect=CORRUPT)
+    assert "none of the 2 checkpoints of gpt is whole" in err and not (job.folder / "started").exists()
+    job.run("true", run_name="other")
+
+
+def test_quick_looks_at_stored_bytes(job):
+    job.run(*job.trainer("train(2)"))
+    job.damage(2)
+    job.run("true", options=["--quick"])
+    assert job.attempts()[-1]["checkpoint"] == "gpt@1"
+
+
+def test_after_two_failures_it_goes_back(job):
+    """State that is whole and bad: every attempt from step 3 dies."""
+    trainer = job.trainer("""
+        if start == "gpt@3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(3 if step == 0 else 2)
+        sys.exit(step < 4)
+    """)
+    out, err = job.run(*trainer)
+    assert job.starts() == ["1 None", "2 gpt@3", "3 gpt@3", "4 gpt@2"]
+    assert [a["steps_lost"] for a in job.attempts()] == [None, 0, 0, 1]
+    assert job.steps()[-1] == ("gpt~2", 4) or ("gpt~2", 3) in job.steps()
+
+
+def test_the_same_exit_after_going_back(job):
+    job.run(*job.trainer("train(3)"))
+    out, err = job.run(*job.trainer("sys.exit(7)"), expect=GAVE_UP, options=["--max-futile", "10"])
+    assert [a["checkpoint"] for a in job.attempts()[1:]] == ["gpt@3", "gpt@3", "gpt@2"]
+    assert "exit status 7 twice at the same checkpoint, step 3" in err
+
+
+# ----------------------------------------------------------------------------------------------------- signals
+
+SAVES_AND_STOPS = """
+    def stop(number, frame):
+        train(1)
+        open(f"stopped{number}", "w").close()
+        if number != signal.SIGUSR1:
+            sys.exit(0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, stop)
+    open("ready", "w").close()
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_means_save_and_stop(job, number):
+    process = job.begin(*job.trainer(SAVES_AND_STOPS))
+    assert until(exists(job.folder / "ready"))
+    process.send_signal(number)
+    out, err = job.finish(process, 128 + number)
+    assert f"{number.name} is passed on to attempt 1" in err and f"gpt: stopped by {number.name}" in err
+    attempt, = job.attempts()
+    assert (attempt["exit"], attempt["stopped_by"], attempt["status"], attempt["last_step"]) == (0, number, 128 + number, 1)
+
+
+def test_sigusr1_is_passed_on(job):
+    process = job.begin(*job.trainer(SAVES_AND_STOPS))
+    assert until(exists(job.folder / "ready"))
+    process.send_signal(signal.SIGUSR1)
+    assert until(exists(job.folder / f"stopped{int(signal.SIGUSR1)}")) and process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert job.attempts()[0]["last_step"] == 2
+
+
+def test_a_command_that_hangs(job):
+    """It ends well when it is told to, and is not done."""
+    out, err = job.run(*job.trainer("""
+        train(2)
+        if attempt == 1:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            time.sleep(600)
+    """), options=["--hang", "2s"])
+    assert "attempt 1 is hung: it has made no checkpoint for 2 s" in err
+    assert [(a["hung"], a["reason"], a["status"]) for a in job.attempts()] == [(True, "hung: exit status 0", None), (False, "exit status 0", 0)]
+    assert job.starts() == ["1 None", "2 gpt@2"]
+
+
+def test_a_hung_command_that_ignores_signals(job):
+    out, err = job.run(*job.trainer(STUBBORN + "\n    time.sleep(600)"), options=["--hang", "1s", "--grace", "1s", "--max-futile", "1"], expect=GAVE_UP)
+    assert job.attempts()[0]["reason"] == "hung: killed by SIGTERM"
+
+
+def test_a_slow_command_does_not_hang(job):
+    job.run(*job.trainer("""
+        for _ in range(6):
+            time.sleep(0.7)
+            train(1)
+    """), options=["--hang", "3s"])
+    attempt, = job.attempts()
+    assert attempt["seconds"] > 3.5 and not attempt["hung"]
+
+
+def test_a_stopped_command_hangs(job):
+    out, err = job.run(*job.trainer("train(1); attempt > 1 or os.kill(os.getpid(), signal.SIGSTOP)"), options=["--hang", "1s"])
+    assert [a["hung"] for a in job.attempts()] == [True, False]
+
+
+STUBBORN = """
+    import subprocess
+    ignores = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; open(f'up{sys.argv[1]}', 'w').close(); time.sleep(600)"
+    ignores = "import sys; " + ignores
+    for i in range(3):  # one of the group, one of another group, one of another session that is orphaned
+        subprocess.Popen([sys.executable, "-c", ignores, str(i)], start_new_session=i > 0)
+    while not all(os.path.exists(f"up{i}") for i in range(3)):
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "open('ready', 'w').close(); time.sleep(600)"])
+def test_nothing_is_left_of_a_group_that_ignores_signals(job, end):
+    process = job.begin(*job.trainer(STUBBORN + f"\n    {end}"), options=["--grace", "1s", "--max-futile", "1"])
+    if "ready" in end:
+        assert until(exists(job.folder / "ready"))
+        process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED if "ready" in end else GAVE_UP if "kill" in end else 0)
+    assert job.attempts()[0]["seconds"] >= 1
+
+
+def test_a_stopped_command_is_ended_too(job):
+    process = job.begin("sh", "-c", "touch ready; kill -STOP $$")
+    assert until(exists(job.folder / "ready"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+
+
+def test_an_ignored_signal_stays_ignored(job):
+    process = subprocess.Popen(["nohup", COMMAND, "run", job.store, "gpt", "--", "sh", "-c", "touch ready; sleep 1"], env=job.env, cwd=job.folder,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert until(exists(job.folder / "ready"))
+    process.send_signal(signal.SIGHUP)
+    job.finish(process)
+
+
+# ------------------------------------------------------------------------------------------- a supervisor's end
+
+
+def test_a_supervisor_that_is_killed_and_started_again(job):
+    trainer = job.trainer("""
+        if attempt == 1:
+            train(2)
+            open("ready", "w").close()
+            time.sleep(600)
+        train(1)
+    """)
+    process = job.begin(*trainer)
+    assert until(exists(job.folder / "ready"))
+    process.kill()
+    process.communicate(timeout=60)
+    assert job.attempts()[0]["reason"] is None
+    out, err = job.run(*trainer)
+    assert "attempt 1 has no end in the journal: its supervisor died" in err
+    first, second = job.attempts()
+    assert (first["reason"], first["exit"], first["signal"], first["last_step"]) == ("supervisor died", None, None, 2)
+    assert (second["attempt"], second["checkpoint"], second["status"]) == (2, "gpt@2", 0)
+
+
+def test_the_next_supervisor_waits_for_the_last_one_s_command(job):
+    """The command takes its time to save; meanwhile nothing else is started."""
+    trainer = job.trainer("""
+        if attempt == 1:
+            def stop(number, frame):
+                time.sleep(1)
+                train(1)
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, stop)
+            open("ready", "w").close()
+            while True:
+                time.sleep(0.05)
+        train(1)
+    """)
+    process = job.begin(*trainer)
+    assert until(exists(job.folder / "ready"))
+    process.kill()
+    out, err = job.run(*trainer)
+    assert "waiting for the previous supervisor's command to end" in err
+    assert job.starts() == ["1 None", "2 gpt@1"]
+    process.communicate(timeout=60)
+
+
+def test_one_supervisor_for_a_run(job):
+    process = job.begin(*job.trainer(SAVES_AND_STOPS))
+    assert until(exists(job.folder / "ready"))
+    second = job.begin("true")
+    out, err = second.communicate(timeout=60)
+    assert second.returncode == FAILED and f"gpt is already supervised, by process {process.pid}" in err
+    other = job.begin("true", run_name="other")
+    assert other.communicate(timeout=60) and other.returncode == 0
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+
+
+@pytest.mark.parametrize("end", ["true", "kill -9 $PPID; sleep 60"])
+def test_children_of_the_shell_that_became_the_supervisor_are_left_alone(job, end):
+    stranger = job.folder / "stranger"
+    script = f'{sys.executable} -c "import time; time.sleep(600)" & echo $! >{stranger}; exec "$@"'
+    done = subprocess.run(["sh", "-c", script, "sh", COMMAND, "run", job.store, "gpt", "-q", "--max-futile", "1", "--", "sh", "-c", end], env=job.env,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == (GAVE_UP if "kill" in end else 0)
+    assert len(job.left()) == 1
+    os.kill(int(stranger.read_text()), signal.SIGKILL)
+
+
+# ----------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("case, status, requeued", [("done", 0, False), ("refused", USAGE, False), ("signal", 0, True)])
+def test_the_script_for_slurm(job, shell, case, status, requeued):
+    """That of docs/run.md, with stand-ins for the programs of Slurm."""
+    text = (DOC.parent / "run.md").read_text()
+    script = textwrap.dedent(text[text.index("    #!/bin/sh\n    #SBATCH"):].split("\n\n")[0])
+    (job.folder / "job.sh").write_text(script.replace("/shared/ckpts", str(job.store)))
+    program = {"done": "exit 0", "refused": "exit 2", "signal": "trap 'touch saved; exit 0' TERM; touch ready; while :; do sleep 0.1; done"}[case]
+    for name, content in (("srun", program), ("scontrol", f"echo $* >{job.folder}/requeued")):
+        (job.folder / name).write_text(f"#!/bin/sh\n{content}\n")
+        (job.folder / name).chmod(0o755)
+    env = dict(job.env, PATH=f"{job.folder}:{os.path.dirname(COMMAND)}:{os.environ['PATH']}", SLURM_JOB_ID="17")
+    process = subprocess.Popen([shell, "job.sh"], env=env, cwd=job.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if case == "signal":
+        assert until(exists(job.folder / "ready"))
+        process.send_signal(signal.SIGTERM)
+    job.finish(process, status)
+    assert (job.folder / "saved").exists() == requeued
+    assert ((job.folder / "requeued").read_text() if requeued else None) == ("requeue 17\n" if requeued else None)
+
+
+# ----------------------------------------------------------------------------------------------------- journal
+
+
+def test_the_journal_survives(job):
+    job.run(*job.trainer("train(2); sys.exit(step < 4)"))
+    before = (job.store / "attempts.jsonl").read_bytes()
+    for words in (["verify"], ["rebuild"], ["prune", "--keep-last", "1"], ["trash", "--empty", "--all"], ["gc"], ["parity", "--group", "2+1"],
+                  ["repair"], ["scrub"], ["verify"], ["list"]):
+        assert subprocess.run([COMMAND, words[0], job.store, *words[1:], "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60).returncode \
+            in (0, USAGE if words[0] == "trash" else 0), words
+    assert (job.store / "attempts.jsonl").read_bytes() == before
+    run("copy", job.store, job.folder / "copy", "-q")
+    assert not (job.folder / "copy/attempts.jsonl").exists()
+    assert run("attempts", job.folder / "copy").out == ""
+
+
+def test_each_line_is_an_object(job):
+    job.run("true")
+    start, end = job.lines()
+    assert (start["event"], end["event"], start["command"], start["run"], start["attempt"]) == ("start", "end", ["true"], "gpt", 1)
+    assert start["time"].endswith("Z") and start["pid"] > 0 and start["supervisor"] > 0
+
+
+def test_a_torn_line_is_left_alone(job):
+    job.run("true")
+    journal = job.store / "attempts.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"event":"start","run":"gpt","att')
+    assert len(job.attempts()) == 1
+    job.run("true")
+    assert journal.read_bytes().startswith(whole + b'{"event":"start","run":"gpt","att\n{"event":"start"')
+    done = subprocess.run([COMMAND, "attempts", job.store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("exit status 0") == 2
+    assert done.stderr == f"ckptdelta: 1 line of {job.store}/attempts.jsonl is damaged and left out\n"
+
+
+@pytest.mark.parametrize("line", ["[]", "1", "{}", '{"event":"start","run":1,"attempt":1}', '{"event":"end","run":"gpt","attempt":9}',
+                                  '{"event":"start","run":"gpt","attempt":-1}', "x" * 3000000, "[" * 100000, "\0\0", '{"event":"end","run":"gpt","attempt":1,"end":77}',
+                                  '{"event":"start","run":"' + "r" * 500 + '","attempt":1}', '{"event":"new","run":"gpt","attempt":1}'],
+                         ids=lambda line: line[:40])
+def test_hostile_lines(job, line):
+    job.run("true")
+    with open(job.store / "attempts.jsonl", "a") as journal:
+        journal.write(line + "\n")
+    done = subprocess.run([COMMAND, "attempts", job.store, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and len(json.loads(done.stdout)["attempts"]) == 1
+    job.run("true")
+    assert sum(line.startswith('{"event":"end"') and '"status":0' in line for line in open(job.store / "attempts.jsonl")) == 2
+
+
+def test_attempts(job):
+    job.run(*job.trainer("train(2); sys.exit(step < 4)"))
+    job.run("true", run_name="other")
+    rows = run("attempts", job.store).out.splitlines()
+    assert rows[0].split() == ["RUN", "ATTEMPT", "STARTED", "TOOK", "FROM", "LAST", "STEP", "LOST", "END"]
+    assert [row.split()[:2] for row in rows[1:]] == [["gpt", "1"], ["gpt", "2"], ["other", "1"]]
+    assert "gpt@2" in rows[2] and rows[2].endswith("exit status 0")
+    assert run("attempts", job.store, "other").out.splitlines()[1:] == rows[3:] or "other" in run("attempts", job.store, "other").out
+    assert "restarts in" in run("attempts", job.store, "-v").out
+    assert "no attempts of run 'third'" in run("attempts", job.store, "third", expect=NOT_FOUND).err
+    run("attempts", job.folder / "absent", expect=NOT_FOUND)
+
+
+def test_json(job):
+    process = job.begin("sh", "-c", "exit 3", options=["--json"])
+    out, err = job.finish(process, GAVE_UP)
+    result = json.loads(out)
+    check_documented(result, "run")
+    assert (result["attempts"], result["exit_status"], result["newest"]) == (2, GAVE_UP, None)
+    messages = [json.loads(line) for line in err.splitlines()]
+    check_documented(messages, "list of `message`")
+    assert [m["exit_status"] for m in messages if m["level"] == "error"] == [GAVE_UP]
+
+
+def test_quiet(job):
+    assert job.run("true", options=["-q"]) == ("", "")
+    assert job.run("sh", "-c", "exit 3", options=["-q"], expect=GAVE_UP)[1] == "ckptdelta: gpt: gave up: exit status 3 twice before the first checkpoint\n"
+
+
+@pytest.mark.parametrize("args", [["run"], ["run", "s"], ["run", "s", "--", "true"], ["run", "s", "gpt"], ["run", "s", "gpt", "--"], ["run", "s", "gpt", "--", ""],
+                                  ["run", "s", "gpt", "true"], ["run", "s", "gpt", "x", "--", "true"], ["run", "s", "gpt", "--grace", "1", "--", "true"],
+                                  ["run", "s", "gpt", "--max-futile", "0", "--", "true"], ["run", "s", "gpt", "--max-restarts", "x", "--", "true"],
+                                  ["run", "s", "gpt", "--pause", "999999d", "--", "true"], ["run", "s", "a/b", "--", "true"], ["attempts"], ["attempts", "s", "a", "b"]])
+def test_wrong_usage(tmp_path, args):
+    refused = run(*args, expect=USAGE, cwd=tmp_path)
+    assert "help" in refused.err or "run name" in refused.err or "name" in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk(job):
+    """On a small file system of its own, where that is allowed."""
+    disk = job.folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], stderr=subprocess.DEVNULL).returncode != 0:
+        pytest.skip("cannot mount a file system")
+    try:
+        job.store = disk / "store"
+        out, err = job.run("sh", "-c", f"head -c 5500000 /dev/zero > {disk}/filler; exit 1", expect=FAILED)
+        assert "gpt: the disk is full" in err and len(job.attempts()) == 1
+    finally:
+        subprocess.run(["umount", disk], check=True)
