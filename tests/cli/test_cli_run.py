@@ -220,6 +220,14 @@ def test_a_damaged_newest_checkpoint(job):
     assert job.starts()[-1] == "3 gpt~2@5"
 
 
+def test_a_damaged_checkpoint_is_no_progress(job):
+    job.run(*job.trainer("train(3)"))
+    job.damage(3)
+    job.run("sh", "-c", "kill -9 $$", expect=GAVE_UP)
+    attempts = job.attempts()[1:]
+    assert [(a["checkpoint"], a["first_step"], a["last_step"]) for a in attempts] == [("gpt@2", 2, 2)] * 2 + [("gpt@1", 2, 2)]
+
+
 def test_without_a_whole_checkpoint_nothing_is_started(job):
     job.run(*job.trainer("train(2)"))
     job.damage(2)
