@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"zipnn": ["zipnn"], "safetensors": ["safetensors"]}
+PACKAGES = {"zipnn": ["zipnn"], "safetensors": ["safetensors"], "deepspeed": ["deepspeed"]}
 
 
 def sync(path):
@@ -254,6 +254,27 @@ class DCPProcess(DCP):
     how = "process"
 
 
+class DeepSpeed(Method):
+    """engine.save_checkpoint of a single process without ZeRO, whose engine has the same model and optimizer. It syncs no files."""
+
+    def __init__(self, folder, model, optimizer):
+        super().__init__(folder, model, optimizer)
+        import torch.distributed as dist
+        os.environ |= {"LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
+        import deepspeed
+        dist.init_process_group("gloo", init_method=f"file://{folder}-group", rank=0, world_size=1)
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, dist_init_required=False,
+                                               config={"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}})
+
+    def save(self, step):
+        self.engine.save_checkpoint(str(self.folder), tag=str(step))
+        for path in (self.folder / str(step)).iterdir():
+            sync(path)
+
+    def load(self, step):
+        self.engine.load_checkpoint(str(self.folder), tag=str(step))
+
+
 class OurSave(Method):
     """Store.save: training waits until the checkpoint is durable."""
 
@@ -327,7 +348,7 @@ class OurSessionCoarse(OurSession):
 
 
 METHODS = {"none": Nothing, "torch.save": TorchSave, "torch.save, zstd": TorchSaveZstd, "safetensors": Safetensors, "zipnn": ZipNN, "zipnn delta": ZipNNDelta, "dcp": DCP,
-           "dcp async thread": DCPThread, "dcp async process": DCPProcess, "ours, Store.save": OurSave, "ours, dcp async": OurDCP,
+           "dcp async thread": DCPThread, "dcp async process": DCPProcess, "deepspeed": DeepSpeed, "ours, Store.save": OurSave, "ours, dcp async": OurDCP,
            "ours, Session": OurSession, "ours, Session near": OurSessionNear, "ours, Session coarse": OurSessionCoarse}
 
 
@@ -432,7 +453,7 @@ def missing(name):
 
 def versions():
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("torch", "safetensors", "zipnn"):
+    for package in ("torch", "safetensors", "zipnn", "deepspeed"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -151,6 +151,9 @@ def test_the_first_save_of_a_new_run_is_a_delta_on_the_parent(store, fidelity):
         assert session.restore() == 3, "what the run has goes before the parent"
         again.step(), session.step()
     assert store.find(run="tuned").parent == third.id and store.verify()
+    store.delete(run="gpt", step=[10, 20], undo_s=0)
+    with ckptdelta.Session(store, "tuned", **again.parts(), every=1, fidelity=fidelity, parent=base) as session:
+        assert session.restore() == 4, "the parent is not needed any more"
 
 
 def test_a_parent_stays_one_until_a_save_is_durable(store):

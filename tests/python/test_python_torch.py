@@ -376,6 +376,8 @@ def test_parts_of_deepspeed_are_refused(store):
         with pytest.raises(ckptdelta.InvalidError, match=r"o is a BF16_Optimizer of DeepSpeed.*engine\.save_checkpoint"):
             call({"o": optimizer}, run="a", **({"step": 1} if call == store.save else {}))
         store.save({"o": torch.optim.SGD(model.parameters(), lr=0.1), "m": model}, run="a", step=2) if call == store.save else None
+    with pytest.raises(ckptdelta.InvalidError, match="without a shape yet"):
+        store.save({"m": torch.nn.LazyLinear(3)}, run="a", step=3)
     model.weight.ds_numel = model.weight.numel()
     store.save({"m": model}, run="a", step=3)
     model.weight.ds_numel += 1

@@ -104,9 +104,8 @@ class Session:
                  every_s: float | None = None, overhead: float | None = None, max_lag: int | None = None, fidelity: Fidelity = "exact",
                  role_fidelity: Mapping[Role, Fidelity] | None = None, effort: int = 0, target_ratio: float = 0.0, max_error: float = 0.0,
                  max_load_cost: float = 0.0, parent: Where | None = None, on_duplicate: Literal["error", "same", "branch"] = "error",
-                 metric: str | None = None,
-                 snapshot_bytes: int = 0, device_bytes: int | None = None, device_reference_bytes: int = 0, restore_older: bool = False,
-                 group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
+                 metric: str | None = None, snapshot_bytes: int = 0, device_bytes: int | None = None, device_reference_bytes: int = 0,
+                 restore_older: bool = False, group: Any = None, alone: bool = False, timeout: float = 600.0) -> None:
         check_numbers(every=every, every_s=every_s, overhead=overhead, max_lag=max_lag)
         readonly, threads, lock_timeout = store._options
         if readonly:
@@ -602,7 +601,8 @@ class Session:
         saved, done = self._saved()
         if saved != self._logged:
             self._logged = saved
-            logger.log(logging.INFO if self._is_first() else logging.DEBUG, "%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
+            level = logging.INFO if self._is_first() else logging.DEBUG
+            logger.log(level, "%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
 
 
 def _close(owner: Any, keep: list[Any], path: Any) -> None:

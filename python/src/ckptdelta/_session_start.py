@@ -51,10 +51,11 @@ class Start:
         self._newest = _newest_step(store, run) if refuses else -1
 
     def _check_parent(self, run: str, step: int) -> None:
-        """The first save would learn it, long after."""
+        """The first save would learn it, long after. If the run has checkpoints, the parent is not needed, and may be deleted."""
         failure: Exception | None = None
         try:
-            self._store.find(run=run, step=step)
+            if _newest_step(self._store, self._run) < 0:
+                self._store.find(run=run, step=step)
         except Error as error:
             failure = error
         if self._ranks is not None:

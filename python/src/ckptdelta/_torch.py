@@ -294,7 +294,8 @@ def check_parameters(parameters: Iterable[Any], path: str) -> None:
         if getattr(parameter, "_fsdp_flattened", False):
             raise InvalidError(f"{path or 'the state'} has parameters of FullyShardedDataParallel, which do not say which part of the whole they "
                                "are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
-        if getattr(parameter, "ds_numel", 0) > parameter.numel():
+        whole = getattr(parameter, "ds_numel", None)
+        if whole is not None and whole > parameter.numel():
             raise InvalidError(f"{path or 'the state'} has parameters that ZeRO 3 of DeepSpeed has spread over the ranks: save with "
                                "engine.save_checkpoint(), and import_checkpoints() takes it in", path=path)
 
@@ -306,7 +307,7 @@ def check_optimizer(optimizer: Any, path: str) -> None:
                            "engine.save_checkpoint(), and import_checkpoints() takes it in", path=path)
     for group in optimizer.param_groups:
         params = group.get("params") if isinstance(group, dict) else None
-        check_parameters((p for p in params or () if is_tensor(p)), path)
+        check_parameters((p for p in params if is_tensor(p)) if isinstance(params, list) else (), path)
 
 
 def check_module(module: Any, path: str) -> None:

@@ -47,8 +47,8 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         store: an open store or the path of one, which is made if it is not there.
         run: the run that checkpoints belong to; its steps are the Trainer's global steps.
         fidelity: of the saves: ``"exact"``, ``"near"`` or ``"coarse"``.
-        save_options: other arguments of Session: role_fidelity, effort, target_ratio, max_error, max_load_cost, on_duplicate,
-            snapshot_bytes, device_bytes, device_reference_bytes, max_lag.
+        save_options: other arguments of Session: role_fidelity, effort, target_ratio, max_error, max_load_cost, parent,
+            on_duplicate, snapshot_bytes, device_bytes, device_reference_bytes, max_lag.
         args: TrainingArguments say when to save. save_total_limit, load_best_model_at_end, save_only_model and metric_for_best_model
             mean the same as in transformers, but at least two checkpoints stay.
 
