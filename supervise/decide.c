@@ -150,7 +150,11 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
     uint64_t futile = futile_attempts(history, count);
     char how[SUPERVISE_TEXT_MAX];
     int status;
-    decide_reason(how, last);
+    if (last->reason[0]) {
+        snprintf(how, sizeof(how), "%s", last->reason);
+    } else {
+        decide_reason(how, last);
+    }
     if (last->stopped_by) {
         return stop(SUPERVISE_SIGNAL + last->stopped_by, CKD_E_CANCELLED, "stopped by %s",
                     signal_text_of(last->stopped_by).text);

@@ -260,6 +260,10 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
         a->end_ns = supervise_now();
         decide_reason(a->reason, a);
     }
+    if (a->end == ATTEMPT_REFUSED) {
+        snprintf(a->reason, sizeof(a->reason), "cannot start '%.150s': %s", s->options.command[0],
+                 strerror(a->code));
+    }
     process_close(&p);
     return status;
 }

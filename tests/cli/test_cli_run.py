@@ -191,6 +191,7 @@ def test_a_wrong_command_is_not_tried_again(job, command, status):
     out, err = job.run(*command, expect=status)
     attempt, = job.attempts()
     assert attempt["status"] == status and "not tried again" in err and attempt["verdict"].endswith("not tried again")
+    assert (f"cannot start '{command[0]}'" in attempt["reason"]) == (len(command) == 1)
 
 
 def test_pauses_grow(job):
