@@ -65,21 +65,6 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
         assert store.verify()
 
 
-def test_dcp_reads_what_is_exported(tmp_path):
-    """On the ranks, and in one process without a group."""
-    support_ranked.launch("exported", 2, tmp_path)
-    content = torch.load(tmp_path / "content.pt", weights_only=False)
-    training = support_ranked.Training("none", 0, None, seed=4)
-    support_ranked.load_export(training, tmp_path / "exported")
-    for key in ("model", "optimizer"):
-        assert training.content()[key] == content[key]
-
-
-@pytest.mark.parametrize("what", ["notices", "branches", "parts_that_look_whole", "unpaired"])
-def test_what_is_told_once_and_where_a_run_begins(tmp_path, what):
-    support_ranked.launch(what, 2, tmp_path)
-
-
 def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):
     support_ranked.launch("death_of_one", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:

@@ -390,3 +390,22 @@ def test_a_session_may_outlive_its_store_and_is_closed_once(tmp_path):
     assert session.last.step == 2 and session.at == 2
     training.step()  # without a hook
     assert not training.optimizer._optimizer_step_pre_hooks and not training.optimizer._optimizer_step_post_hooks
+
+
+def test_parts_of_deepspeed_are_refused(store):
+    """ZeRO 1 to 3 by its optimizer, and ZeRO 3 by parameters that are spread over the ranks, as long as they are."""
+    zero = type("ZeROOptimizer", (torch.optim.SGD,), {"__module__": "deepspeed.runtime.base_optimizer"})
+    model = torch.nn.Linear(2, 3)
+    optimizer = type("BF16_Optimizer", (zero,), {"__module__": "deepspeed.runtime.bf16_optimizer"})(model.parameters(), lr=0.1)
+    for call in (store.save, store.load):
+        with pytest.raises(ckptdelta.InvalidError, match=r"o is a BF16_Optimizer of DeepSpeed.*engine\.save_checkpoint"):
+            call({"o": optimizer}, run="a", **({"step": 1} if call == store.save else {}))
+        store.save({"o": torch.optim.SGD(model.parameters(), lr=0.1), "m": model}, run="a", step=2) if call == store.save else None
+    with pytest.raises(ckptdelta.InvalidError, match="without a shape yet"):
+        store.save({"m": torch.nn.LazyLinear(3)}, run="a", step=3)
+    model.weight.ds_numel = model.weight.numel()
+    store.save({"m": model}, run="a", step=3)
+    model.weight.ds_numel += 1
+    for state in ({"m": model}, {"o": torch.optim.SGD(model.parameters(), lr=0.1)}):
+        with pytest.raises(ckptdelta.InvalidError, match="ZeRO 3 of DeepSpeed"):
+            store.save(state, run="a", step=4)
