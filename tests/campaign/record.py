@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("record.json")
+# supervise is not among them: it starts programs, and leaves stores to the library.
 PRODUCT = ("base", "catalog", "cli", "codec", "engine", "include", "kernels", "mpi")
 
 
