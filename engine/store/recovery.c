@@ -55,16 +55,25 @@ static bool is_named(const named_files *named, const ckd_id *id) {
     return id_among(id, named->ids, named->count);
 }
 
+/* Whether the dead writer was that of a doubtful checkpoint: its file is no leftover if the checkpoint was committed. */
+static bool wrote(const intent *dead, const ckd_checkpoint *doubtful) {
+    return dead->step == doubtful->step && strcmp(dead->run, doubtful->run) == 0;
+}
+
 /*
- * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one was
- * probably deleted, and others may still use its records. A file that cannot be read may have such records.
+ * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one of
+ * another writer was probably deleted, and others may still use its records. A file that cannot be read may have such
+ * records.
  */
-static bool is_of_lost(const ckd_store *store, const ckd_id *file, const vanished *v) {
+static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id *file, const vanished *v) {
     bytes ids = {0};
-    bool found = v->count && !strays_add_recorded(&ids, store, file);
+    bool found = (v->count || v->doubtful_count) && !strays_add_recorded(&ids, store, file);
     ids_sort(&ids);
     for (size_t i = 0; i < v->count && !found; i++) {
         found = ids_contain(&ids, &v->items[i].id);
+    }
+    for (size_t i = 0; i < v->doubtful_count && !found; i++) {
+        found = wrote(dead, &v->doubtful[i]) && ids_contain(&ids, &v->doubtful[i].id);
     }
     bytes_free(&ids);
     return found;
@@ -95,7 +104,7 @@ static ckd_status drop_files(const ckd_store *store, const intent *dead, const n
     for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
         const ckd_id *id = &dead->files[i].id;
         status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
-        if (status == CKD_OK && !is_named(named, id) && !is_of_lost(store, id, lost)) {
+        if (status == CKD_OK && !is_named(named, id) && !is_of_lost(store, dead, id, lost)) {
             status = drop_file(store, id, doubt, err);
         }
     }
@@ -127,11 +136,19 @@ static ckd_status clean_intent(const ckd_store *store, const char *intent_path, 
         status = vanished_find(&lost, store, err);
     }
     bool later = lost.unweighed || lost.rows == ROWS_LATER, aside = lost.rows == ROWS_GONE;
+    ckd_error why = {0};
     if (status == CKD_OK && !later) {
-        status = drop_files(store, dead, named, &lost, err);
-        THEN(status, file_remove(intent_path, true, err));
+        status = drop_files(store, dead, named, &lost, &why);
+        THEN(status, file_remove(intent_path, true, &why));
+        err_from(err, status, &why);
     }
     vanished_free(&lost);
+    if (aside && status != CKD_OK && status != CKD_E_NOMEM) {
+        store_message(store,
+                      "what a writer of %s@%llu left stays for now, as it cannot be moved to data/q: %s",
+                      dead->run, (unsigned long long)dead->step, why.message);
+        return CKD_OK;
+    }
     if (status == CKD_OK) {
         store_message(store,
                       later ? "what a writer of %s@%llu left stays for now, as the catalog cannot be read"

@@ -110,7 +110,7 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 
 /*
  * Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. As long as
- * their weight is unknown, they may be lost ones, and stay.
+ * their weight is unknown, or a chunk file cannot be read, they may be lost ones, and stay.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
@@ -118,10 +118,11 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
         return CKD_OK;
     }
     ckd_status status = strays_list_chunks(&files, store, err);
+    bool all_read = true;
     for (size_t i = 0; i < files.size / sizeof(ckd_id) && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
-        strays_add_recorded(&recorded, store, &id);
+        all_read = strays_add_recorded(&recorded, store, &id) && all_read;
     }
     if (status == CKD_OK && recorded.failed) {
         status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
@@ -129,9 +130,9 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
     size_t count = v->doubtful_count;
     if (status == CKD_OK) {
         ids_sort(&recorded);
-        v->doubtful_count = 0;
+        v->doubtful_count = all_read ? 0 : count;
     }
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < count && all_read && status == CKD_OK; i++) {
         if (ids_contain(&recorded, &v->doubtful[i].id)) {
             v->doubtful[v->doubtful_count++] = v->doubtful[i];
         }

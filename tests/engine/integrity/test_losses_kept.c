@@ -309,6 +309,46 @@ static void test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint(void **s
     check_steps(*state, 0, 3);
 }
 
+/* No deletion mark: the row of the lost checkpoint is doubtful, but it is that of the very writer that died. */
+static void test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer(void **state) {
+    lose_behind_an_intent(*state);
+    write_whole_file(store_path_of(*state, "data/deletions"), "", 0);
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+    repair_all(*state, 1);
+    check_steps(*state, 0, 3);
+}
+
+/* While a chunk file cannot be read, nobody knows whether it has records of a doubtful checkpoint. */
+static void test_doubtful_rows_stay_while_a_file_cannot_be_read(void **state) {
+    fault f = {.path = ".ckd", .errnum = EMFILE, .first = 1, .last = 1000};
+    scene_make(*state, 0, 2);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    save(store, 2, true);
+    ckd_store_close(store);
+    remove_manifest(*state, 2);
+    write_whole_file(store_path_of(*state, "data/deletions"), "", 0);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    repair_all(*state, 1);
+    check_steps(*state, 0, 3);
+}
+
+/* The disk is full, and what the writer left cannot be moved: it stays, and the store can be opened and emptied. */
+static void test_leftovers_that_cannot_be_moved_stay(void **state) {
+    fault f = {.path = "data/q", .errnum = ENOSPC, .first = 1, .last = 1000};
+    lose_behind_an_intent(*state);
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(strstr(messages, "stays for now, as it cannot be moved to data/q"));
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    assert_int_equal(files_in(*state, "data/i"), 1);
+}
+
 /* Step 2 builds on a deleted step 1, and its manifest is lost. While the catalog cannot be read, the trash stays. */
 static void test_a_collection_cannot_read_the_catalog(void **state) {
     fault f = {.path = "catalog.db", .errnum = EIO, .first = 1, .last = 1000};
@@ -372,6 +412,9 @@ int main(void) {
         tempdir_test(test_recovery_cannot_read_the_deletion_mark),
         tempdir_test(test_recovery_without_a_catalog),
         tempdir_test(test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint),
+        tempdir_test(test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer),
+        tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
+        tempdir_test(test_leftovers_that_cannot_be_moved_stay),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
         tempdir_test(test_a_deletion_died_before_the_catalog),
     };
