@@ -28,6 +28,8 @@ typedef struct keeper {
 static void run_command(const keeper_orders *orders, int gate, int failure) {
     char go;
     setpgid(0, 0);
+    /* If the supervisor and the keeper are both killed, the kernel at least asks the command to save and stop. */
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
     /* Nobody types into a supervised command. Reading from the terminal would stop a group in the background. */
     int null = open("/dev/null", O_RDONLY);
     if (null >= 0) {

@@ -419,6 +419,19 @@ def test_the_next_supervisor_waits_for_the_last_one_s_command(job):
     process.communicate(timeout=60)
 
 
+def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
+    """As by `pkill -9 -f 'ckptdelta run'`. Nobody is left to end what ignores SIGTERM."""
+    process = job.begin(*job.trainer(SAVES_AND_STOPS))
+    assert until(exists(job.folder / "ready"))
+    keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    process.send_signal(signal.SIGSTOP)  # it must not end the command in its keeper's place
+    os.kill(int(keeper), signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=60)
+    assert until(lambda: not job.left())
+    assert job.steps() == [("gpt", 1)]
+
+
 def test_one_supervisor_for_a_run(job):
     process = job.begin(*job.trainer(SAVES_AND_STOPS))
     assert until(exists(job.folder / "ready"))
