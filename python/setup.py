@@ -25,7 +25,8 @@ except ImportError:  # before setuptools 70.1
 HERE = Path(__file__).resolve().parent
 HEADER = "include/ckptdelta.h"
 ROOT = HERE / "library" if (HERE / "library" / HEADER).is_file() else HERE.parent
-SOURCES = ("Makefile", "LICENSE", "NOTICE", "docs/THIRD-PARTY.md", "docs/python.md", "docs/recipes.md", "docs/cli.md", "python/*.h", "python/*.py", *(
+PAGES = tuple(f"docs/{page}.md" for page in ("THIRD-PARTY", "python", "recipes", "run", "cli"))
+SOURCES = ("Makefile", "LICENSE", "NOTICE", *PAGES, "python/*.h", "python/*.py", *(
     f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "cli", "supervise", "include", "mk", "scripts")))
 BUILT = ("_native.abi3.so", "bin/ckptdelta", "notices.txt", "libckptdelta_cuda.so")
 

@@ -1,4 +1,4 @@
-/* The checkpoints that an attempt may start from, and the choice among them. */
+/* The checkpoints that an attempt may start from, and which of them it does start from. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static bool is_of_run(const char *name, const char *run) {
 }
 
 /*
- * Merges the runs of a list, which is by run and step, newest first. In a run the highest step is the newest. Between
- * runs the time decides, as it does when a session looks for the newest state.
+ * Merges the runs of a list that is sorted by run and step. The result has the newest first. Within a run, the highest
+ * step is the newest. Between runs the time decides, as it does when a session looks for the newest state.
  */
 static void merge(candidates *out, const ckd_checkpoint_list *list, const char *run) {
     bool *used = out->damaged; /* all clear, and cleared again below */
@@ -109,7 +109,7 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* vain: those from which attempts have failed before are tried, the others are not. */
+/* vain: tries only those from which attempts have failed; otherwise only the others. */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
                                ckd_error *err) {
     for (size_t i = 0; i < c->count && c->chosen == SIZE_MAX; i++) {
@@ -137,7 +137,7 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     ckd_store *store = NULL;
     ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
     THEN(status, choose_among(c, store, rule, false, err));
-    /* If all have failed, the newest is as good as any. */
+    /* If attempts from all of them have failed, the newest is as good as any. */
     THEN(status, choose_among(c, store, rule, true, err));
     ckd_store_close(store);
     if (status == CKD_OK && c->chosen == SIZE_MAX) {

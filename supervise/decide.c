@@ -1,4 +1,4 @@
-/* What to do after an attempt. Pure functions of what was observed. */
+/* What to do after an attempt: pure functions of what was observed. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -7,7 +7,7 @@
 
 #include "supervise/internal.h"
 
-/* Statuses with which shells and programs refuse a command line. */
+/* Exit statuses by which shells and programs reject a command line. */
 enum { STATUS_USAGE = 2, STATUS_NOT_EXECUTABLE = 126, STATUS_NOT_FOUND = 127 };
 #define REFUSAL_NS (10 * SECOND)
 
@@ -16,7 +16,7 @@ bool attempt_progressed(const attempt *a) {
            (a->first_step == SUPERVISE_NO_STEP || a->last_step > a->first_step);
 }
 
-/* An attempt that somebody stopped says nothing about the command. */
+/* An attempt that somebody has stopped says nothing about the command. */
 static bool counts(const attempt *a) {
     return !a->stopped_by && a->end != ATTEMPT_RUNNING;
 }
@@ -82,7 +82,7 @@ static uint64_t futile_attempts(const attempt *history, size_t count) {
     return futile;
 }
 
-/* Would the program do it again? SIGKILL and SIGTERM come from outside: the kernel, an administrator, a scheduler. */
+/* Would the program fail again? SIGKILL and SIGTERM come from outside: the kernel, an administrator, a scheduler. */
 static bool is_own_failure(const attempt *a) {
     static const int faults[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     for (size_t i = 0; a->end == ATTEMPT_KILLED && i < sizeof(faults) / sizeof(faults[0]); i++) {
@@ -93,7 +93,7 @@ static bool is_own_failure(const attempt *a) {
     return !a->hung && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
 }
 
-/* Did the last two attempts that count end in the same way, without a newer checkpoint? *before: the first of them. */
+/* Did the last two attempts that count end alike, without a newer checkpoint? *before: the first of the two. */
 static bool ended_alike(const attempt **before, const attempt *history, size_t count) {
     const attempt *last = &history[count - 1];
     for (size_t i = count - 1; i-- > 0;) {
@@ -117,7 +117,7 @@ __attribute__((format(printf, 3, 4))) static decision stop(int status, ckd_statu
     return d;
 }
 
-/* A command line that cannot work is not tried again. */
+/* A command line that cannot work is not tried twice. */
 static bool is_refused(const attempt *last, const decide_facts *facts, int *status) {
     if (facts->started_here != 1) {
         return false;
@@ -139,7 +139,7 @@ static decision go_on(const decide_rules *rules, const decide_facts *facts, uint
         pause *= 2;
     }
     pause = pause < (double)rules->max_pause_s ? pause : (double)rules->max_pause_s;
-    /* Many jobs that failed together must not come back together. */
+    /* Many jobs that failed together must not all come back at once. */
     return (decision){.restart = true, .pause_s = pause * (0.5 + 0.5 * facts->chance)};
 }
 

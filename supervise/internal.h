@@ -1,4 +1,4 @@
-/* Shared by the files of supervise/. */
+/* Shared by the files in supervise/. */
 #ifndef SUPERVISE_INTERNAL_H
 #define SUPERVISE_INTERNAL_H
 
@@ -34,8 +34,8 @@ signal_text signal_text_of(int number);
 /* ---------------------------------------------------------------------------------------------------- decisions */
 
 /*
- * Pure functions: what to do next follows from the rules and from what was observed. Nothing here looks at the clock,
- * the disk or a process.
+ * Pure functions: the rules and what was observed determine what to do next. Nothing here looks at the clock, the disk
+ * or a process.
  */
 typedef struct decide_rules {
     uint64_t pause_s, max_pause_s;
@@ -64,12 +64,12 @@ typedef struct decision {
 decision decide(const decide_rules *rules, const decide_facts *facts);
 /* How the attempt ended, in words. */
 void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a);
-/* Has a newer checkpoint come out of it than there was before? */
+/* Did the attempt make a newer checkpoint than there was before? */
 bool attempt_progressed(const attempt *a);
-/* Attempts in a row from this checkpoint, none of which came to a newer one. Two are enough to go back further. */
+/* Attempts in a row from this checkpoint that made no newer one. After two, the next attempt goes back further. */
 #define FAILURES_TO_GO_BACK 2
 uint64_t decide_failures(const attempt *history, size_t count, const char *from);
-/* The newest attempts that count: those since the last success or surrender. *count is reduced. */
+/* The newest attempts: those since the command last succeeded or the supervisor last gave up. Reduces *count. */
 const attempt *decide_current(const attempt *history, size_t *count);
 
 /* -------------------------------------------------------------------------------------------------- checkpoints */
@@ -92,12 +92,12 @@ typedef struct candidates_rule {
 
 ckd_status candidates_read(candidates *out, const char *store, const char *run, ckd_error *err);
 /*
- * Chooses the newest that is whole and was not in vain before. Errors: CORRUPT (none is whole), CANCELLED, those of
- * ckd_store_verify.
+ * Chooses the newest that is whole and from which attempts have not failed. Errors: CORRUPT (none is whole), CANCELLED,
+ * those of ckd_store_verify.
  */
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err);
 void candidates_free(candidates *c);
-/* The highest step, damaged ones left out. */
+/* The highest step of those not known to be damaged. */
 uint64_t candidates_top(const candidates *c);
 /* The earliest of those created at `since` or later; NULL: none. */
 const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since);
@@ -113,8 +113,8 @@ typedef struct journal {
 } journal;
 
 /*
- * Opens STORE/attempts.jsonl for appending and takes the run's lock, which processes forked from this one hold as well.
- * Waits for a lock that is about to be released: of a supervisor that is gone, whose command is being ended. Errors:
+ * Opens STORE/attempts.jsonl for appending and takes the lock of the run, which processes forked from this one then
+ * hold as well. Waits for the lock if its last supervisor is gone and the keeper is still ending the command. Errors:
  * BUSY, IO, NOSPACE.
  */
 ckd_status journal_open(journal *out, const supervise_options *options, ckd_error *err);
@@ -125,7 +125,7 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err);
 
 /* ---------------------------------------------------------------------------------------------------- processes */
 
-/* A command in a process group of its own, below a keeper, which ends with everything that was started below it. */
+/* A command in its own process group, below a keeper. It has ended when everything started below the keeper has. */
 #define STRANGERS_MAX 64
 typedef struct process {
     pid_t keeper, pid;
@@ -143,18 +143,18 @@ typedef struct process_end {
 ckd_status process_start(process *out, char *const *command, const sigset_t *mask, uint64_t grace_s,
                          ckd_error *err);
 ckd_status process_go(process *p, ckd_error *err);
-/* Passes a signal on to the group. `stop`: it is ended after the time of grace. */
+/* Passes a signal on to the group. `stop`: the group is killed after the grace period. */
 void process_signal(process *p, int number, bool stop);
 /* p->socket is readable: has the command ended, and everything below it? */
 bool process_ended(process_end *out, process *p);
 /* Closes the connection and waits for the keeper. */
 void process_close(process *p);
 
-/* Is the process there, and more than an exit status that nobody has asked for? */
+/* Does the process exist, and is it not a zombie? */
 bool process_lives(pid_t pid);
-/* Sends a signal to all children of this process; group: not to those in this process group; 0: to all. */
+/* Sends a signal to all children of this process, except those in process group `group`. 0: no exception. */
 void children_signal(int number, pid_t group);
-/* The life of a keeper. It never returns. */
+/* What a keeper is told when it is forked. keeper_run never returns. */
 typedef struct keeper_orders {
     char *const *command;
     const sigset_t *mask;
@@ -162,14 +162,14 @@ typedef struct keeper_orders {
     int socket;
 } keeper_orders;
 __attribute__((noreturn)) void keeper_run(const keeper_orders *orders);
-/* From the keeper: of a fixed size, so that it comes as a whole. */
+/* From the keeper. The size is fixed, so a message arrives whole. */
 typedef enum keeper_news { KEEPER_FORKED = 1, KEEPER_ENDED = 2 } keeper_news;
 typedef struct keeper_message {
     keeper_news news;
     int64_t pid;
     process_end end;
 } keeper_message;
-/* To the keeper: a signal to pass on, KEEPER_GO, or both KEEPER_STOP and a signal. */
+/* To the keeper: KEEPER_GO, or a signal to pass on, with KEEPER_STOP if the group must end. */
 enum { KEEPER_GO = 0, KEEPER_STOP = 0x80 };
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The journal: STORE/attempts.jsonl. Two lines for each attempt, one when it starts and one when it ends; each is synced
- * before anything else happens. Lines are only appended. A line that a crash has torn is left alone and ignored.
+ * The journal: STORE/attempts.jsonl. Each attempt has two lines, one for its start and one for its end. Each line is
+ * synced before anything else happens. Lines are only appended. A line that a crash has torn is left alone and ignored.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,11 +17,11 @@
 
 #define JOURNAL        "attempts.jsonl"
 #define LINE_MAX_BYTES ((size_t)1 << 20)
-#define FIRST_LOCK     ((off_t)1 << 40) /* far behind the text; a lock on bytes that are not there is allowed */
+#define FIRST_LOCK     ((off_t)1 << 40) /* far past the end: a lock may cover bytes that do not exist */
 
 /* ------------------------------------------------------------------------------------------------------ locking */
 
-/* Each run has a byte of its own. Two runs may share one; they then cannot be supervised at once. */
+/* Each run locks one byte. If the hashes of two runs collide, they cannot be supervised at the same time. */
 static struct flock lock_of(const char *run) {
     uint64_t hash = UINT64_C(14695981039346656037);
     for (const char *c = run; *c; c++) {
@@ -33,7 +33,7 @@ static struct flock lock_of(const char *run) {
                           .l_len = 1};
 }
 
-/* The process that supervises the run on this machine, as the journal says; 0: none. */
+/* The process that supervises the run on this machine, according to the journal; 0: none. */
 static pid_t living_supervisor(const supervise_options *options) {
     char host[SUPERVISE_HOST_MAX] = "";
     attempt_list list;
@@ -274,7 +274,7 @@ static ckd_status add(attempt_list *list, const json_t *line, const char *run, u
     return CKD_OK;
 }
 
-/* Takes a line into the list. `only`: the run; NULL: all. A line of a kind that is not known is ignored. */
+/* Adds a line to the list. `only`: the run; NULL: all. A line of an unknown kind is ignored. */
 static ckd_status take_line(attempt_list *list, const char *text, size_t size, const char *only,
                             ckd_error *err) {
     json_t *line = json_loadb(text, size, JSON_REJECT_DUPLICATES, NULL);
@@ -296,7 +296,7 @@ static ckd_status take_line(attempt_list *list, const char *text, size_t size, c
     return status;
 }
 
-/* A line is cut off at LINE_MAX_BYTES: it is then damaged, like any other that is no object. */
+/* A line longer than LINE_MAX_BYTES is cut off. It then counts as damaged, as any line that is no object does. */
 static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, ckd_error *err) {
     char *text = malloc(LINE_MAX_BYTES);
     ckd_status status = text ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");

@@ -1,6 +1,6 @@
 /*
- * The keeper: a process between the supervisor and the command. Whatever is orphaned below it becomes its child, so it
- * can end all of it, also if the supervisor has been killed: then its connection is closed.
+ * The keeper: a process between the supervisor and the command. Every orphan below it becomes its child, so it can end
+ * them all. It does so even if the supervisor has been killed: its connection is then closed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 typedef struct keeper {
     int socket, children; /* children: a signalfd */
     pid_t pid;            /* of the command; the number of its group */
-    int gate;             /* the command's process starts when it can read from it */
+    int gate;             /* a byte written here starts the command */
     int failure;          /* from which the errno of a failed start can be read */
     bool ended, group_gone, connected;
     int status; /* wait status, if ended */
@@ -28,7 +28,9 @@ typedef struct keeper {
 static void run_command(const keeper_orders *orders, int gate, int failure) {
     char go;
     setpgid(0, 0);
-    /* Nobody types into a supervised command. Reading from the terminal would stop a group in the background. */
+    /* If the supervisor and the keeper are both killed, the kernel at least asks the command to save and stop. */
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    /* Nobody types into a supervised command. A background group that reads from the terminal would be stopped. */
     int null = open("/dev/null", O_RDONLY);
     if (null >= 0) {
         dup2(null, STDIN_FILENO);
@@ -59,7 +61,7 @@ static bool fork_command(keeper *k, const keeper_orders *orders) {
         close(orders->socket);
         run_command(orders, gate[0], failure[1]);
     }
-    setpgid(k->pid, k->pid); /* both do it, so that it is done for both */
+    setpgid(k->pid, k->pid); /* parent and child both call it, so neither can run ahead of it */
     close(gate[0]);
     close(failure[1]);
     k->gate = gate[1];
@@ -73,14 +75,14 @@ static void begin_end(keeper *k) {
     }
 }
 
-/* A group's number may be used again once the group is empty and its leader is reaped. */
+/* The number of a group may be reused once the group is empty and its leader has been reaped. */
 static void signal_group(const keeper *k, int number) {
     if (!k->group_gone) {
         kill(-k->pid, number);
     }
 }
 
-/* Asks what is left to end, but not twice: programs take a second SIGTERM as an order to end at once. */
+/* Asks what is left to end, but only once: many programs take a second SIGTERM as an order to quit at once. */
 static void end_rest(keeper *k) {
     if (!k->deadline) {
         signal_group(k, SIGTERM);
@@ -117,7 +119,7 @@ static void take_orders(keeper *k) {
     if (n != 1) {
         k->connected = false;
         if (k->gate >= 0) {
-            close(k->gate); /* the command has not been started, and is not */
+            close(k->gate); /* the command has not started, and now never will */
             k->gate = -1;
         }
         end_rest(k);
@@ -177,7 +179,7 @@ void keeper_run(const keeper_orders *orders) {
         .socket = orders->socket, .gate = -1, .connected = true, .grace_ns = orders->grace_s * SECOND};
     sigset_t child, all;
     signal(SIGCHLD, SIG_DFL);
-    setsid(); /* a terminal's signals reach the supervisor alone, which passes them on */
+    setsid(); /* only the supervisor gets the signals of a terminal, and passes them on */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_NAME, "ckptdelta-run");
     sigfillset(&all);

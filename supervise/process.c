@@ -12,7 +12,7 @@
 
 #include "supervise/internal.h"
 
-/* The state of a process, and its parent: the fields behind its name, which may contain anything. '?': not known. */
+/* The state of a process and its parent. Both follow the name, which may contain anything. '?': not known. */
 static char look_at(pid_t *parent, pid_t pid) {
     char path[64], text[512];
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
@@ -56,7 +56,7 @@ void children_signal(int number, pid_t group) {
     }
 }
 
-/* Children from before: a shell may have started some, and have become the supervisor by exec. They are not ours. */
+/* A shell may have started children and then become the supervisor by exec. Those children are not ours. */
 static void list_strangers(process *p) {
     DIR *all = opendir("/proc");
     for (pid_t pid; all && p->stranger_count < STRANGERS_MAX && (pid = next_child(all));) {
@@ -76,7 +76,7 @@ static bool is_stranger(const process *p, pid_t pid) {
     return false;
 }
 
-/* Ends what a keeper that was killed has left behind: it is our child now. */
+/* Kills what a killed keeper has left behind. These processes are our children now. */
 static void end_leftovers(const process *p) {
     for (bool found = true; found;) {
         DIR *all = opendir("/proc");

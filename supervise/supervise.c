@@ -42,7 +42,7 @@ __attribute__((format(printf, 2, 3))) static void say(const supervisor *s, const
 
 /* ------------------------------------------------------------------------------------------------------ signals */
 
-/* What was ignored when the supervisor was started (nohup) stays ignored. */
+/* Signals that were ignored when the supervisor started stay ignored: nohup relies on it. */
 static ckd_status take_signals(supervisor *s, ckd_error *err) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     sigemptyset(&s->taken);
@@ -133,7 +133,7 @@ static void tell_command(const supervisor *s, const attempt *a) {
     set_or_unset("CKPTDELTA_ATTEMPT", number);
 }
 
-/* Looks which checkpoints there are now, with the knowledge of which are damaged. Returns false if it cannot look. */
+/* Lists the checkpoints again, and keeps the marks of those found damaged. Returns false if it cannot list them. */
 static bool look_again(candidates *now, const supervisor *s) {
     ckd_error why;
     if (candidates_read(now, s->store, s->options.run, &why) != CKD_OK) {
@@ -149,7 +149,7 @@ static bool look_again(candidates *now, const supervisor *s) {
     return true;
 }
 
-/* Fills in what the attempt has left behind. `older`: is there something else to start from? */
+/* Records the checkpoints that the attempt has left behind. `older`: is there another one to start from? */
 static void take_stock(supervisor *s, attempt *a, bool *older) {
     candidates now;
     *older = false;
@@ -184,13 +184,13 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     return status;
 }
 
-/* What is known of the command's progress: when its newest checkpoint was another one. */
+/* What is known of the command's progress: its newest checkpoint, and when that changed last. */
 typedef struct watch {
     ckd_id newest;
     uint64_t changed_ns, looked_ns; /* monotonic: clocks of other machines may differ */
 } watch;
 
-/* Looks at most 20 times in the time that is allowed. If it cannot look, nothing is known, and the command is let be. */
+/* Looks at most 20 times per allowed time. If the store cannot be read, the command is left alone. */
 static bool is_hung(watch *w, const supervisor *s) {
     uint64_t now = supervise_monotonic(), allowed = s->options.hang_s * SECOND;
     if (!w->changed_ns) {
@@ -270,7 +270,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
 
 /* -------------------------------------------------------------------------------------------------- in between */
 
-/* Is there too little room for another checkpoint like the last one? */
+/* Is there too little room for another checkpoint as large as the last one? */
 static bool is_disk_full(const supervisor *s) {
     struct statvfs disk;
     if (statvfs(s->store, &disk) != 0) {
@@ -286,7 +286,7 @@ static double draw(void) {
                                                                          : 0.5;
 }
 
-/* Returns when the time is over, or at once if a signal asks to stop. */
+/* Returns when the time is up, or at once if a signal asks to stop. */
 static void pause_for(supervisor *s, double seconds) {
     uint64_t until = supervise_monotonic() + (uint64_t)(seconds * (double)SECOND);
     for (uint64_t now; !stop_asked(s) && (now = supervise_monotonic()) < until;) {
@@ -310,7 +310,7 @@ static ckd_status choose(supervisor *s, ckd_error *err) {
     return candidates_choose(&s->seen, &rule, err);
 }
 
-/* A server of files that does not answer for a while must not end a supervisor. */
+/* A file server that does not answer for a while must not end the supervisor. */
 #define TRIES 5
 static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
     ckd_status status = choose(s, err);

@@ -1,6 +1,6 @@
 /*
- * The supervisor: starts a command again and again from the newest whole checkpoint, until it is done or there is no
- * point in going on. README.md has an overview.
+ * The supervisor: restarts a command from the newest whole checkpoint until it is done, or until another start would be
+ * futile. README.md has an overview.
  */
 #ifndef SUPERVISE_H
 #define SUPERVISE_H
@@ -11,7 +11,7 @@
 
 #include "ckptdelta.h"
 
-/* Exit statuses of its own; docs/run.md has all. SUPERVISE_GAVE_UP says: do not requeue. */
+/* The supervisor's own exit statuses; docs/run.md lists all. SUPERVISE_GAVE_UP means: do not requeue. */
 enum { SUPERVISE_GAVE_UP = 93, SUPERVISE_SIGNAL = 128 };
 
 #define SUPERVISE_NO_STEP  UINT64_MAX
@@ -29,7 +29,7 @@ typedef enum attempt_end {
 
 /* One start of the command, as recorded in the journal. */
 typedef struct attempt {
-    uint64_t number; /* 1, 2, ... in the run, whatever supervisor started it */
+    uint64_t number; /* 1, 2, ... in the run, whichever supervisor started it */
     char run[CKD_RUN_MAX + 1];
     char host[SUPERVISE_HOST_MAX];
     int64_t pid, supervisor; /* 0: not known */
@@ -82,8 +82,9 @@ typedef struct supervise_result {
 } supervise_result;
 
 /*
- * Supervises the command until it is done. Creates the store if there is none. Changes the signal mask of the process. Errors: CORRUPT (the run has checkpoints, and none is whole), BUSY (the run has a
- * supervisor), those of ckd_store_open.
+ * Supervises the command until it is done. Creates the store if there is none. Changes the signal mask of the process.
+ * Errors: CORRUPT (the run has checkpoints, and none is whole), BUSY (the run has a supervisor), those of
+ * ckd_store_open.
  */
 ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err);
 

@@ -303,6 +303,20 @@ def test_sigusr1_is_passed_on(job):
     assert job.attempts()[0]["last_step"] == 2
 
 
+@pytest.mark.parametrize("trap, saved", [("trap '' TERM USR1;", [("gpt", 1)]), ("", [])])
+def test_a_shell_script_protects_what_it_has_started(job, trap, saved):
+    """As docs/run.md says: the signal reaches the programs of the script, which a trap of the shell does not protect."""
+    st_file = job.folder / "state.safetensors"
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    st_file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    save = f'touch ready; sleep 1 && "$COMMAND" save "$CKPTDELTA_STORE" --run gpt --step 1 {st_file}'
+    process = job.begin("sh", "-c", f"trap 'told=yes' TERM; ({trap} {save})")
+    assert until(exists(job.folder / "ready"))
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert job.steps() == saved
+
+
 def test_a_command_that_hangs(job):
     """It ends well when it is told to, and is not done."""
     out, err = job.run(*job.trainer("""
@@ -417,6 +431,19 @@ def test_the_next_supervisor_waits_for_the_last_one_s_command(job):
     assert "waiting for the previous supervisor's command to end" in err
     assert job.starts() == ["1 None", "2 gpt@1"]
     process.communicate(timeout=60)
+
+
+def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
+    """As by `pkill -9 -f 'ckptdelta run'`. Nobody is left to end what ignores SIGTERM."""
+    process = job.begin(*job.trainer(SAVES_AND_STOPS))
+    assert until(exists(job.folder / "ready"))
+    keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    process.send_signal(signal.SIGSTOP)  # it must not end the command in its keeper's place
+    os.kill(int(keeper), signal.SIGKILL)
+    process.kill()
+    process.communicate(timeout=60)
+    assert until(lambda: not job.left())
+    assert job.steps() == [("gpt", 1)]
 
 
 def test_one_supervisor_for_a_run(job):

@@ -1,14 +1,16 @@
 """Sessions below `ckptdelta run`: the first restore takes the checkpoint that it has chosen."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support_cli import COMMAND
-from support_python import ckptdelta, environment, needs_package
+from support_python import ckptdelta, environment, needs_package, needs_torch
 
 pytestmark = needs_package
 
@@ -143,3 +145,43 @@ def test_under_the_supervisor(tmp_path):
     with ckptdelta.open(tmp_path / "store") as store:
         assert [str(c) for c in store.checkpoints()] == ["gpt@1", "gpt@2", "gpt@3", "gpt~2@3", "gpt~2@4", "gpt~2@5"]
         assert store.verify()
+
+
+LOADS_IN_WORKERS = """
+import os, signal, time
+import torch
+import ckptdelta
+
+def ignore_sigterm(worker):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+model = torch.nn.Linear(64, 10)
+loader = torch.utils.data.DataLoader(torch.randn(100000, 64), batch_size=8, num_workers=2, worker_init_fn=ignore_sigterm)
+with ckptdelta.open(os.environ["CKPTDELTA_STORE"]) as store, ckptdelta.Session(store, "gpt", model=model, every=100000) as session:
+    at = session.restore()
+    for step, batch in enumerate(loader, at + 1):
+        time.sleep(0.5)
+        session.step(step)
+        open("ready", "w").close()
+        if told:
+            break
+    session.save()
+"""
+
+
+@needs_torch
+def test_workers_that_ignore_sigterm_let_the_trainer_save(tmp_path):
+    """The signal goes to the workers of a DataLoader as well. One that dies of it is an error in the training loop."""
+    (tmp_path / "train.py").write_text(LOADS_IN_WORKERS)
+    process = subprocess.Popen([COMMAND, "run", tmp_path / "store", "gpt", "--", sys.executable, "train.py"], cwd=tmp_path, env=environment(OMP_NUM_THREADS="1"),
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM: exit status 0" in output, output
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert len(store.checkpoints("gpt")) == 1

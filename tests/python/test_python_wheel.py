@@ -106,6 +106,11 @@ def test_a_source_distribution_has_all_sources(unpacked):
     assert alone([sys.executable, "-W", "ignore", "setup.py", "--version"], unpacked).split()[-1] == importlib.import_module("ckptdelta").__version__
 
 
+def test_a_source_distribution_has_the_pages_that_its_description_names(unpacked):
+    named = re.findall(r"^- `(.*?\.md)`", (ROOT / "python/DESCRIPTION.md").read_text(), re.MULTILINE)
+    assert len(named) == 4 and all((unpacked / "library/docs" / page).is_file() for page in named)
+
+
 @pytest.mark.skipif(os.environ.get("CKD_TEST_LEVEL") == "quick", reason="it builds the library once more, which takes a minute: full level only")
 def test_a_source_distribution_becomes_a_wheel(unpacked, tmp_path):
     alone([sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)], unpacked)
