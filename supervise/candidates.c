@@ -88,6 +88,16 @@ static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_
     }
 }
 
+/* The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for example. */
+static const ckd_damage *harmful(const ckd_verify_result *r) {
+    for (size_t i = 0; i < r->damage_count; i++) {
+        if (r->damage[i].checkpoint_count > 0) {
+            return &r->damage[i];
+        }
+    }
+    return NULL;
+}
+
 static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *c,
                            const candidates_rule *rule, ckd_error *err) {
     ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
@@ -99,11 +109,11 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     o.progress_context = rule->progress_context;
     ckd_verify_result *r = NULL;
     ckd_status status = ckd_store_verify(&r, store, &o, err);
-    *whole = status == CKD_OK && r->damage_count == 0;
+    *whole = status == CKD_OK && !harmful(r);
     if (status == CKD_OK && !*whole) {
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, c);
-        say_damaged(rule, ref, &r->damage[0]);
+        say_damaged(rule, ref, harmful(r));
     }
     ckd_verify_result_free(r);
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
