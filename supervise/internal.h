@@ -43,7 +43,7 @@ typedef struct decide_rules {
     uint64_t max_futile;
 } decide_rules;
 
-/* What was observed after an attempt. */
+/* Observations after an attempt. */
 typedef struct decide_facts {
     const attempt *history; /* of the run, oldest first; the last one is the one that ended */
     size_t count;
@@ -154,7 +154,7 @@ void process_close(process *p);
 bool process_lives(pid_t pid);
 /* Sends a signal to all children of this process, except those in process group `group`. 0: no exception. */
 void children_signal(int number, pid_t group);
-/* What a keeper is told when it is forked. keeper_run never returns. */
+/* The orders that a keeper is forked with. keeper_run never returns. */
 typedef struct keeper_orders {
     char *const *command;
     const sigset_t *mask;

@@ -184,7 +184,7 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     return status;
 }
 
-/* What is known of the command's progress: its newest checkpoint, and when that changed last. */
+/* The command's progress: its newest checkpoint, and when that changed last. */
 typedef struct watch {
     ckd_id newest;
     uint64_t changed_ns, looked_ns; /* monotonic: clocks of other machines may differ */

@@ -270,8 +270,8 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
 
 /*
  * Drops older files that cannot be opened: a damaged parent has some, and each file that is named must be readable.
- * *lost: why the first of them cannot be opened; its status is CKD_OK if all can. A file that is gone is told from
- * damage, as the save can then be repeated. Errors: NOMEM.
+ * *lost is the error of the first one; its status is CKD_OK if all can be opened. A file that is gone has an error of its
+ * own, NOT_FOUND: the save can then be repeated. Errors: NOMEM.
  */
 static ckd_status drop_unreadable(ckd_error *lost, const ckd_save *save, manifest *m, ckd_error *err) {
     size_t kept = m->own_count;

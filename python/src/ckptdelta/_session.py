@@ -25,7 +25,7 @@ from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
 from ._restore import Restorer
 from ._save import Options, options_of
-from ._session_start import Start, told_place
+from ._session_start import Start, place_told
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
@@ -133,7 +133,6 @@ class Session:
         self._staged = -1    # the last one that was copied since the last restore
         self._told = -1      # the last one that the library's session knows: it takes no step twice
         self._start = Start(store, run, self._ranks, refuses=on_duplicate == "error", parent=run_and_step(parent))
-        self._first_run = run
         self._run, self._resumed = run, cast("tuple[str, int] | None", None)  # where the next save belongs, until there is one
         self._base = self._logged = 0  # saves that were durable at the last restore, and when the last one was logged
         self._failed = 0  # saves of the library's session whose failure was taken
@@ -213,7 +212,7 @@ class Session:
             if not fresh:
                 self._end()  # the library would load into the memory that is registered
             self._ensure_open()
-            told = told_place(self._store, self._first_run) if step is None and self._reported < 0 else None
+            told = self._start.told() if step is None and self._reported < 0 else None
             at = self._find_place(lib.CKD_LATEST if step is None else step_number(step), told)
             if at is None:
                 self._start.found(None)
@@ -406,25 +405,12 @@ class Session:
     def _is_fresh(self) -> bool:
         return bool(self._owner.session) and self._registered is None
 
-    def _place_told(self, step: int, name: str) -> Checkpoint:
-        """As _place, at the named checkpoint. The library knows steps: the run may have one, and a branch another."""
-        for where in (step, lib.CKD_LATEST, step):
-            try:
-                found = self._place(where)
-            except Error:
-                if where == step:
-                    raise
-                continue  # the newest may be damaged, and that is why this one was chosen
-            if not name or f"{found.run}@{found.step}" == name:
-                return found
-        raise NotFoundError(f"{name}, which CKPTDELTA_CHECKPOINT names, cannot be restored: {found.run}@{found.step} has the same step")
-
     def _find_place(self, step: int, told: tuple[int, str] | None = None) -> Checkpoint | None:
         """The checkpoint to restore, from which the library's session continues; None: the newest was asked for, and the run has none."""
         found: Checkpoint | None = None
         failure: Error | None = None
         try:
-            found = self._place(step) if told is None else self._place_told(*told)
+            found = self._place(step) if told is None else place_told(self._place, *told)
         except Error as error:
             # If a file is missing, the run is not new.
             failure = None if isinstance(error, NotFoundError) and step == lib.CKD_LATEST and told is None and not error.file else error

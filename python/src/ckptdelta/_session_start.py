@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ._call import logger
-from ._errors import Error, ExistsError, nearest
+from ._errors import Error, ExistsError, NotFoundError, nearest
+from ._native import lib
 from ._ranks import Ranks
 from ._save import Options
 from ._types import Checkpoint
@@ -27,6 +29,20 @@ def told_place(store: Store, run: str) -> tuple[int, str] | None:
     if os.environ.get("CKPTDELTA_RUN") != run or not where or os.path.realpath(where) != os.path.realpath(store.path):
         return None
     return (int(step), os.environ.get("CKPTDELTA_CHECKPOINT", "")) if step.isdecimal() and step.isascii() else None
+
+
+def place_told(place: Callable[[int], Checkpoint], step: int, name: str) -> Checkpoint:
+    """Makes a session continue from the named checkpoint. `place` knows steps only: the run may have one, and a branch another."""
+    for where in (step, lib.CKD_LATEST, step):
+        try:
+            found = place(where)
+        except Error:
+            if where == step:
+                raise
+            continue  # the newest may be damaged, and that is why this one was chosen
+        if not name or f"{found.run}@{found.step}" == name:
+            return found
+    raise NotFoundError(f"{name}, which CKPTDELTA_CHECKPOINT names, cannot be restored: {found.run}@{found.step} has the same step")
 
 
 class Start:
@@ -66,6 +82,10 @@ class Start:
     def options(self, chosen: Options, *, saves: int) -> Options:
         """Those of a session of the library, which this one has had `saves` checkpoints from. Without any, training comes from the parent."""
         return replace(chosen, parent=self._parent, resumed_from=self._parent) if self.restored < 0 and saves == 0 else chosen
+
+    def told(self) -> tuple[int, str] | None:
+        """As told_place, of the run with which the session was opened."""
+        return told_place(self._store, self._run)
 
     def found(self, at: Checkpoint | None) -> None:
         """Notes the checkpoint that was restored. None: the newest was asked for, and the run has none."""
