@@ -1,9 +1,13 @@
-"""Processes of a gloo group that save and load through torch.distributed.checkpoint: support_dcp.py WHAT RANK WORLD FOLDER"""
+"""Processes of a gloo group that save and load through torch.distributed.checkpoint. launch() starts them."""
 
+import importlib
 import io
+import multiprocessing
 import os
-import subprocess
 import sys
+import time
+import traceback
+import unittest.mock
 import uuid
 from pathlib import Path
 
@@ -20,19 +24,45 @@ SEED = 7
 
 
 def launch(what, world, folder, script=__file__):
-    """Runs a function of a script, such as this one, in each of `world` processes. They share files in the folder."""
+    """Runs a function of a script, such as this one, in each of `world` processes. They share files in the folder.
+
+    The processes are copies of a server that has imported torch: an import of torch costs more than most of these tests.
+    """
     from support_python import environment
-    group = Path(folder) / f"group-{uuid.uuid4().hex}"
-    children = [subprocess.Popen([sys.executable, "-W", "ignore", script, what, str(rank), str(world), str(folder)],
-                                 env=environment(CKD_TEST_GROUP=str(group), OMP_NUM_THREADS="1"), text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(world)]
+    module, group = Path(script).stem, uuid.uuid4().hex
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    path = os.pathsep.join([str(Path(script).parent), environment()["PYTHONPATH"]])
+    with unittest.mock.patch.dict(os.environ, PYTHONPATH=path, PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1"):
+        outputs = [Path(folder) / f"output-{group}-{rank}" for rank in range(world)]
+        ranks = [context.Process(target=main, args=(module, what, rank, world, Path(folder), f"group-{group}", outputs[rank])) for rank in range(world)]
+        for rank in ranks:
+            rank.start()
+    end = time.monotonic() + 300
+    for rank in ranks:
+        rank.join(max(0, end - time.monotonic()))
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    for number, (rank, output) in enumerate(zip(ranks, outputs)):
+        assert rank.exitcode == 0, f"rank {number} of {world}, {what}:\n{output.read_text()}"
+
+
+def main(module, what, rank, world, folder, group, output):
+    """A process of launch(): the function, and an end without the threads of torch, which can abort the process."""
+    with open(output, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ["CKD_TEST_GROUP"] = str(folder / group)
     try:
-        outputs = [child.communicate(timeout=300)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    for rank, (child, output) in enumerate(zip(children, outputs)):
-        assert child.returncode == 0, f"rank {rank} of {world}, {what}:\n{output}"
+        getattr(importlib.import_module(module), what)(rank, world, folder)
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 class Net(torch.nn.Module):
@@ -295,16 +325,3 @@ def death(rank, world, folder, early=True):
 def late_death(rank, world, folder):
     """The same when the rank's part is durable, but not committed."""
     death(rank, world, folder, early=False)
-
-
-def main(functions):
-    """What launch() has run: the function, and an end without the threads of torch, which can abort the process."""
-    name, number, size, place = sys.argv[1:]
-    functions[name](int(number), int(size), Path(place))
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(globals())

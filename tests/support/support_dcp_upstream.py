@@ -1,4 +1,4 @@
-"""Ranks for test_python_dcp_upstream.py: support_dcp_upstream.py WHAT RANK WORLD FOLDER
+"""Ranks for test_python_dcp_upstream.py.
 
 Each function follows cases of PyTorch's own tests of torch.distributed.checkpoint, which its first lines name. Those run on
 the writer of files; here the same is done with a store.
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ckptdelta
 from ckptdelta.dcp import StorageReader, StorageWriter
-from support_dcp import launch, main, open_world, whole
+from support_dcp import launch, open_world, whole
 
 launch = functools.partial(launch, script=__file__)
 
@@ -549,7 +549,3 @@ def other_process(rank, world, folder):
         assert whole(back.state_dict()) == expected
     with ckptdelta.open(folder / "store", readonly=True) as store:
         assert [(c.step, c.kind, c.world) for c in store.checkpoints()] == [(2, "base", world), (3, "delta", world)]
-
-
-if __name__ == "__main__":
-    main(globals())

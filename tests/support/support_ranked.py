@@ -1,4 +1,4 @@
-"""Processes of a gloo group that share a Session: support_ranked.py WHAT RANK WORLD FOLDER"""
+"""Processes of a gloo group that share a Session."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptdelta
-from support_dcp import launch, main, open_world, whole
+from support_dcp import launch, open_world, whole
 
 STEPS = 9
 launch = functools.partial(launch, script=__file__)
@@ -571,7 +571,3 @@ def exception_on_rank_0(rank, world, folder):
             assert rank
             os._exit(0)
     raise AssertionError("not reached")
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -1,4 +1,4 @@
-"""Processes of a gloo group that share a Session: what is told, what is refused, where a run begins. support_ranked_told.py WHAT RANK WORLD FOLDER"""
+"""Processes of a gloo group that share a Session: what is told, what is refused, where a run begins."""
 
 import functools
 import logging
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import ckptdelta
-from support_dcp import launch, main, open_world
+from support_dcp import launch, open_world
 from support_ranked import Training, fails
 
 launch = functools.partial(launch, script=__file__)
@@ -133,7 +133,3 @@ def branches(rank, world, folder):
         with ckptdelta.Session(store, "tuned", **other.parts(), every=1, parent=("gpt", 1)) as session:
             assert session.restore() == 2 and other.content() == content
         assert rank or store.verify()
-
-
-if __name__ == "__main__":
-    main(globals())
