@@ -217,9 +217,9 @@ typedef struct kernels {
      */
     void (*moment_columns)(const moment_sums *to, const moment_rows *rows, size_t n);
     /* quantise to bytes. Returns false, and q is of no use, if an integer does not fit a byte (or is -128). */
-    bool (*quantise_few)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
+    bool (*quantise_q8)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*
-     * lattice_residual without a low-rank part, then quantise_few. before NULL: zeros. Returns the largest
+     * lattice_residual without a low-rank part, then quantise_q8. before NULL: zeros. Returns the largest
      * magnitude of an integer; if that does not fit a byte, q is of no use.
      */
     int32_t (*quantise_run)(int8_t *q, const float *now, const float *before, const float up[3], size_t n,

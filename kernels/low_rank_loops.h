@@ -49,9 +49,9 @@ CPU_LOOP static void factor_panels(float *panels, const float *values, const flo
 /* LOW_RANK_ROWS x LOW_RANK_PANEL sums over `rank`. */
 EIGHT void low_rank_sums(float *to, const float *const left[LOW_RANK_ROWS], const float *panel, size_t rank) {
     const float *r0 = left[0], *r1 = left[1], *r2 = left[2], *r3 = left[3];
-    few_floats a0 = {0}, a1 = {0}, b0 = {0}, b1 = {0}, c0 = {0}, c1 = {0}, d0 = {0}, d1 = {0};
+    f32x8 a0 = {0}, a1 = {0}, b0 = {0}, b1 = {0}, c0 = {0}, c1 = {0}, d0 = {0}, d1 = {0};
     for (size_t k = 0; k < rank; k++) {
-        few_floats x = FLOATS_AT(panel + k * LOW_RANK_PANEL), y = FLOATS_AT(panel + k * LOW_RANK_PANEL + FEW);
+        f32x8 x = FLOATS_AT(panel + k * LOW_RANK_PANEL), y = FLOATS_AT(panel + k * LOW_RANK_PANEL + LANES);
         a0 += r0[k] * x;
         a1 += r0[k] * y;
         b0 += r1[k] * x;
@@ -61,7 +61,7 @@ EIGHT void low_rank_sums(float *to, const float *const left[LOW_RANK_ROWS], cons
         d0 += r3[k] * x;
         d1 += r3[k] * y;
     }
-    const few_floats sums[2 * LOW_RANK_ROWS] = {a0, a1, b0, b1, c0, c1, d0, d1};
+    const f32x8 sums[2 * LOW_RANK_ROWS] = {a0, a1, b0, b1, c0, c1, d0, d1};
     memcpy(to, sums, sizeof(sums));
 }
 
@@ -75,12 +75,12 @@ typedef struct low_rank_rows {
 /* lattice_apply on LOW_RANK_ROWS x LOW_RANK_PANEL elements. */
 EIGHT void move_panel(const low_rank_rows *to, const float *sums, const lattice_run *run) {
     for (size_t i = 0; i < LOW_RANK_ROWS; i++) {
-        for (size_t j = 0; j < LOW_RANK_PANEL; j += FEW) {
-            few_floats step = {0};
+        for (size_t j = 0; j < LOW_RANK_PANEL; j += LANES) {
+            f32x8 step = {0};
             step =
                 to->column_step ? FLOATS_AT(to->column_step + j) * to->row_step[i] : step + to->row_step[i];
-            few_floats low = (FLOATS_AT(sums + i * LOW_RANK_PANEL + j) * run->low_rank_unit) * step;
-            few_integers units = UNITS_EIGHT(low);
+            f32x8 low = (FLOATS_AT(sums + i * LOW_RANK_PANEL + j) * run->low_rank_unit) * step;
+            i32x8 units = UNITS_EIGHT(low);
             if (to->q8) {
                 add_own_units(&units, to->q8 + i * to->stride + j, &step, run);
             }
@@ -94,8 +94,8 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
                                  const lattice_run *run) {
     float values[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0}, row_step[LOW_RANK_ROWS] = {0},
                                  column_step[LOW_RANK_PANEL] = {0};
-    int8_t few[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0};
-    low_rank_rows copy = {values, to->q8 ? few : NULL, LOW_RANK_PANEL, row_step,
+    int8_t q8[LOW_RANK_ROWS * LOW_RANK_PANEL] = {0};
+    low_rank_rows copy = {values, to->q8 ? q8 : NULL, LOW_RANK_PANEL, row_step,
                           to->column_step ? column_step : NULL};
     memcpy(row_step, to->row_step, rows * sizeof(float));
     if (to->column_step) {
@@ -104,7 +104,7 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
     for (size_t i = 0; i < rows; i++) {
         memcpy(values + i * LOW_RANK_PANEL, to->values + i * to->stride, columns * sizeof(float));
         if (to->q8) {
-            memcpy(few + i * LOW_RANK_PANEL, to->q8 + i * to->stride, columns);
+            memcpy(q8 + i * LOW_RANK_PANEL, to->q8 + i * to->stride, columns);
         }
     }
     move_panel(&copy, sums, run);
@@ -116,7 +116,7 @@ CPU_TARGET static void move_part(const low_rank_rows *to, const float *sums, siz
 CPU_LOOP static void low_rank_apply(const low_rank_tile *tile, const lattice_run *run) {
     const lattice_run own = *run;
     float *const values = tile->values;
-    const int8_t *const few = tile->q8;
+    const int8_t *const q8 = tile->q8;
     const float *const left = tile->left, *const row_step = tile->row_step, *right = tile->right;
     const size_t rows = tile->rows, rank = tile->rank, columns = tile->columns;
     float sums[LOW_RANK_ROWS * LOW_RANK_PANEL];
@@ -129,7 +129,7 @@ CPU_LOOP static void low_rank_apply(const low_rank_tile *tile, const lattice_run
                 from[r] = left + (i + (r < height ? r : 0)) * rank;
             }
             low_rank_sums(sums, from, right, rank);
-            low_rank_rows to = {values + at, few ? few + at : NULL, columns, row_step + i,
+            low_rank_rows to = {values + at, q8 ? q8 + at : NULL, columns, row_step + i,
                                 own.column_step ? own.column_step + j : NULL};
             if (height == LOW_RANK_ROWS && width == LOW_RANK_PANEL) {
                 move_panel(&to, sums, &own);

@@ -4,7 +4,7 @@
  * Sums stay in registers.
  */
 #ifndef PANEL_LANES /* of the processor's vectors */
-#define PANEL_LANES FEW
+#define PANEL_LANES LANES
 #endif
 typedef float panel_floats __attribute__((vector_size(4 * PANEL_LANES)));
 

@@ -2,17 +2,17 @@
  * Sums over runs of a lossy tile, for encoders; part of kernels/cpu_loops.h, which includes it. The lanes are
  * fixed, so that every instruction set gives the same bits.
  */
-#define HALF (FEW / 2)
+#define HALF (LANES / 2)
 typedef float half_floats __attribute__((vector_size(4 * HALF)));
 typedef double half_doubles __attribute__((vector_size(8 * HALF)));
 typedef float loose_floats
-    __attribute__((vector_size(4 * FEW), aligned(4), may_alias)); /* anywhere in an array */
+    __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in an array */
 
 #ifndef STORE_NARROW /* integers as bytes, if they fit */
-#define STORE_NARROW(to, x)                                          \
-    do {                                                             \
-        few_bytes narrow_ = __builtin_convertvector((x), few_bytes); \
-        memcpy((to), &narrow_, sizeof(narrow_));                     \
+#define STORE_NARROW(to, x)                                \
+    do {                                                   \
+        i8x8 narrow_ = __builtin_convertvector((x), i8x8); \
+        memcpy((to), &narrow_, sizeof(narrow_));           \
     } while (0)
 #endif
 #ifndef WIDE_HALF /* floats as doubles */
@@ -20,19 +20,19 @@ typedef float loose_floats
 #endif
 
 #define SUMS_INLINE          CPU_TARGET static inline __attribute__((always_inline))
-#define AS_FLOATS(mask)      ((few_floats)(mask))
-#define AS_INTEGERS(floats)  ((few_integers)(floats))
+#define AS_FLOATS(mask)      ((f32x8)(mask))
+#define AS_INTEGERS(floats)  ((i32x8)(floats))
 #define WITHIN(floats, most) ((AS_INTEGERS(floats) & INT32_MAX) <= (most)) /* compares bits */
 #define CHOOSE(mask, a, b)   AS_FLOATS((AS_INTEGERS(a) & (mask)) | (AS_INTEGERS(b) & ~(mask)))
 
 typedef struct lanes {
     half_doubles now[2], moved[2], weighted[2];
-    few_floats largest, least, farthest;
-    few_floats lowest;
-    few_integers finite, compared, bits;
+    f32x8 largest, least, farthest;
+    f32x8 lowest;
+    i32x8 finite, compared, bits;
 } lanes;
 
-SUMS_INLINE void add_squares(half_doubles to[2], const few_floats *v) {
+SUMS_INLINE void add_squares(half_doubles to[2], const f32x8 *v) {
     half_floats half[2];
     memcpy(half, v, sizeof(half));
     for (int i = 0; i < 2; i++) {
@@ -45,11 +45,11 @@ SUMS_INLINE void add_squares(half_doubles to[2], const few_floats *v) {
  * Lowers l->lowest to the value of the lowest bit of each float but zeros. Values that are not finite have
  * none, or an infinite one.
  */
-SUMS_INLINE void add_lowest(lanes *l, const few_floats *of) {
-    few_integers bits = AS_INTEGERS(*of), size = bits & INT32_MAX, power = (bits & 0x7fffff) == 0;
-    few_integers without = size & (size - 1) & ~power; /* a power of two is its own lowest bit */
-    few_floats low = AS_FLOATS(size) - AS_FLOATS(without);
-    few_integers lower = (low < l->lowest) & (low > 0.0f);
+SUMS_INLINE void add_lowest(lanes *l, const f32x8 *of) {
+    i32x8 bits = AS_INTEGERS(*of), size = bits & INT32_MAX, power = (bits & 0x7fffff) == 0;
+    i32x8 without = size & (size - 1) & ~power; /* a power of two is its own lowest bit */
+    f32x8 low = AS_FLOATS(size) - AS_FLOATS(without);
+    i32x8 lower = (low < l->lowest) & (low > 0.0f);
     l->lowest = CHOOSE(lower, low, l->lowest);
     l->bits |= bits;
 }
@@ -64,11 +64,10 @@ typedef struct lane_rules {
 /* before, weight: may be NULL. */
 SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, const float *weight,
                            const lane_rules *rules) {
-    few_floats v, b, w;
+    f32x8 v, b, w;
     memcpy(&v, now, sizeof(v));
-    few_integers finite = WITHIN(v, rules->limits[0]), less = (v < l->least) & finite;
-    few_floats kept = AS_FLOATS(AS_INTEGERS(v) & finite),
-               magnitude = AS_FLOATS(AS_INTEGERS(kept) & INT32_MAX);
+    i32x8 finite = WITHIN(v, rules->limits[0]), less = (v < l->least) & finite;
+    f32x8 kept = AS_FLOATS(AS_INTEGERS(v) & finite), magnitude = AS_FLOATS(AS_INTEGERS(kept) & INT32_MAX);
     l->largest = CHOOSE(magnitude > l->largest, magnitude, l->largest);
     l->least = CHOOSE(less, v, l->least);
     l->finite -= finite;
@@ -100,7 +99,7 @@ SUMS_INLINE double lane_total(const half_doubles v[2]) {
 
 SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool before, bool weight) {
     s->now += lane_total(l->now);
-    for (int i = 0; i < FEW; i++) {
+    for (int i = 0; i < LANES; i++) {
         s->finite += (uint64_t)l->finite[i];
         s->compared += (uint64_t)(before ? l->compared[i] : l->finite[i]);
         s->largest = l->largest[i] > s->largest ? l->largest[i] : s->largest;
@@ -123,13 +122,13 @@ SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_before, 
     const lane_rules rules = {{(int32_t)scalar_bits(run->limits[0]), (int32_t)scalar_bits(run->limits[1])},
                               run->row_weight,
                               lattice};
-    lanes l = {.least = INFINITY - (few_floats){0}, .lowest = INFINITY - (few_floats){0}};
+    lanes l = {.least = INFINITY - (f32x8){0}, .lowest = INFINITY - (f32x8){0}};
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
+    for (; i + LANES <= n; i += LANES) {
         add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, &rules);
     }
     if (i < n) { /* NaNs count for nothing */
-        float rest[3][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
+        float rest[3][LANES] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
         size_t left = (n - i) * sizeof(float);
         memcpy(rest[0], now + i, left);
         if (before) {
@@ -159,38 +158,37 @@ CPU_LOOP static void sums_of(lattice_sums *s, const sums_run *run, size_t n) {
 
 /* ---- integers in bytes ---- */
 
-typedef struct few_counts {
-    few_floats below[3];
-    few_integers count[3], largest;
-} few_counts;
+typedef struct level_counts {
+    f32x8 below[3];
+    i32x8 count[3], largest;
+} level_counts;
 
 /* scalar_quantised, eight at a time. */
-SUMS_INLINE void quantise_eight(int8_t *few, few_counts *c, const float *residual, float one, float two,
+SUMS_INLINE void quantise_eight(int8_t *q8, level_counts *c, const float *residual, float one, float two,
                                 float add) {
-    few_floats r;
+    f32x8 r;
     memcpy(&r, residual, sizeof(r));
-    few_integers sign = (few_integers)r >> 31;
-    few_floats magnitude = (few_floats)((few_integers)r & INT32_MAX), more = magnitude + add;
-    few_integers low = more < 2.0f, fits = more < LATTICE_LIMIT;
-    few_integers level =
-        __builtin_convertvector((few_floats)((few_integers)more & fits & ~low), few_integers);
+    i32x8 sign = (i32x8)r >> 31;
+    f32x8 magnitude = (f32x8)((i32x8)r & INT32_MAX), more = magnitude + add;
+    i32x8 low = more < 2.0f, fits = more < LATTICE_LIMIT;
+    i32x8 level = __builtin_convertvector((f32x8)((i32x8)more & fits & ~low), i32x8);
     level = (level & ~low) | (low & 2);
-    few_integers first = magnitude < two, none = magnitude < one;
+    i32x8 first = magnitude < two, none = magnitude < one;
     level = ((level & ~first) | (first & 1)) & ~none;
-    few_integers larger = level > c->largest;
+    i32x8 larger = level > c->largest;
     c->largest = (level & larger) | (c->largest & ~larger);
-    few_integers is[3] = {level == 1, level == 2, level > 2};
-    few_floats short_of = __builtin_convertvector(level, few_floats) - magnitude;
+    i32x8 is[3] = {level == 1, level == 2, level > 2};
+    f32x8 short_of = __builtin_convertvector(level, f32x8) - magnitude;
     for (int w = 0; w < 3; w++) {
-        c->below[w] += (few_floats)((few_integers)short_of & is[w]);
+        c->below[w] += (f32x8)((i32x8)short_of & is[w]);
         c->count[w] -= is[w];
     }
-    STORE_NARROW(few, (level ^ sign) - sign);
+    STORE_NARROW(q8, (level ^ sign) - sign);
 }
 
-SUMS_INLINE bool take_counts(level_sums *s, const few_counts *c) {
+SUMS_INLINE bool take_counts(level_sums *s, const level_counts *c) {
     int32_t largest = 0;
-    for (int j = 0; j < FEW; j++) {
+    for (int j = 0; j < LANES; j++) {
         largest = c->largest[j] > largest ? c->largest[j] : largest;
         for (int w = 0; w < 3; w++) {
             s->below[w] += (double)c->below[w][j];
@@ -200,20 +198,20 @@ SUMS_INLINE bool take_counts(level_sums *s, const few_counts *c) {
     return largest <= INT8_MAX;
 }
 
-CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *residual, const float up[3],
-                                  size_t n) {
+CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residual, const float up[3],
+                                 size_t n) {
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2];
-    few_counts c = {.largest = {0}};
+    level_counts c = {.largest = {0}};
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
-        quantise_eight(few + i, &c, residual + i, one, two, add);
+    for (; i + LANES <= n; i += LANES) {
+        quantise_eight(q8 + i, &c, residual + i, one, two, add);
     }
     if (i < n) {
-        float rest[FEW] = {0};
-        int8_t bytes[FEW];
+        float rest[LANES] = {0};
+        int8_t bytes[LANES];
         memcpy(rest, residual + i, (n - i) * sizeof(float));
         quantise_eight(bytes, &c, rest, one, two, add);
-        memcpy(few + i, bytes, n - i);
+        memcpy(q8 + i, bytes, n - i);
     }
     return take_counts(s, &c);
 }
@@ -223,30 +221,30 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
 #ifndef ANY_EIGHT /* has any element its highest bit set? */
 #define ANY_EIGHT(x)                                                            \
     __extension__({                                                             \
-        uint64_t any_[FEW / 2];                                                 \
+        uint64_t any_[LANES / 2];                                               \
         memcpy(any_, &(x), sizeof(any_));                                       \
         (any_[0] | any_[1] | any_[2] | any_[3]) & UINT64_C(0x8000000080000000); \
     })
 #endif
-#define AT_ONCE     4      /* times FEW; nearly always all or none of them are zeros */
+#define AT_ONCE     4      /* times LANES; nearly always all or none of them are zeros */
 #define SURELY_LESS 0.999f /* of a threshold; rounding changes a quotient by less */
 
 /*
  * A difference in lattice units, and a step. before, column: may be NULL. Macros pass by value; an address
  * would force vectors into memory.
  */
-#define DIFFERENCE_EIGHT(now, before, r)                               \
-    __extension__({                                                    \
-        few_floats now_ = *(const loose_floats *)(now), before_ = {0}; \
-        if (before) {                                                  \
-            before_ = *(const loose_floats *)(before);                 \
-            now_ = now_ - before_;                                     \
-        }                                                              \
-        now_ *(r).per_unit;                                            \
+#define DIFFERENCE_EIGHT(now, before, r)                          \
+    __extension__({                                               \
+        f32x8 now_ = *(const loose_floats *)(now), before_ = {0}; \
+        if (before) {                                             \
+            before_ = *(const loose_floats *)(before);            \
+            now_ = now_ - before_;                                \
+        }                                                         \
+        now_ *(r).per_unit;                                       \
     })
 #define STEP_EIGHT(column, r)                                       \
     __extension__({                                                 \
-        few_floats step_ = (r).row_step - (few_floats){0};          \
+        f32x8 step_ = (r).row_step - (f32x8){0};                    \
         if (column) {                                               \
             step_ = *(const loose_floats *)(column) * (r).row_step; \
         }                                                           \
@@ -256,19 +254,19 @@ CPU_LOOP static bool quantise_few(int8_t *few, level_sums *s, const float *resid
     AS_INTEGERS(AS_FLOATS((AS_FLOATS(AS_INTEGERS(difference) & INT32_MAX) >= (step)*less)))
 
 /* scalar_quantised of lattice_residual's quotients; those beyond the limit do not fit. */
-#define QUANTISE_EIGHT(few, difference, step)                                                          \
-    do {                                                                                               \
-        few_floats quotient_ = (difference) / (step);                                                  \
-        few_integers sign_ = AS_INTEGERS(quotient_) >> 31, size_ = AS_INTEGERS(quotient_) & INT32_MAX; \
-        size_ &= AS_FLOATS(size_) < LATTICE_LIMIT;                                                     \
-        few_floats more_ = AS_FLOATS(size_) + add;                                                     \
-        few_integers first_ = AS_FLOATS(size_) < two, none_ = AS_FLOATS(size_) < one;                  \
-        few_integers level_ = __builtin_convertvector(more_, few_integers), larger_ = level_ < 2;      \
-        level_ = (level_ & ~larger_) | (larger_ & 2);                                                  \
-        level_ = ((level_ & ~first_) | (first_ & 1)) & ~none_;                                         \
-        larger_ = level_ > largest;                                                                    \
-        largest = (level_ & larger_) | (largest & ~larger_);                                           \
-        STORE_NARROW(few, (level_ ^ sign_) - sign_);                                                   \
+#define QUANTISE_EIGHT(q8, difference, step)                                                    \
+    do {                                                                                        \
+        f32x8 quotient_ = (difference) / (step);                                                \
+        i32x8 sign_ = AS_INTEGERS(quotient_) >> 31, size_ = AS_INTEGERS(quotient_) & INT32_MAX; \
+        size_ &= AS_FLOATS(size_) < LATTICE_LIMIT;                                              \
+        f32x8 more_ = AS_FLOATS(size_) + add;                                                   \
+        i32x8 first_ = AS_FLOATS(size_) < two, none_ = AS_FLOATS(size_) < one;                  \
+        i32x8 level_ = __builtin_convertvector(more_, i32x8), larger_ = level_ < 2;             \
+        level_ = (level_ & ~larger_) | (larger_ & 2);                                           \
+        level_ = ((level_ & ~first_) | (first_ & 1)) & ~none_;                                  \
+        larger_ = level_ > largest;                                                             \
+        largest = (level_ & larger_) | (largest & ~larger_);                                    \
+        STORE_NARROW(q8, (level_ ^ sign_) - sign_);                                             \
     } while (0)
 
 /* Values to quantise. before, column (steps): may be NULL. */
@@ -276,39 +274,38 @@ typedef struct quantise_source {
     const float *now, *before, *column;
 } quantise_source;
 
-SUMS_INLINE int32_t quantise_values(int8_t *few, const quantise_source *from, const float up[3], size_t n,
+SUMS_INLINE int32_t quantise_values(int8_t *q8, const quantise_source *from, const float up[3], size_t n,
                                     const lattice_run *run) {
     const float *const now = from->now, *const before = from->before, *const column = from->column;
     const lattice_run r = *run;
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2], less = one * SURELY_LESS;
-    few_integers largest = {0};
+    i32x8 largest = {0};
     size_t i = 0;
-#define BEFORE(j) (before ? before + i + FEW * (j) : NULL)
-#define COLUMN(j) (column ? column + i + FEW * (j) : NULL)
-    for (; i + FEW * AT_ONCE <= n; i += FEW * AT_ONCE) {
-        few_floats d0 = DIFFERENCE_EIGHT(now + i, BEFORE(0), r),
-                   d1 = DIFFERENCE_EIGHT(now + i + FEW, BEFORE(1), r);
-        few_floats d2 = DIFFERENCE_EIGHT(now + i + 2 * FEW, BEFORE(2), r),
-                   d3 = DIFFERENCE_EIGHT(now + i + 3 * FEW, BEFORE(3), r);
-        few_floats s0 = STEP_EIGHT(COLUMN(0), r), s1 = STEP_EIGHT(COLUMN(1), r),
-                   s2 = STEP_EIGHT(COLUMN(2), r), s3 = STEP_EIGHT(COLUMN(3), r);
-        few_integers any =
-            (CANDIDATES(d0, s0) | CANDIDATES(d1, s1)) | (CANDIDATES(d2, s2) | CANDIDATES(d3, s3));
+#define BEFORE(j) (before ? before + i + LANES * (j) : NULL)
+#define COLUMN(j) (column ? column + i + LANES * (j) : NULL)
+    for (; i + LANES * AT_ONCE <= n; i += LANES * AT_ONCE) {
+        f32x8 d0 = DIFFERENCE_EIGHT(now + i, BEFORE(0), r),
+              d1 = DIFFERENCE_EIGHT(now + i + LANES, BEFORE(1), r);
+        f32x8 d2 = DIFFERENCE_EIGHT(now + i + 2 * LANES, BEFORE(2), r),
+              d3 = DIFFERENCE_EIGHT(now + i + 3 * LANES, BEFORE(3), r);
+        f32x8 s0 = STEP_EIGHT(COLUMN(0), r), s1 = STEP_EIGHT(COLUMN(1), r), s2 = STEP_EIGHT(COLUMN(2), r),
+              s3 = STEP_EIGHT(COLUMN(3), r);
+        i32x8 any = (CANDIDATES(d0, s0) | CANDIDATES(d1, s1)) | (CANDIDATES(d2, s2) | CANDIDATES(d3, s3));
         if (!ANY_EIGHT(any)) {
-            memset(few + i, 0, FEW * AT_ONCE);
+            memset(q8 + i, 0, LANES * AT_ONCE);
             continue;
         }
-        QUANTISE_EIGHT(few + i, d0, s0);
-        QUANTISE_EIGHT(few + i + FEW, d1, s1);
-        QUANTISE_EIGHT(few + i + 2 * FEW, d2, s2);
-        QUANTISE_EIGHT(few + i + 3 * FEW, d3, s3);
+        QUANTISE_EIGHT(q8 + i, d0, s0);
+        QUANTISE_EIGHT(q8 + i + LANES, d1, s1);
+        QUANTISE_EIGHT(q8 + i + 2 * LANES, d2, s2);
+        QUANTISE_EIGHT(q8 + i + 3 * LANES, d3, s3);
     }
 #undef BEFORE
 #undef COLUMN
-    for (; i < n; i += FEW) {
-        size_t left = n - i < FEW ? n - i : FEW;
-        float rest[3][FEW] = {{0}, {0}, {0}};
-        int8_t bytes[FEW];
+    for (; i < n; i += LANES) {
+        size_t left = n - i < LANES ? n - i : LANES;
+        float rest[3][LANES] = {{0}, {0}, {0}};
+        int8_t bytes[LANES];
         memcpy(rest[0], now + i, left * sizeof(float));
         if (before) {
             memcpy(rest[1], before + i, left * sizeof(float));
@@ -316,44 +313,44 @@ SUMS_INLINE int32_t quantise_values(int8_t *few, const quantise_source *from, co
         if (column) {
             memcpy(rest[2], column + i, left * sizeof(float));
         }
-        few_floats difference = DIFFERENCE_EIGHT(rest[0], before ? rest[1] : NULL, r);
-        few_floats step = STEP_EIGHT(column ? rest[2] : NULL, r);
+        f32x8 difference = DIFFERENCE_EIGHT(rest[0], before ? rest[1] : NULL, r);
+        f32x8 step = STEP_EIGHT(column ? rest[2] : NULL, r);
         QUANTISE_EIGHT(bytes, difference, step);
-        memcpy(few + i, bytes, left);
+        memcpy(q8 + i, bytes, left);
     }
     int32_t most = 0;
-    for (int j = 0; j < FEW; j++) {
+    for (int j = 0; j < LANES; j++) {
         most = largest[j] > most ? largest[j] : most;
     }
     return most;
 }
 
-CPU_LOOP static int32_t quantise_run(int8_t *few, const float *now, const float *before, const float up[3],
+CPU_LOOP static int32_t quantise_run(int8_t *q8, const float *now, const float *before, const float up[3],
                                      size_t n, const lattice_run *run) {
     const float *column = run->column_step;
     if (before) {
-        return column ? quantise_values(few, &(quantise_source){now, before, column}, up, n, run)
-                      : quantise_values(few, &(quantise_source){now, before, NULL}, up, n, run);
+        return column ? quantise_values(q8, &(quantise_source){now, before, column}, up, n, run)
+                      : quantise_values(q8, &(quantise_source){now, before, NULL}, up, n, run);
     }
-    return column ? quantise_values(few, &(quantise_source){now, NULL, column}, up, n, run)
-                  : quantise_values(few, &(quantise_source){now, NULL, NULL}, up, n, run);
+    return column ? quantise_values(q8, &(quantise_source){now, NULL, column}, up, n, run)
+                  : quantise_values(q8, &(quantise_source){now, NULL, NULL}, up, n, run);
 }
 
 /* ---- errors ---- */
 
 typedef struct error_lanes {
     half_doubles energy[2], error[2];
-    few_floats farthest;
-    few_integers finite, unlike;
+    f32x8 farthest;
+    i32x8 finite, unlike;
 } error_lanes;
 
 SUMS_INLINE void add_error(error_lanes *l, const float *given, const float *decoded) {
-    few_floats v, d;
+    f32x8 v, d;
     memcpy(&v, given, sizeof(v));
     memcpy(&d, decoded, sizeof(d));
-    few_integers finite = WITHIN(v, 0x7f7fffff);
+    i32x8 finite = WITHIN(v, 0x7f7fffff);
     d = v - d;
-    few_integers magnitude = AS_INTEGERS(d) & INT32_MAX & finite, within = magnitude <= 0x7f7fffff;
+    i32x8 magnitude = AS_INTEGERS(d) & INT32_MAX & finite, within = magnitude <= 0x7f7fffff;
     v = AS_FLOATS(AS_INTEGERS(v) & finite);
     d = AS_FLOATS(magnitude & within);
     l->farthest = CHOOSE(d > l->farthest, d, l->farthest);
@@ -366,18 +363,18 @@ SUMS_INLINE void add_error(error_lanes *l, const float *given, const float *deco
 CPU_LOOP static void error_of(error_sums *s, const float *given, const float *decoded, size_t n) {
     error_lanes l = {.finite = {0}};
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
+    for (; i + LANES <= n; i += LANES) {
         add_error(&l, given + i, decoded + i);
     }
     if (i < n) { /* NaNs count for nothing */
-        float rest[2][FEW] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
+        float rest[2][LANES] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
         memcpy(rest[0], given + i, (n - i) * sizeof(float));
         memcpy(rest[1], decoded + i, (n - i) * sizeof(float));
         add_error(&l, rest[0], rest[1]);
     }
     s->energy += lane_total(l.energy);
     s->error += lane_total(l.error);
-    for (int j = 0; j < FEW; j++) {
+    for (int j = 0; j < LANES; j++) {
         s->finite += (uint64_t)l.finite[j];
         s->largest = l.farthest[j] > s->largest ? l.farthest[j] : s->largest;
         s->largest = l.unlike[j] ? INFINITY : s->largest;

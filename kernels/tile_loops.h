@@ -46,16 +46,15 @@ CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
 /* ---- means of rows and columns ---- */
 
 /* Masks the elements that count: positive and finite, by their bits. Negative ones are no larger than 0. */
-SUMS_INLINE void counted(few_integers *counts, few_floats *kept, const float *now, int32_t mask,
-                         int32_t most) {
-    few_integers bits;
+SUMS_INLINE void counted(i32x8 *counts, f32x8 *kept, const float *now, int32_t mask, int32_t most) {
+    i32x8 bits;
     memcpy(&bits, now, sizeof(bits));
     bits &= mask;
     *counts = (bits > 0) & (bits <= most);
     *kept = AS_FLOATS(bits & *counts);
 }
 
-SUMS_INLINE void add_wide(half_doubles to[2], const few_floats *v) {
+SUMS_INLINE void add_wide(half_doubles to[2], const f32x8 *v) {
     half_floats half[2];
     memcpy(half, v, sizeof(half));
     to[0] += WIDE_HALF(half[0]);
@@ -64,12 +63,12 @@ SUMS_INLINE void add_wide(half_doubles to[2], const few_floats *v) {
 
 typedef struct moment_lanes {
     half_doubles sum[2];
-    few_integers count;
+    i32x8 count;
 } moment_lanes;
 
 SUMS_INLINE void add_moment(moment_lanes *l, const float *now, int32_t mask, int32_t most) {
-    few_integers counts;
-    few_floats kept;
+    i32x8 counts;
+    f32x8 kept;
     counted(&counts, &kept, now, mask, most);
     l->count -= counts;
     add_wide(l->sum, &kept);
@@ -79,16 +78,16 @@ CPU_LOOP static void moment_row(double sums[2], const float *now, bool magnitude
     const int32_t mask = magnitudes ? INT32_MAX : -1, limit = (int32_t)scalar_bits(most);
     moment_lanes l = {.count = {0}};
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
+    for (; i + LANES <= n; i += LANES) {
         add_moment(&l, now + i, mask, limit);
     }
     if (i < n) { /* zeros do not count */
-        float rest[FEW] = {0};
+        float rest[LANES] = {0};
         memcpy(rest, now + i, (n - i) * sizeof(float));
         add_moment(&l, rest, mask, limit);
     }
     int64_t count = 0;
-    for (int j = 0; j < FEW; j++) {
+    for (int j = 0; j < LANES; j++) {
         count += l.count[j];
     }
     sums[0] += lane_total(l.sum);
@@ -111,21 +110,21 @@ SUMS_INLINE void add_columns(const moment_columns_at *c, size_t first, size_t ro
     double *const sum = c->sum + first, *const scales = has_scales ? c->scales + first : NULL;
     uint32_t *const count = c->count + first;
     half_doubles sums[2], of[2] = {{0}, {0}};
-    few_integers counts;
+    i32x8 counts;
     memcpy(sums, sum, sizeof(sums));
     memcpy(&counts, count, sizeof(counts));
     if (scales) {
         memcpy(of, scales, sizeof(of));
     }
     for (size_t r = 0; r < rows; r++) {
-        few_floats kept;
-        few_integers is;
+        f32x8 kept;
+        i32x8 is;
         counted(&is, &kept, now + r * stride, c->mask, c->most);
         counts -= is;
         add_wide(sums, &kept);
         if (scales) {
             half_floats half[2];
-            few_floats ones = AS_FLOATS(is & (int32_t)scalar_bits(1.0f));
+            f32x8 ones = AS_FLOATS(is & (int32_t)scalar_bits(1.0f));
             memcpy(half, &ones, sizeof(half));
             of[0] += WIDE_HALF(half[0]) * c->scale[r];
             of[1] += WIDE_HALF(half[1]) * c->scale[r];
@@ -140,15 +139,15 @@ SUMS_INLINE void add_columns(const moment_columns_at *c, size_t first, size_t ro
 
 /* The last few columns, padded with zeros, which do not count. */
 SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_t i, size_t n) {
-    double sum[FEW] = {0}, scales[FEW] = {0};
-    uint32_t count[FEW] = {0};
+    double sum[LANES] = {0}, scales[LANES] = {0};
+    uint32_t count[LANES] = {0};
     memcpy(sum, c->sum + i, (n - i) * sizeof(double));
     memcpy(count, c->count + i, (n - i) * sizeof(uint32_t));
     if (c->scales) {
         memcpy(scales, c->scales + i, (n - i) * sizeof(double));
     }
     for (size_t r = 0; r < rows; r++) {
-        float now[FEW] = {0};
+        float now[LANES] = {0};
         memcpy(now, c->now + r * c->stride + i, (n - i) * sizeof(float));
         moment_columns_at one = {now, 0, c->scale + r, sum, scales, count, c->mask, c->most};
         add_columns(&one, 0, 1, c->scales != NULL);
@@ -162,7 +161,7 @@ SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_
 
 SUMS_INLINE void add_all_columns(const moment_columns_at *c, bool has_scales, size_t rows, size_t n) {
     size_t i = 0;
-    for (; i + FEW <= n; i += FEW) {
+    for (; i + LANES <= n; i += LANES) {
         add_columns(c, i, rows, has_scales);
     }
     if (i < n) {

@@ -131,10 +131,10 @@ static void moment_columns(const arrays *a, size_t i, size_t n) {
                              COLUMNS);
     }
 }
-static void quantise_few(const arrays *a, size_t i, size_t n) {
+static void quantise_q8(const arrays *a, size_t i, size_t n) {
     static const float up[3] = {0.7f, 0.6f, 0.55f};
     level_sums s = {{0}, {0}};
-    a->k->quantise_few((int8_t *)a->levels + i, &s, a->now + i, up, n);
+    a->k->quantise_q8((int8_t *)a->levels + i, &s, a->now + i, up, n);
 }
 
 static void quantise_run(const arrays *a, size_t i, size_t n) {
@@ -172,7 +172,7 @@ static const operation operations[] = {{"memcpy", 8, copy},
                                        {"sums_of, differences", 8, sums_of_error},
                                        {"moment_row", 4, moment_row},
                                        {"moment_columns", 4, moment_columns},
-                                       {"quantise_few", 5, quantise_few},
+                                       {"quantise_q8", 5, quantise_q8},
                                        {"quantise_run", 9, quantise_run},
                                        {"error_of", 8, error_of},
                                        {"products, rank 64", 4, products}};

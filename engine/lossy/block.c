@@ -88,7 +88,7 @@ static bool quantise_rows(level_sums *sums, int8_t *q8, int32_t *q, const source
             uint64_t remaining = n - at;
             row_piece p = {row, first + at, column + at, remaining < PIECE ? remaining : PIECE};
             residual_of(residual, from, &run, &p);
-            if (q8 && !k->quantise_few(q8 + p.first, sums, residual, up, p.n)) {
+            if (q8 && !k->quantise_q8(q8 + p.first, sums, residual, up, p.n)) {
                 return false;
             }
             if (!q8) {

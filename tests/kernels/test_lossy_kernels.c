@@ -300,7 +300,7 @@ static void test_quantise_few(void **state) {
                 int8_t few[MOST + 1];
                 level_sums s = {{0}, {0}};
                 few[n] = 77;
-                bool fits = tables[t]->quantise_few(few, &s, residual, up, n);
+                bool fits = tables[t]->quantise_q8(few, &s, residual, up, n);
                 assert_int_equal(fits, kind == 0 || n == 0);
                 assert_int_equal(few[n], 77);
                 for (size_t i = 0; i < n && fits; i++) {

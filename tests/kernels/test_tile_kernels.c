@@ -270,7 +270,7 @@ static void test_quantise_run(void **state) {
             level_sums sums = {{0}, {0}};
             int largest = 0;
             kernels_cpu_portable.lattice_residual(residual, now, from ? from : none, NULL, n, &run);
-            bool fits = kernels_cpu_portable.quantise_few(expected, &sums, residual, up[l % 3], n);
+            bool fits = kernels_cpu_portable.quantise_q8(expected, &sums, residual, up[l % 3], n);
             for (size_t i = 0; i < n; i++) {
                 zero += expected[i] == 0;
                 other += expected[i] != 0;
