@@ -43,7 +43,7 @@ static int noted(fault_vfs *owner, int rc) {
 }
 
 /* Asks the hook. Returns 0 to proceed; otherwise the hook's value, with errno stored. */
-static int ask(fault_vfs *owner, file_op step, const char *path) {
+static int inject(fault_vfs *owner, file_op step, const char *path) {
     int fault = path ? file_fault_check(step, path) : 0;
     if (fault) {
         owner->last_errno = fault > 0 ? fault : step == FILE_OP_WRITE ? ENOSPC : EIO;
@@ -62,7 +62,7 @@ static int shim_close(sqlite3_file *file) {
 
 static int shim_read(sqlite3_file *file, void *to, int size, sqlite3_int64 offset) {
     shim_file *f = shim(file);
-    if (ask(f->owner, FILE_OP_READ, f->path)) {
+    if (inject(f->owner, FILE_OP_READ, f->path)) {
         return SQLITE_IOERR_READ;
     }
     return noted(f->owner, f->real->pMethods->xRead(f->real, to, size, offset));
@@ -70,7 +70,7 @@ static int shim_read(sqlite3_file *file, void *to, int size, sqlite3_int64 offse
 
 static int shim_write(sqlite3_file *file, const void *data, int size, sqlite3_int64 offset) {
     shim_file *f = shim(file);
-    int fault = ask(f->owner, FILE_OP_WRITE, f->path);
+    int fault = inject(f->owner, FILE_OP_WRITE, f->path);
     if (fault > 0) {
         return fault == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
     }
@@ -84,7 +84,7 @@ static int shim_write(sqlite3_file *file, const void *data, int size, sqlite3_in
 
 static int shim_truncate(sqlite3_file *file, sqlite3_int64 size) {
     shim_file *f = shim(file);
-    if (ask(f->owner, FILE_OP_WRITE, f->path)) {
+    if (inject(f->owner, FILE_OP_WRITE, f->path)) {
         return SQLITE_IOERR_TRUNCATE;
     }
     return noted(f->owner, f->real->pMethods->xTruncate(f->real, size));
@@ -92,7 +92,7 @@ static int shim_truncate(sqlite3_file *file, sqlite3_int64 size) {
 
 static int shim_sync(sqlite3_file *file, int flags) {
     shim_file *f = shim(file);
-    if (ask(f->owner, FILE_OP_SYNC, f->path)) {
+    if (inject(f->owner, FILE_OP_SYNC, f->path)) {
         return SQLITE_IOERR_FSYNC;
     }
     return noted(f->owner, f->real->pMethods->xSync(f->real, flags));
@@ -105,7 +105,7 @@ static int shim_file_size(sqlite3_file *file, sqlite3_int64 *size) {
 
 static int shim_lock(sqlite3_file *file, int level) {
     shim_file *f = shim(file);
-    int fault = ask(f->owner, FILE_OP_LOCK, f->path);
+    int fault = inject(f->owner, FILE_OP_LOCK, f->path);
     if (fault) {
         return fault == EAGAIN || fault == EBUSY ? SQLITE_BUSY : SQLITE_IOERR_LOCK;
     }
@@ -162,7 +162,7 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
     *f = (shim_file){.owner = owner, .path = path};
     f->real = (sqlite3_file *)(void *)((char *)file + REAL_OFFSET);
     memset(f->real, 0, (size_t)owner->real->szOsFile);
-    if (ask(owner, flags & SQLITE_OPEN_CREATE ? FILE_OP_CREATE : FILE_OP_OPEN, path)) {
+    if (inject(owner, flags & SQLITE_OPEN_CREATE ? FILE_OP_CREATE : FILE_OP_OPEN, path)) {
         return SQLITE_CANTOPEN;
     }
     if (flags & SQLITE_OPEN_MAIN_DB && !owner->database && !(owner->database = strdup(path))) {
@@ -210,7 +210,7 @@ static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
     if (!is_own(owner, path)) {
         return SQLITE_IOERR_DELETE;
     }
-    if (ask(owner, FILE_OP_REMOVE, path)) {
+    if (inject(owner, FILE_OP_REMOVE, path)) {
         return SQLITE_IOERR_DELETE;
     }
     int rc = noted(owner, owner->real->xDelete(owner->real, path, 0));

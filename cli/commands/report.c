@@ -32,7 +32,7 @@ static const char doc[] =
 
 typedef struct arguments {
     cli_options common;
-    report_question question;
+    report_query query;
     const char *html;
     bool csv, force;
 } arguments;
@@ -42,29 +42,29 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->common;
-        state->child_inputs[1] = &a->question.policy;
+        state->child_inputs[1] = &a->query.policy;
         return 0;
     case OPT_CSV:
         a->csv = true;
         return 0;
     case OPT_HTML:
         a->html = arg;
-        a->question.details = true;
+        a->query.details = true;
         return 0;
     case OPT_FORCE:
         a->force = true;
         return 0;
     case OPT_PRICES:
-        a->question.prices = arg;
+        a->query.prices = arg;
         return 0;
     case OPT_UNTIL:
-        if (!cli_parse_u64(&a->question.until, arg) || a->question.until > INT64_MAX) {
+        if (!cli_parse_u64(&a->query.until, arg) || a->query.until > INT64_MAX) {
             argp_error(state, "--until is a step, not '%s'", arg);
         }
-        a->question.project = true;
+        a->query.project = true;
         return 0;
     case ARGP_KEY_END:
-        a->question.prune = cli_policy_given(&a->question.policy, state);
+        a->query.prune = cli_policy_given(&a->query.policy, state);
         if (a->csv && a->common.json) {
             argp_error(state, "--csv and --json are two forms of the same; choose one");
         }
@@ -93,7 +93,7 @@ static ckd_status print(const arguments *a, const report_data *d, ckd_error *err
         report_say_saved(stdout, d);
         return CKD_OK;
     }
-    return report_print_text(d, a->question.project, verbose, err);
+    return report_print_text(d, a->query.project, verbose, err);
 }
 
 static ckd_status write_page(const arguments *a, const report_data *d, bool talks, ckd_error *err) {
@@ -107,10 +107,10 @@ static ckd_status run(arguments *a, ckd_error *err) {
     report_data data = {0};
     bool to_stdout = a->html && strcmp(a->html, "-") == 0;
     bool talks = !to_stdout && !a->common.json && !a->csv && !a->common.quiet;
-    a->question.store = a->common.store;
+    a->query.store = a->common.store;
     ckd_status status = a->html ? report_file_check(a->html, HTML_PAGE_MARK, a->force, err) : CKD_OK;
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
-    THEN(status, report_data_make(&data, &a->question, store, err));
+    THEN(status, report_data_make(&data, &a->query, store, err));
     if (status == CKD_OK && (talks || a->common.json || a->csv)) {
         status = print(a, &data, err);
     }
@@ -126,7 +126,7 @@ int cmd_report(int argc, char **argv) {
     static const struct argp_child children[] = {
         {&cli_common_argp, 0, 0, 0}, {&cli_policy_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
-    arguments a = {.common.command = "report", .question.policy = CKD_POLICY_INIT};
+    arguments a = {.common.command = "report", .query.policy = CKD_POLICY_INIT};
     cli_parse_arguments(&argp, argc, argv, &a);
     ckd_error err;
     return run(&a, &err) == CKD_OK ? CLI_DONE : cli_fail(&err);

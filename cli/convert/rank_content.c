@@ -386,7 +386,7 @@ ckd_status rank_add_request(ckd_load_request **requests, size_t *count, const ck
     return CKD_OK;
 }
 
-static ckd_status ask_section(void *context, const section *s, ckd_error *err) {
+static ckd_status read_section(void *context, const section *s, ckd_error *err) {
     asking *a = context;
     ckd_load_request request = request_of(a->t, s, &a->box);
     return rank_add_request(a->requests, a->count, &request, err);
@@ -397,7 +397,7 @@ ckd_status rank_tensor_box_requests(ckd_load_request **requests, size_t *count, 
     asking a = {t, *box, requests, count};
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < layout_tensors_of(t->rule) && status == CKD_OK; i++) {
-        status = each_section(t, i, box, ask_section, &a, err);
+        status = each_section(t, i, box, read_section, &a, err);
     }
     return status;
 }

@@ -119,7 +119,7 @@ static report_projection project(const report_growth *g, uint64_t until) {
     return p;
 }
 
-static void add_projections(report_data *d, const report_question *q) {
+static void add_projections(report_data *d, const report_query *q) {
     for (size_t i = 0; q->project && i < d->report->run_count; i++) {
         const report_growth *g = &d->growths[i];
         bool selected = !q->policy.run || strcmp(q->policy.run, g->run->name) == 0;
@@ -267,7 +267,7 @@ static ckd_status plan_stored(report_data *d, const char *run, ckd_store *store,
     return CKD_OK;
 }
 
-static ckd_status add_retention(report_data *d, const report_question *q, ckd_store *store, ckd_error *err) {
+static ckd_status add_retention(report_data *d, const report_query *q, ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = q->prune ? ckd_store_plan_prune(&d->prune, store, &q->policy, err)
                                  : plan_stored(d, q->policy.run, store, err);
@@ -284,7 +284,7 @@ static ckd_status add_retention(report_data *d, const report_question *q, ckd_st
     return CKD_OK;
 }
 
-ckd_status report_data_make(report_data *d, const report_question *q, ckd_store *store, ckd_error *err) {
+ckd_status report_data_make(report_data *d, const report_query *q, ckd_store *store, ckd_error *err) {
     *d = (report_data){.store = q->store};
     ckd_status status = q->prices ? cli_prices_read(&d->prices, q->prices, err) : CKD_OK;
     THEN(status, ckd_store_report(&d->report, store, err));

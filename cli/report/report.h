@@ -104,7 +104,7 @@ typedef struct report_data {
     cli_prices *prices; /* NULL: no table was given */
 } report_data;
 
-typedef struct report_question {
+typedef struct report_query {
     const char *store;
     ckd_policy policy;
     bool prune; /* report savings of this policy, else those of the stored ones; its run always counts */
@@ -112,14 +112,13 @@ typedef struct report_question {
     uint64_t until;
     bool project;
     bool details; /* read what only the page shows */
-} report_question;
+} report_query;
 
 /*
  * Collects the data. Release with report_data_free, also after a failure. Errors: those of ckd_store_report,
  * ckd_store_plan_prune, cli_prices_read.
  */
-ckd_status report_data_make(report_data *out, const report_question *question, ckd_store *store,
-                            ckd_error *err);
+ckd_status report_data_make(report_data *out, const report_query *query, ckd_store *store, ckd_error *err);
 void report_data_free(report_data *d);
 
 /* Reads the details. Checkpoints that cannot be read have none. Errors: NOMEM, IO of pins and tags. */

@@ -47,13 +47,13 @@ static void key_of(char out[CATALOG_META], const char *run) {
     snprintf(out, CATALOG_META, "compaction left, %s", run);
 }
 
-typedef struct left_question {
+typedef struct dead_query {
     left_over out;
     const char *run;
-} left_question;
+} dead_query;
 
-static ckd_status ask_left(void *context, catalog *c, ckd_error *err) {
-    left_question *q = context;
+static ckd_status query_dead(void *context, catalog *c, ckd_error *err) {
+    dead_query *q = context;
     char key[CATALOG_META], text[CATALOG_META], told[8];
     key_of(key, q->run);
     ckd_status status = catalog_meta(text, c, key, err);
@@ -82,8 +82,9 @@ static void record_left(ckd_store *store, const char *run, const left_over *left
 
 /* Are there more dead bytes than the policy allows, and enough more than the last compaction left to try again? */
 static bool is_worth_it(left_over *last, ckd_store *store, const char *run, uint64_t dead, double allowed) {
-    left_question q = {.run = run};
-    if (store_query(store, ask_left, &q, NULL) == CKD_OK && (double)q.out.dead > (double)dead + allowed / 4) {
+    dead_query q = {.run = run};
+    if (store_query(store, query_dead, &q, NULL) == CKD_OK &&
+        (double)q.out.dead > (double)dead + allowed / 4) {
         q.out.dead = dead; /* some were removed in other ways */
         record_left(store, run, &q.out);
     }

@@ -328,7 +328,7 @@ typedef struct search {
     size_t count;
 } search;
 
-static void meet(search *s, const ckd_id *id) {
+static void visit(search *s, const ckd_id *id) {
     const manifest_entry *n = id_is_zero(id) ? NULL : manifest_set_find(s->all, id);
     s->found = s->found || id_equal(id, s->sought);
     if (n && !s->seen[n - s->all->items]) {
@@ -341,12 +341,12 @@ static void meet(search *s, const ckd_id *id) {
 static bool leads_there(search *s, const ckd_id *from) {
     s->found = false;
     s->count = 0;
-    meet(s, from);
+    visit(s, from);
     while (s->count && !s->found) {
         const manifest *m = &s->todo[--s->count]->m;
-        meet(s, &m->checkpoint.parent);
+        visit(s, &m->checkpoint.parent);
         for (size_t i = 0; i < m->dependency_count; i++) {
-            meet(s, &m->dependencies[i]);
+            visit(s, &m->dependencies[i]);
         }
     }
     if (s->found) {

@@ -79,7 +79,7 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
 }
 
 /* Estimates from a sample if a codec can get below the limit. */
-static ckd_status ask_sample(bool *promising, coder *codec, coding c, int level, const block_sample *s,
+static ckd_status try_sample(bool *promising, coder *codec, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
     coder_result result = {.to = to, .limit = s->size};
@@ -100,7 +100,7 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
                            .limit = best->available ? best->size : in->size};
     bool promising = true;
     ckd_status status =
-        probe.size == in->size ? CKD_OK : ask_sample(&promising, job->decoder.coder, c, level, &sample, err);
+        probe.size == in->size ? CKD_OK : try_sample(&promising, job->decoder.coder, c, level, &sample, err);
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
@@ -111,9 +111,9 @@ ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context
     if (s->size == s->block_size) {
         return CKD_OK;
     }
-    ckd_status status = ask_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
+    ckd_status status = try_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
     if (status == CKD_OK && !*may_win && s->width > 1) {
-        status = ask_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
+        status = try_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
     }
     return status;
 }

@@ -227,7 +227,7 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
     return store_sync_catalog(store, err);
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 /* A reader's file may also be behind: the writer of the newest manifests may not have reached the catalog. */
 static bool query_again(const ckd_store *store, ckd_status status) {
@@ -257,7 +257,7 @@ static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) 
     return store_use_memory_catalog(store, err);
 }
 
-ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err) {
+ckd_status store_query(ckd_store *store, store_query_fn query, void *context, ckd_error *err) {
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
     ckd_status status = CKD_E_CORRUPT;
@@ -267,11 +267,11 @@ ckd_status store_query(ckd_store *store, store_query_fn question, void *context,
         store->mode == CKD_OPEN_READ ? open_for_reading(store, NULL) : store_use_memory_catalog(store, NULL);
     }
     if (store->catalog && !store->catalog_in_memory) {
-        status = question(context, store->catalog, &why);
+        status = query(context, store->catalog, &why);
     }
     if (query_again(store, status)) {
         status = catch_up(store, status, &why);
-        THEN(status, question(context, store->catalog, &why));
+        THEN(status, query(context, store->catalog, &why));
     }
     pthread_mutex_unlock(&store->mutex);
     return err_from(err, status, &why);

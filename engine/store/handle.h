@@ -206,7 +206,7 @@ ckd_status store_use_memory_catalog(ckd_store *store, ckd_error *err);
  * be run twice, so it must release its results when it fails.
  */
 typedef ckd_status (*store_query_fn)(void *context, catalog *c, ckd_error *err);
-ckd_status store_query(ckd_store *store, store_query_fn question, void *context, ckd_error *err);
+ckd_status store_query(ckd_store *store, store_query_fn query, void *context, ckd_error *err);
 
 /* ---- catalog.c: scrub times ---- */
 /*

@@ -188,7 +188,7 @@ typedef struct timing_query {
     const char *run;
 } timing_query;
 
-static ckd_status ask(void *context, catalog *c, ckd_error *err) {
+static ckd_status query_timing(void *context, catalog *c, ckd_error *err) {
     timing_query *q = context;
     return catalog_timings(q->timeline, c, q->run, err);
 }
@@ -199,8 +199,8 @@ ckd_status ckd_store_timeline(ckd_timeline **out, ckd_store *store, const char *
     if (!timeline) {
         return err_nomem(err, sizeof(*timeline), "a timeline");
     }
-    timing_query question = {timeline, run};
-    ckd_status status = store_query(store, ask, &question, err);
+    timing_query query = {timeline, run};
+    ckd_status status = store_query(store, query_timing, &query, err);
     if (status != CKD_OK) {
         free(timeline);
         return status;

@@ -120,7 +120,7 @@ static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     return status == CKD_OK ? fill_details(f, &list, c, err) : status;
 }
 
-static ckd_status ask_rows(void *context, catalog *c, ckd_error *err) {
+static ckd_status query_rows(void *context, catalog *c, ckd_error *err) {
     filling *f = context;
     bool opened;
     ckd_status status = catalog_snapshot(&opened, c, err);
@@ -181,7 +181,7 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
         return err_nomem(err, sizeof(*r), "a report");
     }
     filling f = {.report = r};
-    ckd_status status = store_query(store, ask_rows, &f, err);
+    ckd_status status = store_query(store, query_rows, &f, err);
     THEN(status, not_indexed_report(r, store, f.not_indexed, f.not_indexed_count, err));
     free(f.not_indexed);
     THEN(status, add_roles(r, err));
