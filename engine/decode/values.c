@@ -387,9 +387,9 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
 }
 
 /* Uses the materialized copy, if there is one and it is intact. */
-static bool materialized_values(decoder *d, const view_block *b, void *to) {
+static bool materialized_values(decoder *d, const view *v, const view_block *b, void *to) {
     view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
-    if (!b->materialized || values_check_supported(&copy, NULL) != CKD_OK ||
+    if (!copy_counts(d->views, v, b, &d->stored) || values_check_supported(&copy, NULL) != CKD_OK ||
         decode_standalone(d, NULL, &copy, to, NULL) != CKD_OK) {
         return false;
     }
@@ -398,7 +398,7 @@ static bool materialized_values(decoder *d, const view_block *b, void *to) {
 }
 
 static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    if (values_cached(d, b, to) || materialized_values(d, b, to)) {
+    if (values_cached(d, b, to) || materialized_values(d, v, b, to)) {
         return CKD_OK;
     }
     d->depth++;
@@ -532,10 +532,9 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
         }
     }
     if (copied != span->count) {
-        return err_in_tensor(err,
-                             err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of %llu elements wanted",
-                                     (unsigned long long)copied, (unsigned long long)span->count),
-                             t->tensor->name);
+        ckd_status lacks = err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of %llu elements wanted",
+                                   (unsigned long long)copied, (unsigned long long)span->count);
+        return err_in_tensor(err, view_lacks(from->view, lacks, err), t->tensor->name);
     }
     if (from->content && !(exact && hash128_equal(&exact->record->content, from->content))) {
         hash128 content = content_hash(to, span->count * ckd_dtype_size(t->tensor->dtype));

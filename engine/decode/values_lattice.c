@@ -36,8 +36,10 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
     bool must_fill, own = v && id_equal(&ref->checkpoint, &v->manifest.checkpoint.id);
     const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &ref->content) : NULL;
     if (!side) {
-        return view_block_corrupt(b, err,
-                                  "the rows or columns that the block shares with others are missing");
+        return view_lacks(
+            v,
+            view_block_corrupt(b, err, "the rows or columns that the block shares with others are missing"),
+            err);
     }
     cached_columns *cached = columns_claim(d->columns, &must_fill, &ref->content);
     if (must_fill) {

@@ -71,7 +71,8 @@ ckd_status values_group(decoder *d, const view *v, const view_block *b, optimize
     }
     const view_block *g = view_find_shared(v, RECORD_GROUP, &last->content);
     if (!g) {
-        return err_corrupt(err, file, r->offset, "the optimizer that the block names is missing");
+        return view_lacks(
+            v, err_corrupt(err, file, r->offset, "the optimizer that the block names is missing"), err);
     }
     void *raw = malloc(g->record->raw_size + 1);
     if (!raw) {

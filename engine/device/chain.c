@@ -434,8 +434,8 @@ static ckd_status add_block(bool *fit, const chain_builder *m, const view *v, co
     if (!l) {
         return CKD_E_NOMEM;
     }
-    ckd_status status =
-        b->materialized ? add_link(fit, l, m, NULL, &copy, err) : add_link(fit, l, m, v, b, err);
+    ckd_status status = copy_counts(m->d->views, v, b, &m->d->stored) ? add_link(fit, l, m, NULL, &copy, err)
+                                                                      : add_link(fit, l, m, v, b, err);
     if (status == CKD_OK && *fit) {
         l->record = b->record;
         c->count++;

@@ -103,8 +103,8 @@ void block_add_referenced(const block_job *job, const coding_context *ctx) {
     unlock_registry(ctx);
 }
 
-/* Checks that the block is still where the parent says. Its payload is not read: that is the work of verification. */
-static bool is_referenced(const coding_context *ctx, const ckd_id *holder, const block_job *job,
+/* Checks that the block is still where the parent says, and can be read: whoever names it never has its values again. */
+static bool is_referenced(const coding_context *ctx, const ckd_id *holder, block_job *job,
                           const tensor_context *tensor) {
     const view *v;
     const view_tensor *t = NULL;
@@ -112,7 +112,9 @@ static bool is_referenced(const coding_context *ctx, const ckd_id *holder, const
         t = view_find(v, tensor->tensor->name);
     }
     const record *r = t ? block_matching(job, tensor, t) : NULL;
-    return r && hash128_equal(&r->content, &job->output.content);
+    const view_source from = {v, t, {tensor->region, job->input.first, job->input.count}, NULL};
+    return r && hash128_equal(&r->content, &job->output.content) &&
+           chain_is_intact(ctx->views, &from, &job->decoder.stored);
 }
 
 /*

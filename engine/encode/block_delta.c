@@ -52,18 +52,19 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
 }
 
 /*
- * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash.
- * Without a parent block of the same span there is no hash to compare with.
+ * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash. They
+ * do not count if nobody else can decode them. Without a parent block of the same span there is no hash to compare with.
  */
-static bool values_in_memory(const block_job *job, const tensor_context *tensor, const region_span *block,
-                             void *to) {
+static bool values_in_memory(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                             const view_source *from, void *to) {
     if (!tensor->parent_values || !job->analysis.parent_block || job->analysis.ancestor.view) {
         return false;
     }
-    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, block,
+    uint64_t copied = span_copy(&tensor->shape, ckd_dtype_size(tensor->tensor->dtype), to, &from->span,
                                 tensor->parent_values, &tensor->values_span);
     hash128 content = content_hash(to, block_raw_size(job, tensor));
-    return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content);
+    return copied == job->input.count && hash128_equal(&content, &job->analysis.parent_block->content) &&
+           chain_is_intact(ctx->views, from, &job->decoder.stored);
 }
 
 static void delta_precoded(block_job *job, const coding_context *ctx) {
@@ -103,7 +104,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
                               ancestor->view ? ancestor->tensor : tensor->parent,
                               {tensor->region, job->input.first, job->input.count},
                               NULL};
-    ckd_status status = values_in_memory(job, tensor, &from.span, previous)
+    ckd_status status = values_in_memory(job, ctx, tensor, &from, previous)
                             ? CKD_OK
                             : span_values(&job->decoder, &from, previous, err);
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
@@ -142,7 +143,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
  * Goes down the parent's chain to the block that depends on nothing. Returns false if it is cut differently there, is a
  * step, or cannot be read.
  */
-static bool find_start(chain_start *out, const block_job *job, const coding_context *ctx,
+static bool find_start(chain_start *out, block_job *job, const coding_context *ctx,
                        const tensor_context *tensor) {
     const view *in = ctx->parent;
     const view_source top = {in,
@@ -153,8 +154,12 @@ static bool find_start(chain_start *out, const block_job *job, const coding_cont
     for (uint32_t n = 0; b && b->record->predictor != PREDICT_NONE; n++) {
         const view *owner;
         uint32_t by = b->record->predictor;
-        if (n == MAX_DEPTH || (by != PREDICT_PARENT && by != PREDICT_COPY) ||
-            view_parent_block(&b, &owner, ctx->views, in, b, NULL) != CKD_OK) {
+        if (n == MAX_DEPTH || (by != PREDICT_PARENT && by != PREDICT_COPY)) {
+            return false;
+        }
+        ckd_status status = view_parent_block(&b, &owner, ctx->views, in, b, NULL);
+        if (status != CKD_OK) {
+            job->analysis.parent_damaged |= status != CKD_E_NOMEM;
             return false;
         }
         in = owner;

@@ -45,26 +45,6 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-/*
- * A materialized copy, or values that a session has in memory, make a delta possible whose chain has lost a file. No
- * such delta can be committed. So the files are opened before anything is coded. Rank 0 opens all of them anyway, when
- * it commits. Other ranks open them if there are copies; a session ignores cached values after a save that failed.
- */
-static ckd_status check_parents_files(ckd_save *save, ckd_error *err) {
-    const view *parent = save->sources.parent;
-    if (save->options.rank > 0 && parent->materialized_count == 0) {
-        return CKD_OK;
-    }
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = views_open_files(&save->sources.views, parent, &why);
-    if (status != CKD_OK && status != CKD_E_NOMEM) {
-        views_drop_materialized(&save->sources.views);
-        save->sources.ignore_cached = true;
-        return CKD_OK;
-    }
-    return err_from(err, status, &why);
-}
-
 /* A parent that cannot be read does not fail the save: a base is saved instead. */
 static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     ckd_error why = {0};
@@ -77,7 +57,6 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
         return CKD_OK;
     }
     err_from(err, status, &why);
-    THEN(status, check_parents_files(save, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -243,6 +222,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     save->options.world = save->options.world ? save->options.world : 1;
     save_terms_put(&save->terms, &save->options);
     views_init(&save->sources.views, store);
+    save->sources.views.copies_need_chains = true;
     float_mode mode = float_mode_enter();
     status = save->terms.failed ? err_nomem(err, PART_OPTIONS_MAX, "a save's options") : begin(save, err);
     float_mode_leave(mode);

@@ -269,42 +269,12 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
 }
 
 /*
- * Drops older files that cannot be opened: a damaged parent has some, and each file that is named must be readable.
- * *lost is the error of the first one; its status is CKD_OK if all can be opened. A file that is gone has an error of its
- * own, NOT_FOUND: the save can then be repeated. Errors: NOMEM.
- */
-static ckd_status drop_unreadable(ckd_error *lost, const ckd_save *save, manifest *m, ckd_error *err) {
-    size_t kept = m->own_count;
-    for (size_t i = m->own_count; i < m->file_count; i++) {
-        chunk *opened = NULL;
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status status = view_open_chunk(&opened, save->store, &m->files[i], &m->checkpoint, &why);
-        chunk_close(opened);
-        if (status == CKD_E_NOMEM) {
-            return err_from(err, status, &why);
-        }
-        if (status == CKD_OK) {
-            m->files[kept++] = m->files[i];
-            continue;
-        }
-        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
-        if (!file_exists(p.text)) {
-            older_file_gone(&p, &why);
-        }
-        *lost = lost->status == CKD_OK ? why : *lost;
-    }
-    m->file_count = kept;
-    return CKD_OK;
-}
-
-/*
  * Names the files that the checkpoint reads. A rank that began before or after a deletion may have another parent than
- * this one. The files of all dependencies are only named if something is missing without them. Of a damaged parent, the
- * checkpoint may need nothing that is lost: then the lost files are not named. A file that a repair has just put back is
- * found the second time.
+ * this one. The files of all dependencies are only named if something is missing without them. A file that a repair has
+ * just put back is found the second time. A file that is gone has an error of its own: the save can then be repeated.
  */
 static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error *err) {
-    ckd_error why = {.offset = CKD_NO_OFFSET}, lost = {.status = CKD_OK};
+    ckd_error why = {.offset = CKD_NO_OFFSET}, gone = {.offset = CKD_NO_OFFSET};
     *out = NULL;
     ckd_status status = add_parents_files(save, m, err);
     if (status != CKD_OK) {
@@ -316,14 +286,13 @@ static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error 
         own.file_count = own.own_count;
         ckd_status found = check_files(save, &own, err);
         THEN(found, add_dependencies_files(save, m, err));
-        THEN(found, drop_unreadable(&lost, save, m, err));
         if (found != CKD_OK) {
             return found;
         }
         why = (ckd_error){.offset = CKD_NO_OFFSET};
         status = open_draft(out, save, m, &why);
-        if (status == CKD_E_CORRUPT && lost.status != CKD_OK) {
-            return err_from(err, lost.status, &lost);
+        if (status == CKD_E_CORRUPT && check_files(save, m, &gone) != CKD_OK) {
+            return err_from(err, gone.status, &gone);
         }
     }
     return err_from(err, status, &why);

@@ -68,7 +68,8 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     if (status != CKD_OK) {
         return status;
     }
-    if (decoded) {
+    const view_source stored = {l->from->view, l->from->tensor, block, NULL};
+    if (decoded && chain_is_intact(d->views, &stored, &d->stored)) {
         bool in_place = l->to == (const uint8_t *)l->context->parent_values + t->shape.first * size;
         l->copied[index] =
             in_place ? r->count : span_copy(&l->context->shape, size, l->to, &tile_span, decoded, &block);

@@ -147,7 +147,7 @@ typedef struct save_sources {
     const view *existing; /* when comparing */
     comparison compared;  /* with `existing`; used by the saving thread */
     atomic_bool damaged;  /* parts of the parent cannot be read; the saving thread reports it once */
-    /* values of the parent that are cached in memory are not used, as its files may not all be there */
+    /* values of the parent that are cached in memory are not used, as the last save failed */
     bool ignore_cached;
     bool reported_damage;
 } save_sources;

@@ -285,6 +285,20 @@ static bool device_keeps_values(const ckd_save *save, const ckd_tensor *t) {
            save_fidelity(save, role) == CKD_EXACT;
 }
 
+/* Whether the store can still give what the device has of the parent. A parent of another shape is not used at all. */
+static bool parent_is_intact(ckd_save *save, const ckd_tensor *t, const ckd_region *region,
+                             uint64_t elements) {
+    const view *parent = save->sources.parent;
+    const view_tensor *old = parent ? view_find(parent, t->name) : NULL;
+    const view_source stored = {parent, old, {region, 0, elements}, NULL};
+    bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == t->ndim &&
+                memcmp(old->shape.shape, t->shape, t->ndim * sizeof(uint64_t)) == 0;
+    bytes scratch = {0};
+    same = same && chain_is_intact(&save->sources.views, &stored, &scratch);
+    bytes_free(&scratch);
+    return same;
+}
+
 /*
  * Saves a tensor from `values`, whose lease and address are set. The cached values should be the parent's; hashes
  * show if they are not.
@@ -295,7 +309,9 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     device_reference_key key = {t->name, t->dtype, t->ndim, {&region, 0, values->elements}};
     int device = values->lease->queue.device;
     device_reference *reference = device_reference_acquire(save->store, device, &key);
-    values->before = reference && !save->sources.ignore_cached ? reference->memory : NULL;
+    bool counts =
+        reference && !save->sources.ignore_cached && parent_is_intact(save, t, &region, values->elements);
+    values->before = counts ? reference->memory : NULL;
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
     /* it will be known again, so nothing is a delta on it */

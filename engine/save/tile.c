@@ -94,24 +94,8 @@ static bool ranks_before(const tile_parent *a, const tile_parent *b) {
  */
 static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
                      const tensor_context *context) {
-    region_span tile_span = {context->region, t->shape.first, t->shape.count};
-    uint64_t found = 0;
-    size_t s, last;
-    for (view_shards_for(&s, &last, p->tensor, &tile_span); s < last; s++) {
-        const view_shard *shard = &p->tensor->shards[s];
-        size_t i, end;
-        view_shard_range(&i, &end, shard, &p->tensor->shape, &tile_span);
-        for (; i < end; i++) {
-            const view_block *b = &shard->blocks[i];
-            region_span block = {b->record->region, b->record->first, b->record->count};
-            uint64_t common = span_common(&p->tensor->shape, &tile_span, &block);
-            found += common;
-            if (common && closure_visit_block(&save->sources.views, p->view, b, NULL, NULL, NULL) != CKD_OK) {
-                return false;
-            }
-        }
-    }
-    return found == t->shape.count;
+    const view_source tile = {p->view, p->tensor, {context->region, t->shape.first, t->shape.count}, NULL};
+    return closure_visit_source(&save->sources.views, &tile, NULL, NULL, NULL) == CKD_OK;
 }
 
 /*
@@ -233,11 +217,17 @@ static ckd_status begin_with_cached(bool *begun, inflight_tile *inflight, const 
     const tensor_context *context = &inflight->region->context;
     lossy_tile *t = &inflight->tile;
     *begun = false;
+    bytes scratch = {0};
     device_reference_key key = save_reference_key(t, context);
+    const view_source stored = {
+        from->view, from->tensor, {context->region, t->shape.first, t->shape.count}, NULL};
     bool has_cached = from->tensor && !save->sources.ignore_cached;
     values.reference =
         has_cached ? device_reference_acquire(save->store, values.lease->queue.device, &key) : NULL;
-    if (!values.reference) {
+    bool counts = values.reference && chain_is_intact(&save->sources.views, &stored, &scratch);
+    bytes_free(&scratch);
+    if (!counts) {
+        device_reference_release(save->store, values.reference);
         return CKD_OK;
     }
     ckd_status status = begin_on_device(save, t, &values, err);

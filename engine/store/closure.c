@@ -28,7 +28,22 @@ typedef struct walk {
     size_t count, capacity;
     item *todo; /* a stack; a record that several others build on may be there several times */
     size_t todo_count, todo_capacity;
+    slot few_slots[32]; /* so that the walk along one block's chain allocates nothing */
+    item few_todo[8];
 } walk;
+
+static void walk_begin(walk *w, view_cache *cache, closure_fn visit, void *context) {
+    *w = (walk){.cache = cache, .visit = visit, .context = context};
+    w->slots = w->few_slots;
+    w->capacity = sizeof(w->few_slots) / sizeof(*w->few_slots);
+    w->todo = w->few_todo;
+    w->todo_capacity = sizeof(w->few_todo) / sizeof(*w->few_todo);
+}
+
+static void walk_end(walk *w) {
+    free(w->slots == w->few_slots ? NULL : w->slots);
+    free(w->todo == w->few_todo ? NULL : w->todo);
+}
 
 static slot *slot_of(slot *slots, size_t capacity, const record *r) {
     uintptr_t address = (uintptr_t)r;
@@ -41,7 +56,7 @@ static slot *slot_of(slot *slots, size_t capacity, const record *r) {
 }
 
 static ckd_status grow_slots(walk *w, ckd_error *err) {
-    size_t capacity = w->capacity ? 2 * w->capacity : 64;
+    size_t capacity = 2 * w->capacity;
     slot *slots = calloc(capacity, sizeof(*slots));
     if (!slots) {
         return err_nomem(err, capacity * sizeof(*slots), "the records of a load");
@@ -51,22 +66,26 @@ static ckd_status grow_slots(walk *w, ckd_error *err) {
             *slot_of(slots, capacity, w->slots[i].record) = w->slots[i];
         }
     }
-    free(w->slots);
+    free(w->slots == w->few_slots ? NULL : w->slots);
     w->slots = slots;
     w->capacity = capacity;
     return CKD_OK;
 }
 
 static visited state_of(const walk *w, const record *r) {
-    return w->capacity ? slot_of(w->slots, w->capacity, r)->state : NOT_VISITED;
+    return slot_of(w->slots, w->capacity, r)->state;
 }
 
 static ckd_status push(walk *w, const view *v, const view_block *b, ckd_error *err) {
     if (w->todo_count == w->todo_capacity) {
-        size_t capacity = 2 * w->todo_capacity + 16;
-        item *grown = realloc(w->todo, capacity * sizeof(*grown));
+        size_t capacity = 2 * w->todo_capacity;
+        bool few = w->todo == w->few_todo;
+        item *grown = realloc(few ? NULL : w->todo, capacity * sizeof(*grown));
         if (!grown) {
             return err_nomem(err, capacity * sizeof(*grown), "the records of a load");
+        }
+        if (few) {
+            memcpy(grown, w->few_todo, sizeof(w->few_todo));
         }
         w->todo = grown;
         w->todo_capacity = capacity;
@@ -110,7 +129,9 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
         }
     }
     return status == CKD_OK && found != s.span.count
-               ? view_block_corrupt(x->block, err, "values that the block builds on are missing")
+               ? view_lacks(s.view,
+                            view_block_corrupt(x->block, err, "values that the block builds on are missing"),
+                            err)
                : status;
 }
 
@@ -129,7 +150,10 @@ static ckd_status visit_dependency(walk *w, const item *x, uint32_t index, ckd_e
     if (d->kind == DEPENDS_SIDE || d->kind == DEPENDS_GROUP) {
         b = view_find_shared(v, d->kind == DEPENDS_SIDE ? RECORD_SIDE : RECORD_GROUP, &d->content);
         return b ? push_base(w, x, v, b, err)
-                 : view_block_corrupt(x->block, err, "a record that the block shares with others is missing");
+                 : view_lacks(v,
+                              view_block_corrupt(x->block, err,
+                                                 "a record that the block shares with others is missing"),
+                              err);
     }
     return CKD_OK; /* a kind that only newer versions know */
 }
@@ -171,23 +195,50 @@ static ckd_status walk_from(walk *w, const view *v, const view_block *b, ckd_err
 
 ckd_status closure_visit(view_cache *cache, const view *root, closure_fn visit, void *context,
                          ckd_error *err) {
-    walk w = {.cache = cache, .visit = visit, .context = context};
+    walk w;
+    walk_begin(&w, cache, visit, context);
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < root->block_count && status == CKD_OK; i++) {
         status = walk_from(&w, root, &root->blocks[i], err);
     }
-    free(w.slots);
-    free(w.todo);
+    walk_end(&w);
     return status;
 }
 
 ckd_status closure_visit_block(view_cache *cache, const view *v, const view_block *b, closure_fn visit,
                                void *context, ckd_error *err) {
-    walk w = {.cache = cache, .visit = visit, .context = context};
+    walk w;
+    walk_begin(&w, cache, visit, context);
     ckd_status status = walk_from(&w, v, b, err);
-    free(w.slots);
-    free(w.todo);
+    walk_end(&w);
     return status;
+}
+
+ckd_status closure_visit_source(view_cache *cache, const view_source *from, closure_fn visit, void *context,
+                                ckd_error *err) {
+    const view_tensor *t = from->tensor;
+    walk w;
+    walk_begin(&w, cache, visit, context);
+    ckd_status status = CKD_OK;
+    uint64_t found = 0;
+    size_t s, last;
+    for (view_shards_for(&s, &last, t, &from->span); s < last; s++) {
+        size_t i, end;
+        view_shard_range(&i, &end, &t->shards[s], &t->shape, &from->span);
+        for (; i < end && status == CKD_OK; i++) {
+            const view_block *b = &t->shards[s].blocks[i];
+            region_span block = {b->record->region, b->record->first, b->record->count};
+            uint64_t common = span_common(&t->shape, &from->span, &block);
+            found += common;
+            status = common ? walk_from(&w, from->view, b, err) : CKD_OK;
+        }
+    }
+    walk_end(&w);
+    if (status != CKD_OK || found == from->span.count) {
+        return status;
+    }
+    return view_lacks(from->view,
+                      err_set(err, CKD_E_CORRUPT, "the checkpoint does not have all of the tensor"), err);
 }
 
 /* ---- whose records a load reads ---- */

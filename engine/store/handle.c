@@ -29,6 +29,7 @@ ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, cons
     store->hooks = hooks;
     store->mode = mode;
     pthread_mutex_init(&store->mutex, NULL);
+    pthread_mutex_init(&store->intact.mutex, NULL);
     store->options = o;
     if (store->options.lock_timeout_ms == 0) {
         store->options.lock_timeout_ms = DEFAULT_LOCK_TIMEOUT_MS;
@@ -50,6 +51,8 @@ void ckd_store_close(ckd_store *store) {
     free(store->scrubbed.ids);
     pool_destroy(store->pool);
     pthread_mutex_destroy(&store->mutex);
+    pthread_mutex_destroy(&store->intact.mutex);
+    free(store->intact.records.slots);
     free(store->path);
     store->hooks->close(store);
     free(store);

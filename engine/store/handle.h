@@ -21,6 +21,7 @@
 #include "base/vocabulary.h"
 #include "catalog/catalog.h"
 #include "codec/metadata/metadata.h"
+#include "engine/common/common.h"
 #include "engine/store/paths.h"
 
 /* ---- catalog.c: when chunk files were last read in full and found intact ---- */
@@ -29,6 +30,13 @@ typedef struct scrubbed_files {
     size_t count, capacity;
     uint64_t at_ns; /* the time of that reading, the same for all files */
 } scrubbed_files;
+
+/* ---- chain_check.c: records whose stored bytes this handle has read in the last hour, and found intact ---- */
+typedef struct intact_records {
+    pthread_mutex_t mutex;
+    hash_set records;  /* by file and offset */
+    uint64_t since_ns; /* when the set was last emptied */
+} intact_records;
 
 /*
  * The checkpoint that a session saved or restored last. Saves of the store's handle compare it with the run, and so
@@ -77,6 +85,7 @@ struct ckd_store {
     /* devices computed other values than the host (save/self_check.h): they code nothing more */
     atomic_bool devices_differ;
     scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
+    intact_records intact;            /* what saves have checked of the chains on which they build */
     bool keeps_workspace;             /* sessions set it, as they save again and again */
     const launch_record *launch;      /* the session whose saves check for other launches; NULL: no check */
     struct save_workspace *workspace; /* free workspace; guarded by the mutex */

@@ -42,9 +42,9 @@ ckd_status view_open_chunk(chunk **out, const ckd_store *store, const file_ref *
 }
 
 static ckd_status allocate_chunks(view *v, size_t count, ckd_error *err) {
-    v->chunks = calloc(count + 1, sizeof(chunk *));
-    v->parts = calloc(count + 1, sizeof(*v->parts));
-    return v->chunks && v->parts ? CKD_OK : err_nomem(err, count * sizeof(chunk *), "chunk handles");
+    v->chunks = calloc(count + 1, sizeof(*v->chunks) + sizeof(*v->parts));
+    v->parts = v->chunks ? (const chunk_records **)(void *)(v->chunks + count + 1) : NULL;
+    return v->chunks ? CKD_OK : err_nomem(err, count * sizeof(chunk *), "chunk handles");
 }
 
 static ckd_status open_chunks(view *v, const ckd_store *store, const view *like, ckd_error *err) {
@@ -105,11 +105,11 @@ static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err
     }
     size_t blobs = count_kind(v, RECORD_BLOB);
     size_t shared = count_kind(v, RECORD_GROUP) + count_kind(v, RECORD_SIDE) + count_kind(v, RECORD_LINK);
-    v->blobs = calloc(blobs + 1, sizeof(*v->blobs));
-    v->shared = calloc(shared + 1, sizeof(*v->shared));
-    if (!v->blobs || !v->shared) {
+    v->blobs = calloc(blobs + shared + 1, sizeof(*v->blobs));
+    if (!v->blobs) {
         return err_nomem(err, (blobs + shared) * sizeof(*v->blobs), "references of shared records");
     }
+    v->shared = v->blobs + blobs;
     for (size_t i = 0; i < v->chunk_count; i++) {
         for (size_t k = 0; k < v->parts[i]->count; k++) {
             const record *r = &v->parts[i]->records[k];
@@ -204,6 +204,13 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, cons
     v->root = root;
     v->serial = root->serial;
     ckd_status status = allocate_chunks(v, files->count, err);
+    if (status == CKD_OK && files->lost.status != CKD_OK) {
+        v->lost = malloc(sizeof(*v->lost));
+        status = v->lost ? CKD_OK : err_nomem(err, sizeof(*v->lost), "a checkpoint's view");
+    }
+    if (v->lost) {
+        *v->lost = files->lost;
+    }
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         v->chunks[v->chunk_count++] = chunk_retain(files->chunks[i]);
     }
@@ -238,15 +245,13 @@ void view_close(view *v) {
     }
     view_drop_materialized(v);
     free(v->chunks);
-    free(v->parts);
     free(v->materialized_chunks);
     free(v->blocks);
     free(v->collected);
     free(v->duplicates);
     free(v->blobs);
-    free(v->shared);
     free(v->shards);
-    free(v->tensors);
+    free(v->lost);
     manifest_free(&v->manifest);
     free(v);
 }

@@ -51,20 +51,22 @@ typedef struct view_duplicate {
 typedef struct view {
     manifest manifest;       /* within a root: only the checkpoint's id */
     const struct view *root; /* NULL: this view is a root */
-    uint64_t serial;         /* of its root; unique among the roots of the process */
-    bool is_draft;           /* the manifest is not published: lookups by checkpoint skip this view */
+    ckd_error
+        *lost; /* within a root: why a file that may hold more of the checkpoint was left out; or NULL */
+    uint64_t serial; /* of its root; unique among the roots of the process */
+    bool is_draft;   /* the manifest is not published: lookups by checkpoint skip this view */
     chunk **chunks;
-    const chunk_records **parts; /* for each chunk: its records of this checkpoint */
+    const chunk_records **parts; /* for each chunk: its records of this checkpoint; behind the chunks */
     size_t chunk_count;
     view_block *blocks;
     size_t *collected; /* for each block: its index before sorting */
     view_shard *shards;
-    view_tensor *tensors; /* sorted by name */
+    view_tensor *tensors; /* sorted by name; behind the shards */
     size_t block_count, shard_count, tensor_count;
     struct view_duplicate *duplicates; /* within a root: duplicates of blocks of this view */
     size_t duplicate_count;
     bool duplicates_resolved; /* the choice between duplicates was made */
-    /* shared: groups, sides and links, which blocks name by content; sorted by kind and content */
+    /* shared: groups, sides and links, which blocks name by content; sorted by kind and content; behind the blobs */
     view_block *blobs, *shared;
     size_t blob_count, shared_count;
     chunk **materialized_chunks;
@@ -97,6 +99,7 @@ typedef struct view_files {
     chunk **chunks;
     uint32_t *numbers; /* the index of each in the root's manifest */
     size_t count;
+    ckd_error lost; /* status CKD_OK: no file was left out */
 } view_files;
 /*
  * Opens the records of checkpoint `id` in these files, within `root`; blocks may be missing. If a block is there twice,
@@ -176,6 +179,8 @@ typedef struct view_cache {
     /* set while the reader lock keeps the files of checkpoints that were deleted since the first view was opened */
     bool deleted_too;
     bool values_only; /* set for callers that want only values: views are opened without measures */
+    /* set for saves, which build on the chain: a materialized copy counts only while that is intact */
+    bool copies_need_chains;
     view **views;
     size_t count, capacity;
     struct older_file *older; /* older files that are open */
@@ -194,17 +199,13 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
  */
 ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err);
 /*
- * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. The view lives as
- * long as the cache. Not after that root was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (a
- * file is missing, or another one), UNSUPPORTED, IO, NOMEM.
+ * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. A file that is missing
+ * or damaged is left out: what does not need it can be read. The view lives as long as the cache. Not after that root
+ * was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (nor do they, and one was left out),
+ * UNSUPPORTED, IO, NOMEM.
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
-/*
- * Opens every file that the manifest of a root names, as reading any older checkpoint within it does. Errors: CORRUPT
- * (missing, or another file), UNSUPPORTED, IO, NOMEM.
- */
-ckd_status views_open_files(view_cache *cache, const view *root, ckd_error *err);
 /* Closes the materialized copies of all views and uses none from now on. Not while another thread uses the cache. */
 void views_drop_materialized(view_cache *cache);
 void views_free(view_cache *cache);
@@ -238,6 +239,11 @@ ckd_status view_parent_block(const view_block **out, const view **in, view_cache
                              const view_block *b, ckd_error *err);
 /* Returns CORRUPT and names the block. */
 ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *what);
+/*
+ * Returns `status` for something that v (may be NULL) lacks, which *err describes. If a file was left out of v, that is
+ * the reason: it replaces both.
+ */
+ckd_status view_lacks(const view *v, ckd_status status, ckd_error *err);
 
 /* The closure of a checkpoint: all records that a load of it reads. */
 
@@ -257,6 +263,12 @@ ckd_status closure_visit_block(view_cache *cache, const view *v, const view_bloc
                                void *context, ckd_error *err);
 
 /*
+ * The same for the blocks that hold the values of a source. Errors: CORRUPT, too, if they do not hold all of them.
+ */
+ckd_status closure_visit_source(view_cache *cache, const view_source *from, closure_fn visit, void *context,
+                                ckd_error *err);
+
+/*
  * Appends the checkpoints whose records a load of root reads, each once, as ckd_ids. Also of its own files it may read
  * records of others, which may be deleted by now: compaction packs several checkpoints into a file. Errors: as
  * closure_visit.
@@ -274,6 +286,15 @@ ckd_status closure_prune_files(manifest *m, view_cache *cache, const view *root,
 
 /* Checks one record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
+
+/*
+ * Whether all that a load of these values reads is there, and its stored bytes match their checksums. Reads a record once
+ * an hour for all saves of the store's handle. For saves that have the values at hand, and so would not notice that
+ * nobody else can decode them. false also if memory is short.
+ */
+bool chain_is_intact(view_cache *cache, const view_source *from, bytes *scratch);
+/* Whether the block has a materialized copy that counts (cache->copies_need_chains). Its values are not checked yet. */
+bool copy_counts(view_cache *cache, const view *v, const view_block *b, bytes *scratch);
 
 /* Checkpoints that were read in full before a deletion. Zero-initialise; release with safety_reading_free. */
 typedef struct safety_reading {

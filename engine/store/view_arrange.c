@@ -194,11 +194,11 @@ static ckd_status arrange(view *v, const view *like, ckd_status inconsistent, ck
     if (sorted != CKD_OK) {
         return sorted;
     }
-    v->shards = calloc(v->block_count + 1, sizeof(*v->shards));
-    v->tensors = calloc(v->block_count + 1, sizeof(*v->tensors));
-    if (!v->shards || !v->tensors) {
+    v->shards = calloc(v->block_count + 1, sizeof(*v->shards) + sizeof(*v->tensors));
+    if (!v->shards) {
         return err_nomem(err, v->block_count * sizeof(*v->tensors), "tensor and shard tables");
     }
+    v->tensors = (view_tensor *)(void *)(v->shards + v->block_count + 1);
     for (size_t i = 0, end; i < v->block_count; i = end) {
         const char *name = v->blocks[i].record->tensor->name;
         for (end = i + 1; end < v->block_count && strcmp(v->blocks[end].record->tensor->name, name) == 0;) {

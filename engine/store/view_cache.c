@@ -285,6 +285,33 @@ static bool has_checkpoint(const older_file *f, const ckd_id *id) {
     return has;
 }
 
+/*
+ * Adds one file of the root's manifest, if it has records of the checkpoint. A file that cannot be read may have some: it
+ * is left out.
+ */
+static ckd_status add_file_within(view_files *files, view_cache *cache, const view *root, const ckd_id *id,
+                                  uint32_t file, ckd_error *err) {
+    const older_file *f;
+    const chunk_records *records;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    bool has = false;
+    ckd_status status = open_older(&f, cache, root, file, &why);
+    if (status == CKD_OK && has_checkpoint(f, id)) {
+        has = true;
+        status = chunk_records_of(&records, f->chunk, id, &why);
+        err_in_file(&why, status, file_path(f->chunk->file));
+    }
+    if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED) {
+        files->lost = files->lost.status == CKD_OK ? why : files->lost;
+        return CKD_OK;
+    }
+    if (status == CKD_OK && has) {
+        files->chunks[files->count] = f->chunk;
+        files->numbers[files->count++] = file;
+    }
+    return err_from(err, status, &why);
+}
+
 static ckd_status open_within(view **out, view_cache *cache, const view *root, const ckd_id *id,
                               ckd_error *err) {
     size_t total = root->manifest.file_count;
@@ -292,14 +319,11 @@ static ckd_status open_within(view **out, view_cache *cache, const view *root, c
     files.numbers = files.chunks ? (uint32_t *)(void *)(files.chunks + total + 1) : NULL;
     ckd_status status = files.chunks ? CKD_OK : err_nomem(err, total * sizeof(chunk *), "chunk handles");
     for (size_t i = 0; i < total && status == CKD_OK; i++) {
-        const older_file *f;
-        status = open_older(&f, cache, root, i, err);
-        if (status == CKD_OK && has_checkpoint(f, id)) {
-            files.chunks[files.count] = f->chunk;
-            files.numbers[files.count++] = (uint32_t)i;
-        }
+        status = add_file_within(&files, cache, root, id, (uint32_t)i, err);
     }
-    if (status == CKD_OK && files.count == 0) {
+    if (status == CKD_OK && files.count == 0 && files.lost.status != CKD_OK) {
+        status = err_from(err, files.lost.status, &files.lost);
+    } else if (status == CKD_OK && files.count == 0) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, id);
         status =
@@ -385,17 +409,6 @@ ckd_status views_within(const view **out, view_cache *cache, const view *own, co
     }
     pthread_mutex_unlock(&cache->mutex);
     *out = status == CKD_OK ? found : NULL;
-    return status;
-}
-
-ckd_status views_open_files(view_cache *cache, const view *root, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    pthread_mutex_lock(&cache->mutex);
-    for (size_t i = 0; i < root->manifest.file_count && status == CKD_OK; i++) {
-        const older_file *f;
-        status = open_older(&f, cache, root, i, err);
-    }
-    pthread_mutex_unlock(&cache->mutex);
     return status;
 }
 

@@ -6,6 +6,10 @@ ckd_status view_block_corrupt(const view_block *b, ckd_error *err, const char *w
     return err_in_tensor(err, CKD_E_CORRUPT, b->record->tensor->name);
 }
 
+ckd_status view_lacks(const view *v, ckd_status status, ckd_error *err) {
+    return v && v->lost ? err_from(err, v->lost->status, v->lost) : status;
+}
+
 /* Finds the tensor that a VALUES dependency names, and its view. */
 static ckd_status find_dependency(view_source *out, view_cache *cache, const view *own, const view_block *b,
                                   const dependency *d, ckd_error *err) {
@@ -28,9 +32,11 @@ static ckd_status find_dependency(view_source *out, view_cache *cache, const vie
     }
     const char *name = d->tensor && *d->tensor ? d->tensor : b->record->tensor->name;
     out->tensor = view_find(out->view, name);
-    return out->tensor
-               ? CKD_OK
-               : view_block_corrupt(b, err, "the block builds on a tensor that is not in its checkpoint");
+    return out->tensor ? CKD_OK
+                       : view_lacks(out->view,
+                                    view_block_corrupt(
+                                        b, err, "the block builds on a tensor that is not in its checkpoint"),
+                                    err);
 }
 
 static const char mismatch_text[] = "the block builds on values of another shape or dtype";
@@ -96,7 +102,9 @@ static ckd_status find_link(const view_block **out, const view **in, view_cache 
         return status;
     }
     *out = status == CKD_OK && d->same_span ? view_find_link(*in, r, &d->content) : NULL;
-    return *out ? CKD_OK : view_block_corrupt(b, err, "the link that the block builds on is missing");
+    return *out ? CKD_OK
+                : view_lacks(*in, view_block_corrupt(b, err, "the link that the block builds on is missing"),
+                             err);
 }
 
 bool view_builds_on_link(const record *r) {

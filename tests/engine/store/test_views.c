@@ -45,7 +45,7 @@ static void test_first_file_is_used(void **state) {
         chunk *chunks[] = {order ? again : root->chunks[0], order ? root->chunks[0] : again};
         uint32_t numbers[] = {0, 1};
         view *v;
-        const view_files files = {chunks, numbers, 2};
+        const view_files files = {.chunks = chunks, .numbers = numbers, .count = 2};
         assert_int_equal(view_open_within(&v, root, &c.id, &files, NULL), CKD_OK);
         assert_int_equal(count_in_both(v), root->shared_count);
         view_close(v);
