@@ -98,18 +98,44 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     return status;
 }
 
+/* Removes one chunk file that no remaining manifest names. Returns false if there is none. */
+static bool remove_one(const ckd_store *store, const file_uses *files) {
+    bool removed = false;
+    for (size_t i = 0; i < files->count && !removed; i++) {
+        pathname p = path_chunk(store->path, &files->items[i].id, "");
+        removed = !files->items[i].stays && file_exists(p.text) && file_remove(p.text, false, NULL) == CKD_OK;
+    }
+    return removed && dir_sync(path_in(store->path, DIR_CHUNKS).text, NULL) == CKD_OK;
+}
+
+/*
+ * On a full disk a tombstone can only be written when something is gone. If nothing else can go, that is a file of the
+ * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied.
+ */
+static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, const file_uses *files,
+                                    ckd_error *err) {
+    ckd_error why;
+    ckd_status status;
+    do {
+        why = (ckd_error){0};
+        status = tombstone_write(store, t, true, &why);
+    } while (status == CKD_E_NOSPACE && (deletion_make_room(store) || remove_one(store, files)));
+    return err_from(err, status, &why);
+}
+
 /*
  * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
  * too.
  */
-static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_error *err) {
+static ckd_status end_time(const ckd_store *store, const manifest_set *n, const file_uses *files,
+                           ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         tombstone t = n->items[i].tombstone;
         if (n->items[i].chosen && t.until_ns > now) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
-            status = tombstone_write(store, &t, true, err);
+            status = replace_tombstone(store, &t, files, err);
         }
     }
     return status;
@@ -121,7 +147,7 @@ static ckd_status remove_files(const ckd_store *store, const manifest_set *n, co
     ckd_status status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
     THEN(status, forget_parity(store, files, force, err));
     /* Parity may forbid the removal. The grace period then goes on. */
-    THEN(status, end_time(store, n, err));
+    THEN(status, end_time(store, n, files, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -215,6 +241,9 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
             status = remove_manifests(store, &n, err);
         }
         THEN(status, remove_tombstones(store, err));
+        if (status == CKD_OK && out->checkpoints) {
+            deletion_mark_restore(store); /* now there is space */
+        }
     }
     free(files.items);
     manifest_set_free(&n);
