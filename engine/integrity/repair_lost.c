@@ -55,6 +55,24 @@ ckd_status repair_look_at_strays(repairing *r, ckd_error *err) {
     return status;
 }
 
+/* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
+static ckd_status confirm_named(const repairing *r, vanished *v, ckd_error *err) {
+    const char *run = r->options->manifest_run;
+    uint64_t step = r->options->manifest_step;
+    ckd_error why = {0};
+    bool found = !run || vanished_confirm(v, run, step, &why);
+    for (size_t i = 0; i < v->count && !found; i++) {
+        found = v->items[i].step == step && strcmp(v->items[i].run, run) == 0;
+    }
+    if (found || why.status != CKD_OK) {
+        return err_from(err, why.status, &why);
+    }
+    return err_set(err, CKD_E_NOT_FOUND,
+                   "no catalog knows a checkpoint %.128s@%llu whose manifest is gone, or no chunk file has "
+                   "records of it",
+                   run, (unsigned long long)step);
+}
+
 /* ---- missing files ---- */
 
 /*
@@ -211,6 +229,7 @@ static ckd_status bring_back(bool *any, missing_files *files, repairing *r, ckd_
     ckd_status status = rebuild_all(files, r, err);
     if (status == CKD_OK && files->count) {
         status = vanished_find(&v, r->store, err);
+        (void)confirm_named(r, &v, NULL); /* it may be back by now */
         THEN(status, choose_wanted(files, r, &v, err));
         THEN(status, publish_wanted(any, files, r, err));
     }
@@ -311,24 +330,6 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *v, ckd_e
         }
     }
     return status;
-}
-
-/* Counts the checkpoint that the caller named among the vanished ones, even if that is doubtful. */
-static ckd_status confirm_named(const repairing *r, vanished *v, ckd_error *err) {
-    const char *run = r->options->manifest_run;
-    uint64_t step = r->options->manifest_step;
-    ckd_error why = {0};
-    bool found = !run || vanished_confirm(v, run, step, &why);
-    for (size_t i = 0; i < v->count && !found; i++) {
-        found = v->items[i].step == step && strcmp(v->items[i].run, run) == 0;
-    }
-    if (found || why.status != CKD_OK) {
-        return err_from(err, why.status, &why);
-    }
-    return err_set(err, CKD_E_NOT_FOUND,
-                   "no catalog knows a checkpoint %.128s@%llu whose manifest is gone, or no chunk file has "
-                   "records of it",
-                   run, (unsigned long long)step);
 }
 
 /* Its reasons no longer hold, and its messages are not repeated. */

@@ -18,6 +18,16 @@ static void update_derived(ckd_store *store) {
     materialized_evict(store);
 }
 
+static ckd_status bury(const ckd_store *store, const tombstone *t, ckd_error *err) {
+    ckd_error why;
+    ckd_status status;
+    do {
+        why = (ckd_error){0};
+        status = tombstone_write(store, t, false, &why);
+    } while (status == CKD_E_NOSPACE && deletion_make_room(store));
+    return err_from(err, status, &why);
+}
+
 static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo_s, ckd_error *err) {
     ckd_status status = settings_check_chosen(store, n, err);
     THEN(status, manifest_set_upgrade_dependents(n, store, err));
@@ -43,7 +53,7 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
         vanished_forget(store, &c->id); /* first: after a crash in between, a repair must not bring it back */
-        status = tombstone_write(store, &t, false, err);
+        status = bury(store, &t, err);
     }
     return status;
 }

@@ -98,18 +98,44 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     return status;
 }
 
+/* Removes one chunk file that no remaining manifest names. Returns false if there is none. */
+static bool remove_one(const ckd_store *store, const file_uses *files) {
+    bool removed = false;
+    for (size_t i = 0; i < files->count && !removed; i++) {
+        pathname p = path_chunk(store->path, &files->items[i].id, "");
+        removed = !files->items[i].stays && file_exists(p.text) && file_remove(p.text, false, NULL) == CKD_OK;
+    }
+    return removed && dir_sync(path_in(store->path, DIR_CHUNKS).text, NULL) == CKD_OK;
+}
+
+/*
+ * On a full disk a tombstone can only be written when something is gone. If nothing else can go, that is a file of the
+ * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied.
+ */
+static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, const file_uses *files,
+                                    ckd_error *err) {
+    ckd_error why;
+    ckd_status status;
+    do {
+        why = (ckd_error){0};
+        status = tombstone_write(store, t, true, &why);
+    } while (status == CKD_E_NOSPACE && (deletion_make_room(store) || remove_one(store, files)));
+    return err_from(err, status, &why);
+}
+
 /*
  * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
  * too.
  */
-static ckd_status end_time(const ckd_store *store, const manifest_set *n, ckd_error *err) {
+static ckd_status end_time(const ckd_store *store, const manifest_set *n, const file_uses *files,
+                           ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         tombstone t = n->items[i].tombstone;
         if (n->items[i].chosen && t.until_ns > now) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
-            status = tombstone_write(store, &t, true, err);
+            status = replace_tombstone(store, &t, files, err);
         }
     }
     return status;
@@ -121,7 +147,7 @@ static ckd_status remove_files(const ckd_store *store, const manifest_set *n, co
     ckd_status status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
     THEN(status, forget_parity(store, files, force, err));
     /* Parity may forbid the removal. The grace period then goes on. */
-    THEN(status, end_time(store, n, err));
+    THEN(status, end_time(store, n, files, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -185,9 +211,16 @@ static void count_up(ckd_collected *out, const manifest_set *n, const file_uses 
     }
 }
 
+typedef struct collection {
+    bool all;             /* also what could still be restored */
+    bool dry;             /* only counts */
+    bool force;           /* whatever needs a repair */
+    bool keep_tombstones; /* as the catalog is not in step; a later collection removes them */
+} collection;
+
 /* Removes expired checkpoints. The caller holds the publish lock and, unless `dry`, the exclusive reader lock. */
-static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, bool dry, bool force,
-                          ckd_error *err) {
+static ckd_status collect(ckd_collected *out, const ckd_store *store, const collection *how, ckd_error *err) {
+    bool dry = how->dry, force = how->force;
     manifest_set n = {0};
     setting_list settings = {0};
     file_uses files = {0};
@@ -197,7 +230,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
     }
     settings_free(&settings);
     THEN(status, manifest_set_read(&n, store, err));
-    THEN(status, choose_expired(&n, store, all, err));
+    THEN(status, choose_expired(&n, store, how->all, err));
     THEN(status, uses_of(&files, &n, err));
     if (status == CKD_OK) {
         count_up(out, &n, &files);
@@ -214,7 +247,12 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, bool all, 
         if (status == CKD_OK && out->checkpoints) {
             status = remove_manifests(store, &n, err);
         }
-        THEN(status, remove_tombstones(store, err));
+        if (status == CKD_OK && !how->keep_tombstones) {
+            status = remove_tombstones(store, err);
+        }
+        if (status == CKD_OK && out->checkpoints) {
+            deletion_mark_restore(store); /* now there is space */
+        }
     }
     free(files.items);
     manifest_set_free(&n);
@@ -302,8 +340,9 @@ static ckd_status try_collect(void *context, ckd_error *err) {
         status =
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
-            store_sync_usable_catalog(a->store);
-            status = a->checked->more ? CKD_OK : collect(a->out, a->store, a->all, false, a->force, err);
+            collection how = {.all = a->all, .force = a->force};
+            how.keep_tombstones = !store_sync_usable_catalog(a->store);
+            status = a->checked->more ? CKD_OK : collect(a->out, a->store, &how, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
         }
@@ -328,7 +367,7 @@ static ckd_status count_only(const attempt *a, ckd_error *err) {
     ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status == CKD_OK) {
         status = a->only_replaced ? remove_replaced(a->out, a->store, NULL, false, err)
-                                  : collect(a->out, a->store, a->all, true, false, err);
+                                  : collect(a->out, a->store, &(collection){.all = a->all, .dry = true}, err);
         lock_release(publish);
     }
     return status;
@@ -411,14 +450,13 @@ ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
     }
     ckd_error why = {0};
     checked_files checked = {0};
-    if (expired) { /* a deletion may have died before the catalog, and its tombstone is about to go */
-        store_sync_usable_catalog(store);
-    }
+    /* A deletion may have died before the catalog, and its tombstone is about to go. */
+    collection how = {.keep_tombstones = expired && !store_sync_usable_catalog(store)};
     ckd_status status =
         replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;
     checked_files_free(&checked);
     if (status == CKD_OK && expired) {
-        status = collect(&result, store, false, false, false, &why);
+        status = collect(&result, store, &how, &why);
     }
     lock_release(readers);
     if (status == CKD_E_NOMEM) {

@@ -185,23 +185,24 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
     return store_use_memory_catalog(store, err);
 }
 
-void store_sync_usable_catalog(ckd_store *store) {
+bool store_sync_usable_catalog(ckd_store *store) {
     reconcile_result merged;
     uint64_t skipped = store->manifests_skipped;
     if (pthread_mutex_trylock(&store->mutex) != 0) {
-        return;
+        return false;
     }
-    bool is_new = !store->catalog, usable = is_new || !store->catalog_in_memory;
-    if (is_new) {
-        usable = file_exists(path_in(store->path, FILE_CATALOG).text) &&
-                 use_file(store, FILE_CATALOG, NULL) == CKD_OK;
-    }
-    if (usable && store_reconcile_catalog(&merged, store, NULL) != CKD_OK && is_new) {
+    drop_replaced_file(store);
+    bool exists = file_exists(path_in(store->path, FILE_CATALOG).text), is_new = !store->catalog;
+    bool usable =
+        exists && (is_new ? use_file(store, FILE_CATALOG, NULL) == CKD_OK : !store->catalog_in_memory);
+    bool in_step = usable && store_reconcile_catalog(&merged, store, NULL) == CKD_OK;
+    if (usable && !in_step && is_new) {
         catalog_close(store->catalog);
         store->catalog = NULL;
     }
     store->manifests_skipped = skipped;
     pthread_mutex_unlock(&store->mutex);
+    return in_step || !exists;
 }
 
 ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err) {

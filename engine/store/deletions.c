@@ -1,4 +1,5 @@
 #include "engine/store/manifests.h"
+#include "engine/store/view.h"
 
 #include <stdio.h>
 
@@ -40,7 +41,7 @@ static ckd_status write_mark(const char *path, const bytes *data, ckd_error *err
     return file_close(f, err);
 }
 
-ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err) {
+static ckd_status replace_mark(const ckd_store *store, ckd_error *err) {
     ckd_id mark;
     bytes data = {0};
     pathname temp = path_in(store->path, "data/.tmp-deletions");
@@ -61,6 +62,32 @@ ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err) {
     }
     bytes_free(&data);
     return status;
+}
+
+static ckd_status remove_mark(const ckd_store *store, ckd_error *err) {
+    ckd_status status = file_remove(path_in(store->path, FILE_DELETIONS).text, true, err);
+    return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
+}
+
+/* A missing mark matches no catalog either. So a full disk keeps nobody from deleting. */
+ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = replace_mark(store, &why);
+    return status == CKD_E_NOSPACE ? remove_mark(store, err) : err_from(err, status, &why);
+}
+
+void deletion_mark_restore(const ckd_store *store) {
+    char mark[CATALOG_META];
+    ckd_error why = {0};
+    bool known = deletion_mark_read(mark, store, NULL) == CKD_OK;
+    if (known && !mark[0] && deletion_mark_renew(store, &why) != CKD_OK) {
+        store_message(store, "the deletion mark cannot be written: %s", why.message);
+    }
+}
+
+bool deletion_make_room(const ckd_store *store) {
+    return materialized_drop_all(store) ||
+           (file_exists(path_in(store->path, FILE_DELETIONS).text) && remove_mark(store, NULL) == CKD_OK);
 }
 
 ckd_status deletion_mark_is_current(bool *out, const char noted[CATALOG_META], const ckd_store *store,

@@ -186,10 +186,11 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
 /*
- * Brings the catalog's file in step, if it can be used as it is, before recovery removes tombstones. Does nothing while
- * somebody holds the mutex. Under the publish lock. A failure is left to the next sync.
+ * Brings the catalog's file in step, if it can be used as it is, before tombstones are removed. Does nothing while
+ * somebody holds the mutex. Under the publish lock. A failure is left to the next sync. Returns whether the file is in
+ * step, or missing. Otherwise it may have rows of deleted checkpoints, which only their tombstones tell from lost ones.
  */
-void store_sync_usable_catalog(ckd_store *store);
+bool store_sync_usable_catalog(ckd_store *store);
 /*
  * Does that for callers that do not hold the publish lock: takes it, and the mutex. The catalog then has what other
  * processes committed, also if they died before they changed it. Does nothing for readers, whose queries look at the

@@ -20,8 +20,22 @@
  */
 ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ckd_error *err);
 
-/* Replaces the mark durably. Under the publish lock. Errors: IO, NOSPACE, NOMEM. */
+/*
+ * Replaces the mark durably. On a full disk it removes the mark, so that no catalog counts as current. Under the publish
+ * lock. Errors: IO, NOMEM.
+ */
 ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err);
+/*
+ * Makes a mark if there is none: a store of an early version has none, nor does one whose disk was full. That it cannot
+ * be written is only a message. A mark that cannot be read now stays, as a new one would make a current catalog
+ * doubtful. Under the publish lock.
+ */
+void deletion_mark_restore(const ckd_store *store);
+/*
+ * Makes room for a tombstone on a full disk: removes materialized copies, or if there are none, the mark. Returns false
+ * if there was neither. While a deletion is under way, under the publish lock.
+ */
+bool deletion_make_room(const ckd_store *store);
 
 /*
  * Whether no deletion has begun since a catalog recorded `noted`. The caller has read, in this order: the mark, the

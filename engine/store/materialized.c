@@ -95,7 +95,7 @@ void materialized_evict(ckd_store *store) {
     dir_list_free(&list);
 }
 
-bool materialized_drop_all(ckd_store *store) {
+bool materialized_drop_all(const ckd_store *store) {
     dir_list list;
     bool dropped = false;
     if (dir_list_read(&list, path_in(store->path, DIR_MATERIALIZED).text, NULL) != CKD_OK) {

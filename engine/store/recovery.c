@@ -208,19 +208,6 @@ static ckd_status remove_temporaries(const ckd_store *store, const char *dir, ck
     return status;
 }
 
-/*
- * A store of an early version has no deletion mark. Without a mark no catalog counts as current, which is no reason to
- * fail. A mark that cannot be read now stays: a new one would make a current catalog doubtful.
- */
-static void make_deletion_mark(const ckd_store *store) {
-    char mark[CATALOG_META];
-    ckd_error why = {0};
-    bool known = deletion_mark_read(mark, store, NULL) == CKD_OK;
-    if (known && !mark[0] && deletion_mark_renew(store, &why) != CKD_OK) {
-        store_message(store, "the deletion mark cannot be written: %s", why.message);
-    }
-}
-
 ckd_status store_recover(ckd_store *store, ckd_error *err) {
     static const char *const dirs[] = {"data", DIR_MANIFESTS, DIR_INTENTS, DIR_TOMBSTONES, DIR_SETTINGS};
     ckd_status status = store_make_directories(store->path, err);
@@ -232,7 +219,7 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    make_deletion_mark(store);
+    deletion_mark_restore(store);
     dir_list list;
     status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
     if (status != CKD_OK) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "codec/chunk/chunk.h"
+#include "codec/parity/parity.h"
 #include "engine/store/manifests.h"
 
 bool ids_contain(const bytes *ids, const ckd_id *id) {
@@ -112,6 +113,38 @@ bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
     }
     chunk_close(c);
     return true;
+}
+
+/* Whether the group of a parity file covers a file that is missing, or nobody can tell. */
+static bool covers_missing(const ckd_store *store, const char *parity_path) {
+    parity_file *f;
+    ckd_status status = parity_open(&f, &store->id, parity_path, NULL);
+    if (status != CKD_OK) {
+        return status != CKD_E_NOT_FOUND;
+    }
+    bool missing = false;
+    for (size_t i = 0; i < f->group.member_count && !missing; i++) {
+        missing = !file_exists(path_chunk(store->path, &f->group.members[i].file, "").text);
+    }
+    parity_close(f);
+    return missing;
+}
+
+bool strays_may_be_rebuilt(const ckd_store *store) {
+    dir_list list;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, NULL);
+    if (status != CKD_OK) {
+        return status != CKD_E_NOT_FOUND;
+    }
+    bool may = false;
+    for (size_t i = 0; i < list.count && !may; i++) {
+        ckd_id group;
+        uint32_t row;
+        may = parity_name_parse(&group, &row, list.names[i]) &&
+              covers_missing(store, path_of(store->path, DIR_PARITY, list.names[i]).text);
+    }
+    dir_list_free(&list);
+    return may;
 }
 
 static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *id, ckd_error *err) {

@@ -13,6 +13,11 @@ ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err
 /* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
 bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
 /*
+ * Whether parity covers a chunk file that is missing: a repair may rebuild it, and it may have records of any
+ * checkpoint. True if that cannot be told now.
+ */
+bool strays_may_be_rebuilt(const ckd_store *store);
+/*
  * Adds the files and the checkpoints of all manifests: of all generations, and of deleted checkpoints. *complete:
  * cleared if a manifest is unreadable. Errors: IO, NOMEM.
  */

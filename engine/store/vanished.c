@@ -110,11 +110,11 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 
 /*
  * Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. As long as
- * their weight is unknown, or a chunk file cannot be read, they may be lost ones, and stay.
+ * their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may be lost ones, and stay.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
-    if (v->unweighed || !v->doubtful_count) {
+    if (v->unweighed || !v->doubtful_count || strays_may_be_rebuilt(store)) {
         return CKD_OK;
     }
     ckd_status status = strays_list_chunks(&files, store, err);

@@ -362,6 +362,6 @@ void materialized_evict(ckd_store *store);
  * Removes all copies, also those being written, as nobody depends on them. Needs no lock. Returns whether there were
  * any. Space of copies that a view has open is freed only after views_drop_materialized.
  */
-bool materialized_drop_all(ckd_store *store);
+bool materialized_drop_all(const ckd_store *store);
 
 #endif

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,7 +35,14 @@ typedef struct killer {
     const char *where; /* part of the path */
     unsigned long seen;
     bool dying;
+    bool full; /* nothing new can be created until a chunk file or the deletion mark is gone */
 } killer;
+
+static bool is_full(killer *k, file_op step, const char *path) {
+    bool frees = strstr(path, "/data/c/") || strstr(path, "/data/deletions");
+    k->full = k->full && !(step == FILE_OP_REMOVE && frees && file_exists(path));
+    return k->full && step == FILE_OP_CREATE && strstr(path, "/.tmp-");
+}
 
 static int kill_hook(void *context, file_op step, const char *path) {
     killer *k = context;
@@ -44,6 +52,9 @@ static int kill_hook(void *context, file_op step, const char *path) {
     bool now = k->at ? ++k->seen == k->at : step == k->step && strstr(path, k->where);
     if (k->dying || (now && !(k->torn && step == FILE_OP_WRITE))) {
         raise(SIGKILL);
+    }
+    if (is_full(k, step, path)) {
+        return ENOSPC;
     }
     k->dying = now;
     return now ? -4 : 0; /* writes three bytes */
@@ -252,11 +263,23 @@ typedef struct sweep {
     uint64_t before;    /* bit mask of the steps in the template */
     uint64_t attempted; /* the step that the child or its predecessor saves */
     uint64_t moved;     /* bit mask of the steps that the child deletes or undeletes */
+    bool full;          /* the disk is */
 } sweep;
+
+static void empty_and_verify(const char *dir) {
+    ckd_store *store;
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = 1;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, store, &o, NULL), CKD_OK);
+    scene_check(store, 0, 1);
+    ckd_store_close(store);
+    store_check_clean(dir);
+}
 
 static bool kill_once(const sweep *w, unsigned long at, bool torn, bool all) {
     char *dir = tempdir_create(), store[1024];
-    killer k = {.at = at, .torn = torn};
+    killer k = {.at = at, .torn = torn, .full = w->full};
     bool finished;
     snprintf(store, sizeof(store), "%s/store", dir);
     if (w->template) {
@@ -268,7 +291,10 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn, bool all) {
         marks_check(dir, (unsigned)__builtin_popcountll(reported >> MARKED));
     }
     uint64_t possible = UINT64_C(1) << w->attempted | w->moved;
-    if (all) {
+    if (w->full && w->act == child_empties && !file_exists(store_path_of(w->template, "data/deletions"))) {
+        survivors_glance(dir, committed, possible);
+        empty_and_verify(dir);
+    } else if (all) {
         survivors_check(dir, committed, possible, w->attempted);
     } else {
         survivors_glance(dir, committed, possible);
@@ -324,6 +350,26 @@ static void test_killed_while_emptying_the_trash(void **state) {
     scene_trash(*state, 1, 2);
     sweep w = {.template = *state, .act = child_empties, .before = 1, .attempted = 3};
     assert_true(kill_everywhere("empty", &w) >= 10);
+}
+
+static void test_killed_while_deleting_on_a_full_disk(void **state) {
+    scene_make(*state, 0, 3);
+    sweep w = {
+        .template = *state, .act = child_deletes, .before = 1, .attempted = 3, .moved = 6, .full = true};
+    assert_true(kill_everywhere("delete, full disk", &w) >= 10);
+}
+
+/*
+ * The deletion mark goes first. Without one, an entry of the trash may lack a file afterwards, but nothing else is lost,
+ * and the trash can be emptied.
+ */
+static void test_killed_while_emptying_the_trash_of_a_full_disk(void **state) {
+    scene_make(*state, 0, 3);
+    scene_trash(*state, 1, 2);
+    sweep w = {.template = *state, .act = child_empties, .before = 1, .attempted = 3, .full = true};
+    assert_true(kill_everywhere("empty, full disk", &w) >= 10);
+    assert_int_equal(unlink(store_path_of(*state, "data/deletions")), 0);
+    assert_true(kill_everywhere("empty, full disk without a mark", &w) >= 10);
 }
 
 static void test_killed_while_undeleting(void **state) {
@@ -421,6 +467,8 @@ int main(void) {
         tempdir_test(test_killed_while_aborting),
         tempdir_test(test_killed_while_deleting_and_collecting),
         tempdir_test(test_killed_while_emptying_the_trash),
+        tempdir_test(test_killed_while_deleting_on_a_full_disk),
+        tempdir_test(test_killed_while_emptying_the_trash_of_a_full_disk),
         tempdir_test(test_killed_while_undeleting),
         tempdir_test(test_killed_while_pinning_and_tagging),
         tempdir_test(test_killed_while_pruning),

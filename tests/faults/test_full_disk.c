@@ -121,6 +121,12 @@ static uint64_t copies(const disk *d) {
     return total;
 }
 
+static void drop_copies(const disk *d) {
+    char path[4096];
+    snprintf(path, sizeof(path), "rm '%s'/store/data/k/*", d->path);
+    assert_int_equal(system(path), 0);
+}
+
 /* Fills the disk until `free_bytes` bytes are free. */
 static void fill(const disk *d, uint64_t free_bytes) {
     char path[4096];
@@ -131,7 +137,7 @@ static void fill(const disk *d, uint64_t free_bytes) {
     assert_int_equal(statvfs(d->path, &fs), 0);
     uint64_t available = fs.f_bavail * fs.f_frsize;
     assert_true(available > free_bytes);
-    assert_int_equal(posix_fallocate(f, 0, (off_t)(available - free_bytes)), 0);
+    assert_int_equal(posix_fallocate(f, lseek(f, 0, SEEK_END), (off_t)(available - free_bytes)), 0);
     close(f);
 }
 
@@ -196,9 +202,7 @@ static void test_disk_fills_up_when_a_save_has_begun(void **state) {
 static void test_disk_fills_up_in_the_middle(void **state) {
     disk *d = *state;
     need_disk(d);
-    char path[4096];
-    snprintf(path, sizeof(path), "rm '%s'/store/data/k/*", d->path);
-    assert_int_equal(system(path), 0);
+    drop_copies(d);
     ckd_save *save = begin(d, "run", 2);
     uint64_t n = N;
     change_values(CKD_F32, d->values, N, 2);
@@ -286,6 +290,89 @@ static void test_disk_has_space_for_the_manifest_only(void **state) {
     seal_fill_and_publish(*state, 4096);
 }
 
+/* ---- deletions ---- */
+
+static ckd_status delete (disk *d, uint64_t step, ckd_error *err) {
+    ckd_checkpoint c;
+    assert_int_equal(ckd_store_find(&c, d->store, "run", step, NULL), CKD_OK);
+    return ckd_store_delete(d->store, &c.id, 1, NULL, err);
+}
+
+static void must_empty(disk *d) {
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    ckd_collected c;
+    ckd_error err = {0};
+    o.all = 1;
+    if (ckd_store_collect(&c, d->store, &o, &err) != CKD_OK) {
+        fail_msg("collect: %s (%s)", err.message, err.file);
+    }
+    assert_true(c.checkpoints == 1 && c.waiting == 0);
+    assert_int_equal(err.status, CKD_OK);
+}
+
+static bool has_mark(const disk *d) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/store/data/deletions", d->path);
+    return file_bytes(path) > 0;
+}
+
+/* Each time the disk is full, what is deleted can be removed before its time, and the space is free again. */
+static void test_deleting_and_emptying_the_trash(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    drop_copies(d);
+    for (uint64_t step = 1; step < 2; step--) {
+        ckd_error err = {0};
+        fill(d, 0);
+        assert_true(has_mark(d));
+        if (delete (d, step, &err) != CKD_OK) {
+            fail_msg("delete: %s (%s)", err.message, err.file);
+        }
+        assert_int_equal(err.status, CKD_OK);
+        assert_false(has_mark(d));
+        must_empty(d);
+        assert_true(has_mark(d));
+    }
+    ckd_checkpoint_list *list;
+    assert_int_equal(ckd_store_list(&list, d->store, NULL, NULL), CKD_OK);
+    assert_int_equal(list->count, 0);
+    ckd_checkpoint_list_free(list);
+    assert_int_equal(verify_damage(d->store), 0);
+}
+
+/* There are copies: they go first, and the mark stays. */
+static void test_copies_go_before_the_mark(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    assert_true(copies(d) > 0);
+    assert_int_equal(delete (d, 0, NULL), CKD_OK);
+    fill(d, 0);
+    must_empty(d);
+    assert_int_equal(copies(d), 0);
+    assert_true(has_mark(d));
+    check_all(d);
+}
+
+/* The mark's space is enough for one tombstone, and the copies' for the rest. */
+static void test_deleting_two_at_once(void **state) {
+    disk *d = *state;
+    ckd_checkpoint c[2];
+    ckd_error err = {0};
+    need_disk(d);
+    for (uint64_t i = 0; i < 2; i++) {
+        assert_int_equal(ckd_store_find(&c[i], d->store, "run", i, NULL), CKD_OK);
+    }
+    ckd_id ids[] = {c[0].id, c[1].id};
+    fill(d, 0);
+    if (ckd_store_delete(d->store, ids, 2, NULL, &err) != CKD_OK) {
+        fail_msg("delete: %s (%s)", err.message, err.file);
+    }
+    assert_int_equal(err.status, CKD_OK);
+    assert_int_equal(copies(d), 0);
+    assert_int_equal(ckd_store_undelete(d->store, ids, 2, NULL), CKD_OK);
+    check_all(d);
+}
+
 /* ---- copies that cannot be made ---- */
 
 typedef struct fault {
@@ -357,6 +444,9 @@ int main(void) {
         TEST(test_disk_fills_up_before_the_manifest),
         TEST(test_disk_has_space_for_the_manifest_only),
         TEST(test_chunk_file_on_a_full_disk),
+        TEST(test_deleting_and_emptying_the_trash),
+        TEST(test_copies_go_before_the_mark),
+        TEST(test_deleting_two_at_once),
         TEST(test_failing_copies_do_not_fail_saves),
     };
     return cmocka_run_group_tests_name("full disk", tests, NULL, NULL);

@@ -417,8 +417,7 @@ static void test_deleter_died(void **state) {
  * Another program holds the catalog, so that the row of the deleted checkpoint stays in it. Only the new deletion mark
  * then tells that the row proves nothing.
  */
-static void test_deletion_beside_a_program(void **state) {
-    disk *d = *state;
+static void deletion_beside_a_program(disk *d, file_fault_fn hook) {
     ckd_error err = {0};
     struct flock reserved = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0x40000001, .l_len = 1};
     scene_make(d->p.dir, 0, 3);
@@ -426,12 +425,28 @@ static void test_deletion_beside_a_program(void **state) {
     disk_begin(d, 3, 7);
     int program = open(store_path_of(d->p.dir, "catalog.db"), O_RDWR | O_CLOEXEC);
     assert_true(program >= 0 && fcntl(program, F_OFD_SETLK, &reserved) == 0);
+    file_set_fault_hook(hook, NULL);
     delete_step_2(store);
+    file_set_fault_hook(NULL, NULL);
     disk_expect(d, 3, 3);
     disk_must(ckd_store_collect(NULL, store, NULL, &err), &err);
     close(program);
     ckd_store_close(store);
     disk_end("deletion beside a program", d, 3);
+}
+
+static void test_deletion_beside_a_program(void **state) {
+    deletion_beside_a_program(*state, NULL);
+}
+
+static int no_space_for_the_mark(void *context, file_op step, const char *path) {
+    (void)context;
+    return step == FILE_OP_CREATE && strstr(path, "data/.tmp-deletions") ? ENOSPC : 0;
+}
+
+/* The old mark must not come back either when the disk is full, so that it is removed. */
+static void test_deletion_beside_a_program_on_a_full_disk(void **state) {
+    deletion_beside_a_program(*state, no_space_for_the_mark);
 }
 
 static void test_catalog_is_mended(void **state) {
@@ -472,6 +487,7 @@ static const char *const spared[] = {
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
     "engine/integrity/parity_removal.c:remove_groups parity that comes back is of no use, and is removed when parity is made",
     "engine/integrity/parity_build.c:remove_useless the same",
+    "engine/retain/trash.c:remove_one it frees the space of the file at once",
     "engine/store/damage.c:damage_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
     "engine/store/damage.c:damage_put_aside#2 the same",
     "engine/store/catalog.c:* the catalog can be made anew",
@@ -509,6 +525,7 @@ int main(void) {
         disk_test(test_compactor_died),
         disk_test(test_deleter_died),
         disk_test(test_deletion_beside_a_program),
+        disk_test(test_deletion_beside_a_program_on_a_full_disk),
         disk_test(test_catalog_is_mended),
         disk_test(test_abort_leaves_nothing),
         disk_test(power_parity),

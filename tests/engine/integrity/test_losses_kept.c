@@ -110,12 +110,14 @@ typedef struct fault {
     int errnum;
     int first, last; /* the operations on it that fail, from 1 */
     int seen;
+    bool reads_work;
 } fault;
 
 static int fail_here(void *context, file_op step, const char *path) {
     fault *f = context;
-    bool needs_a_descriptor = step == FILE_OP_OPEN || step == FILE_OP_READ;
-    if (step == FILE_OP_LOCK || (f->errnum == EMFILE && !needs_a_descriptor) || !strstr(path, f->path)) {
+    bool reads = step == FILE_OP_OPEN || step == FILE_OP_READ;
+    if (step == FILE_OP_LOCK || (f->errnum == EMFILE && !reads) || (f->reads_work && reads) ||
+        !strstr(path, f->path)) {
         return 0;
     }
     f->seen++;
@@ -402,6 +404,30 @@ static void test_a_deletion_died_before_the_catalog(void **state) {
     check_steps(*state, 2, 1);
 }
 
+/* While the catalog cannot be written, nothing but the tombstone says that its row is of a deleted checkpoint. */
+static void test_a_deletion_without_the_catalog(void **state) {
+    fault f = {.path = "catalog.db", .errnum = EIO, .first = 1, .last = 1000, .reads_work = true};
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    scene_make(*state, 0, 3);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    o.undo_s = 0;
+    file_set_fault_hook(fail_here, &f);
+    save(store, 3, false);
+    must(ckd_store_find(&c, store, SCENE_RUN, 1, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    ckd_store_close(store);
+    file_set_fault_hook(NULL, NULL);
+    open_and_close(*state);
+    assert_null(strstr(messages, "which has no manifest"));
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/q"), 0);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    check_steps(*state, 2, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_the_deletion_mark_cannot_be_read),
@@ -417,6 +443,7 @@ int main(void) {
         tempdir_test(test_leftovers_that_cannot_be_moved_stay),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
         tempdir_test(test_a_deletion_died_before_the_catalog),
+        tempdir_test(test_a_deletion_without_the_catalog),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

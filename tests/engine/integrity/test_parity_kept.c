@@ -386,6 +386,66 @@ static void test_dry_run_with_a_lost_manifest(void **state) {
     store_check_clean(*state);
 }
 
+static size_t files_in(const char *dir, const char *folder_name) {
+    dir_list list;
+    if (dir_list_read(&list, store_path_of(dir, folder_name), NULL) != CKD_OK) {
+        return 0;
+    }
+    size_t count = list.count;
+    dir_list_free(&list);
+    return count;
+}
+
+/* A power cut emptied the deletion mark, which is not synced. So the catalog's row is doubtful. */
+static ckd_store *lose_behind_an_empty_mark(const char *dir) {
+    ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+    save_base(store, 0);
+    save_base(store, 1);
+    make_parity(store, &all_runs);
+    pathname path = file_of(store, 1);
+    ckd_store_close(store);
+    remove_manifest(dir, SCENE_RUN, 1);
+    damage(path.text, MISSING);
+    write_whole_file(store_path_of(dir, "data/deletions"), "", 0);
+    return open_store(dir, CKD_OPEN_WRITE);
+}
+
+/* No chunk file has records of the doubtful checkpoint, but parity can rebuild one that may. Its row stays. */
+static void test_doubtful_checkpoint_of_a_missing_file(void **state) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    ckd_store *store = lose_behind_an_empty_mark(*state);
+    assert_int_equal(files_in(*state, "data/q"), 1);
+    assert_int_equal(repair_all(store), 0);
+    assert_int_equal(renew_parity(store).removed, 0);
+    o.manifest_run = SCENE_RUN;
+    o.manifest_step = 1;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    assert_true(r->repaired_count == 2 && r->left->damage_count == 0);
+    ckd_repair_result_free(r);
+    scene_check(store, 0, 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* Once no group lacks a member, nothing can bring the checkpoint back. */
+static void test_doubtful_checkpoint_without_parity(void **state) {
+    ckd_store *store = lose_behind_an_empty_mark(*state);
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/p"), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        pathname p = path_of(store->path, DIR_PARITY, list.names[i]);
+        assert_int_equal(unlink(p.text), 0);
+    }
+    dir_list_free(&list);
+    vanished v;
+    assert_int_equal(vanished_find(&v, store, NULL), CKD_OK);
+    assert_true(v.count == 0 && v.doubtful_count == 0);
+    vanished_free(&v);
+    ckd_store_close(store);
+}
+
 /* Among the missing files of a group, that of a deleted checkpoint does not come back. */
 static void test_deleted_files_stay_away(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -498,6 +558,8 @@ int main(void) {
         tempdir_test(test_lost_manifest_of_a_damaged_file),
         tempdir_test(test_lost_heir_of_deleted_files),
         tempdir_test(test_dry_run_with_a_lost_manifest),
+        tempdir_test(test_doubtful_checkpoint_of_a_missing_file),
+        tempdir_test(test_doubtful_checkpoint_without_parity),
         tempdir_test(test_deleted_files_stay_away),
         tempdir_test(test_lost_checkpoint_stays_lost),
         tempdir_test(test_deletion_spares_unnamed_files),
