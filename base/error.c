@@ -110,7 +110,8 @@ static void append_reason(ckd_error *err, int errnum) {
     /* Not strerror: its text depends on the locale and may change under another thread. */
     const char *text = strerrordesc_np(errnum);
     char reason[96];
-    snprintf(reason, sizeof(reason), ": %s", text != NULL ? text : "unknown system error");
+    snprintf(reason, sizeof(reason), ": %s%s", text != NULL ? text : "unknown system error",
+             errnum == EMFILE ? " in this process; `ulimit -n` raises the limit" : "");
     size_t length = strlen(err->message), limit = sizeof(err->message) - 1 - strlen(reason);
     if (length > limit) {
         err->message[limit] = '\0';

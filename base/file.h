@@ -42,6 +42,14 @@ ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err);
  */
 ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err);
 /*
+ * Lets the descriptor be closed while nobody reads, and be opened again by a later read: then a process may have more
+ * readers than open files. The file is known by its size, and by the `size` bytes that it has at `offset`. A read of a
+ * file that was removed or replaced meanwhile fails with CORRUPT. Without effect on a cached file, which needs no
+ * descriptor. Call it before several threads use the reader.
+ */
+enum { FILE_IDENTITY_MAX = 80 };
+void file_let_close(file_reader *f, uint64_t offset, const void *identity, size_t size);
+/*
  * Returns `size` bytes at `offset` of a kept file; valid as long as the reader. NULL if the file is not kept or too
  * short.
  */

@@ -26,13 +26,11 @@ struct file_lock {
 
 static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create) {
     int flags = (kind == LOCK_EXCLUSIVE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
-    do {
-        /* Try without O_CREAT first: on a read-only file system O_CREAT may fail even if the file exists. */
-        *fd = open(path, flags);
-        if (*fd < 0 && errno == ENOENT && create) {
-            *fd = open(path, flags | O_CREAT, 0666);
-        }
-    } while (*fd < 0 && errno == EINTR);
+    /* Try without O_CREAT first: on a read-only file system O_CREAT may fail even if the file exists. */
+    *fd = file_open_descriptor(path, flags, 0);
+    if (*fd < 0 && errno == ENOENT && create) {
+        *fd = file_open_descriptor(path, flags | O_CREAT, 0666);
+    }
     return *fd < 0 ? errno : 0;
 }
 

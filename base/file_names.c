@@ -85,10 +85,7 @@ ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err) {
 }
 
 static int sync_directory(const char *path) {
-    int fd;
-    do {
-        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    } while (fd < 0 && errno == EINTR);
+    int fd = file_open_descriptor(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     if (fd < 0) {
         return errno;
     }

@@ -1,4 +1,4 @@
-/* The fault hook: see file.h. It is the only mutable global of base/file*.c, and only tests change it. */
+/* The fault hook: see file.h. Only tests change it. */
 #include "base/file_op.h"
 
 #include <errno.h>

@@ -11,8 +11,12 @@
 #include <unistd.h>
 
 struct file_reader {
-    int fd;
+    pool_handle handle;
     uint64_t size;
+    /* the bytes by which the file is known when it is opened again; identity_size 0: its descriptor stays open */
+    uint8_t identity[FILE_IDENTITY_MAX];
+    size_t identity_size;
+    uint64_t identity_at;
     uint8_t *cached; /* the whole file in memory, or NULL */
     /* a buffer with file bytes from ahead_at on, ahead_size of at most ahead_capacity; or NULL */
     uint8_t *ahead;
@@ -75,9 +79,7 @@ static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_er
     if (fault != 0) {
         return open_failed(err, fault, path);
     }
-    do {
-        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW);
-    } while (*fd < 0 && errno == EINTR);
+    *fd = file_open_descriptor(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW, 0);
     if (*fd < 0) {
         return open_failed(err, errno, path);
     }
@@ -98,17 +100,19 @@ static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_er
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
     *out = NULL;
     size_t length = strlen(path) + 1;
-    file_reader *f = malloc(sizeof(*f) + length);
+    int fd;
+    file_reader *f = calloc(1, sizeof(*f) + length);
     if (f == NULL) {
         return err_nomem(err, sizeof(*f) + length, "a file reader");
     }
     memcpy(f->path, path, length);
-    f->cached = f->ahead = NULL;
-    ckd_status status = open_regular(&f->fd, &f->size, path, err);
+    ckd_status status = open_regular(&fd, &f->size, path, err);
     if (status != CKD_OK) {
         free(f);
         return status;
     }
+    f->handle.fd = -1;
+    pool_handle_set(&f->handle, fd); /* stays in use until file_let_close */
     *out = f;
     return CKD_OK;
 }
@@ -121,18 +125,20 @@ const char *file_path(const file_reader *f) {
     return f->path;
 }
 
-static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
-    int fault = file_op_check(FILE_OP_READ, f->path);
-    if (fault != 0) {
-        return read_failed(err, fault, f->path, "read");
-    }
+static ckd_status too_short(const file_reader *f, uint64_t end, uint64_t offset, size_t size,
+                            ckd_error *err) {
+    return err_corrupt(err, f->path, offset, "%s ends at byte %llu, inside the %zu bytes at offset %llu",
+                       f->path, (unsigned long long)end, size, (unsigned long long)offset);
+}
+
+/* Reads from a descriptor of the file. */
+static ckd_status read_fd(const file_reader *f, int fd, uint64_t offset, void *to, size_t size,
+                          ckd_error *err) {
     for (size_t done = 0; done < size;) {
         size_t part = size - done < FILE_IO_MAX ? size - done : FILE_IO_MAX;
-        ssize_t n = pread(f->fd, (uint8_t *)to + done, part, (off_t)(offset + done));
+        ssize_t n = pread(fd, (uint8_t *)to + done, part, (off_t)(offset + done));
         if (n == 0) {
-            return err_corrupt(err, f->path, offset,
-                               "%s ends at byte %llu, inside the %zu bytes at offset %llu", f->path,
-                               (unsigned long long)(offset + done), size, (unsigned long long)offset);
+            return too_short(f, offset + done, offset, size, err);
         }
         if (n < 0 && errno != EINTR) {
             return read_failed(err, errno, f->path, "read");
@@ -140,6 +146,51 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
         done += n > 0 ? (size_t)n : 0;
     }
     return CKD_OK;
+}
+
+/* A repaired file has another inode and the same bytes, so the inode says nothing. */
+static ckd_status check_identity(const file_reader *f, int fd, uint64_t size, ckd_error *err) {
+    uint8_t found[FILE_IDENTITY_MAX];
+    ckd_status status =
+        size == f->size ? read_fd(f, fd, f->identity_at, found, f->identity_size, err) : CKD_E_CORRUPT;
+    bool same = status == CKD_OK && memcmp(found, f->identity, f->identity_size) == 0;
+    return same || (status != CKD_OK && status != CKD_E_CORRUPT)
+               ? status
+               : err_corrupt(err, f->path, CKD_NO_OFFSET, "%s was replaced while it was in use", f->path);
+}
+
+static ckd_status open_again(file_reader *f, ckd_error *err) {
+    int fd;
+    uint64_t size;
+    ckd_status status = open_regular(&fd, &size, f->path, err);
+    if (status != CKD_OK) {
+        return status != CKD_E_NOT_FOUND
+                   ? status
+                   : err_corrupt(err, f->path, CKD_NO_OFFSET, "%s was removed while it was in use", f->path);
+    }
+    status = check_identity(f, fd, size, err);
+    if (status != CKD_OK) {
+        close(fd);
+        return status;
+    }
+    pool_handle_set(&f->handle, fd);
+    return CKD_OK;
+}
+
+static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
+    if (f->cached != NULL) { /* all that the file has is cached */
+        return too_short(f, f->size, offset, size, err);
+    }
+    int fault = file_op_check(FILE_OP_READ, f->path);
+    if (fault != 0) {
+        return read_failed(err, fault, f->path, "read");
+    }
+    ckd_status status = pool_handle_take(&f->handle) ? CKD_OK : open_again(f, err);
+    if (status == CKD_OK) {
+        status = read_fd(f, f->handle.fd, offset, to, size, err);
+        pool_handle_release(&f->handle);
+    }
+    return status;
 }
 
 /* Fills the buffer from `offset` on. What cannot be read may lie behind the bytes that are wanted. */
@@ -212,7 +263,17 @@ ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err) {
         return status;
     }
     f->cached = data;
+    pool_handle_close(&f->handle);
     return CKD_OK;
+}
+
+void file_let_close(file_reader *f, uint64_t offset, const void *identity, size_t size) {
+    if (f->cached == NULL && f->identity_size == 0 && size <= sizeof(f->identity)) {
+        memcpy(f->identity, identity, size);
+        f->identity_at = offset;
+        f->identity_size = size;
+        pool_handle_release(&f->handle);
+    }
 }
 
 const void *file_cached(const file_reader *f, uint64_t offset, size_t size) {
@@ -221,7 +282,7 @@ const void *file_cached(const file_reader *f, uint64_t offset, size_t size) {
 
 void file_close_read(file_reader *f) {
     if (f != NULL) {
-        close(f->fd);
+        pool_handle_close(&f->handle);
         free(f->cached);
         free(f->ahead);
         free(f);

@@ -27,7 +27,7 @@ static int create_and_unlink(const char *directory) {
         return -1;
     }
     snprintf(path, capacity, "%s/.tmp-scratch-%016llx", directory, (unsigned long long)load_le64(random));
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int fd = file_open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0) {
         unlink(path);
     }
@@ -45,7 +45,7 @@ ckd_status file_scratch_open(file_scratch **out, const char *directory, ckd_erro
     memcpy(f->directory, directory, length);
     int errnum = file_op_check(FILE_OP_CREATE, directory);
     if (errnum == 0) {
-        f->fd = open(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+        f->fd = file_open_descriptor(directory, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
         f->fd = f->fd >= 0 ? f->fd : create_and_unlink(directory);
         errnum = f->fd < 0 ? errno : 0;
     }

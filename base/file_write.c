@@ -54,9 +54,7 @@ static ckd_status new_writer(file_writer **out, const char *path, size_t buffer,
 static int open_writer(file_writer *f, int flags) {
     int errnum = file_op_check(FILE_OP_CREATE, f->path);
     if (errnum == 0) {
-        do {
-            f->fd = open(f->path, O_WRONLY | O_CLOEXEC | flags, 0666);
-        } while (f->fd < 0 && errno == EINTR);
+        f->fd = file_open_descriptor(f->path, O_WRONLY | O_CLOEXEC | flags, 0666);
         errnum = f->fd < 0 ? errno : 0;
     }
     return errnum;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
@@ -123,6 +124,18 @@ static void print_version(FILE *to, struct argp_state *state) {
     fprintf(to, "ckptdelta %s\n", ckd_version());
 }
 
+/*
+ * The files of all ranks may be open at the same time. Not for a command that starts another program: it would inherit
+ * the limit, and one that calls select() must not have more than 1,024 files.
+ */
+static void raise_open_files(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 static int run(int argc, char **argv) {
     if (argc < 2) {
         print_help(stderr);
@@ -148,6 +161,9 @@ static int run(int argc, char **argv) {
         return command->run(2, (char *[]){prefixed, option, NULL});
     }
     argv[1] = prefixed;
+    if (command->run != cmd_run) {
+        raise_open_files();
+    }
     return command->run(argc - 1, argv + 1);
 }
 

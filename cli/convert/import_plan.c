@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 void import_plan_free(import_plan *plan) {
     for (size_t i = 0; i < plan->entry_count; i++) {
@@ -34,15 +33,6 @@ void import_plan_free(import_plan *plan) {
 }
 
 /* ---- files and their ranks ---- */
-
-/* Raises the limit of open files, since all ranks' files are open at the same time. */
-static void allow_files(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
 
 static ckd_status rank_of_file(uint32_t *out, const layout *l, const char *path, size_t place,
                                ckd_error *err) {
@@ -88,7 +78,6 @@ static ckd_status open_files(import_plan *plan, char *const *paths, size_t count
         return layout_error(l, 0, err, CKD_E_INVALID, "%zu files are given for the %u ranks of the mesh",
                             count, l->world);
     }
-    allow_files();
     plan->files = calloc(count + 1, sizeof(*plan->files));
     plan->ranks = calloc(count + 1, sizeof(*plan->ranks));
     if (!plan->files || !plan->ranks) {

@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import resource
 import select
 import shlex
 import signal
@@ -160,6 +161,22 @@ def test_paths_that_are_no_store(tmp_path):
     done = subprocess.run([COMMAND, "list", tmp_path / "file"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           timeout=60)
     assert done.returncode == USAGE and done.stderr and (tmp_path / "file").read_text() == "x"
+
+
+def soft_limit(files):
+    """Sets the soft limit of open files in the child, and leaves the hard one."""
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_the_soft_limit_of_open_files_is_raised(store):
+    store.save(1, state(1))
+    run("load", store.path, "-o", store.folder / "out.safetensors", preexec_fn=soft_limit(5))  # the loader takes one at a time
+    st.same(st.read(store.folder / "out.safetensors")[0], state(1))
+
+
+def test_a_command_keeps_its_limit_of_open_files(store):
+    """Programs that call select() rely on it."""
+    run("run", store.path, "gpt", "-q", "--", "sh", "-c", "test $(ulimit -Sn) = 900", preexec_fn=soft_limit(900))
 
 
 def test_a_newer_store_is_named(store):
