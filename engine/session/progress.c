@@ -70,9 +70,15 @@ static ckd_progress_slot *take_slot(ckd_progress_header *h) {
     return NULL;
 }
 
+/* Is it the supervised run, or a branch of it: RUN~2, ...? */
 static bool is_supervised(const char *run) {
     const char *supervised = secure_getenv("CKPTDELTA_RUN");
-    return !run || (supervised && strcmp(run, supervised) == 0);
+    size_t length = supervised ? strlen(supervised) : 0;
+    if (!run || !supervised || strncmp(run, supervised, length) != 0) {
+        return !run;
+    }
+    const char *rest = run + length;
+    return !*rest || (rest[0] == '~' && rest[1] && rest[1 + strspn(rest + 1, "0123456789")] == '\0');
 }
 
 int ckd_progress_begin(const char *run, uint32_t rank) {

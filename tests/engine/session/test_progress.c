@@ -109,7 +109,11 @@ static void test_without_a_supervisor(void **state) {
 
 static void trains(const char *dir) {
     (void)dir;
-    EXPECT(!ckd_progress_begin("another", 7));
+    static const char *const others[] = {"another", "ru", "run2", "run~", "run~x", "run~2x", ""};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        EXPECT(!ckd_progress_begin(others[i], 7));
+    }
+    EXPECT(ckd_progress_begin(TRAINER_RUN "~12", 7));
     EXPECT(ckd_progress_begin(TRAINER_RUN, 7));
     EXPECT(ckd_progress_begin(NULL, CKD_PROGRESS_NO_RANK));
     EXPECT(ckd_progress_enter(CKD_PROGRESS_TRAINING) == CKD_PROGRESS_START);
