@@ -587,10 +587,10 @@ CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *pat
 #ifdef __cplusplus
 }
 #endif
-
 #include "ckptdelta_compact.h"  /* rewriting checkpoints */
 #include "ckptdelta_loads.h"    /* planned loads */
 #include "ckptdelta_parity.h"   /* parity and repair of lost or damaged files */
+#include "ckptdelta_progress.h" /* how far training is, for `ckptdelta run` */
 #include "ckptdelta_ranks.h"    /* saves and loads of many ranks */
 #include "ckptdelta_report.h"   /* space usage and differences */
 #include "ckptdelta_retain.h"   /* deletion, trash, pins, tags and policies */

@@ -22,6 +22,9 @@
  * All calls except ckd_session_request and ckd_session_phase must come from one thread at a time, in the process that
  * opened the session. In a forked child they do nothing and fail with STATE. The session's threads inherit the cores of
  * the thread that opens it, so open it before binding that thread to one core.
+ *
+ * Below `ckptdelta run` a session of the supervised run reports its steps, saves and evaluations as ckptdelta_progress.h
+ * describes.
  */
 #ifndef CKPTDELTA_SESSION_H
 #define CKPTDELTA_SESSION_H
@@ -230,7 +233,9 @@ CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
 typedef enum ckd_phase {
     CKD_PHASE_ANY = 0,  /* nothing special: the initial phase */
     CKD_PHASE_BUSY = 1, /* training needs the processors: an optimizer on the host, the data loader */
-    CKD_PHASE_IDLE = 2  /* training waits for something else: a GPU, the network */
+    CKD_PHASE_IDLE = 2, /* training waits for something else: a GPU, the network */
+    /* the model is evaluated: below `ckptdelta run` no steps are expected until the next phase or step */
+    CKD_PHASE_EVALUATION = 3
 } ckd_phase;
 /*
  * Says what training does from now on. While it is busy, saves in progress pause between tensors. The pauses of a save

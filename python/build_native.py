@@ -52,7 +52,7 @@ extern "Python" int pyckd_on_progress(void *context, uint64_t done, uint64_t tot
 extern "Python" void pyckd_on_message(void *context, const char *message);
 extern "Python" void pyckd_on_info(void *context, const char *message);
 """
-CONSTANTS = ["CKD_NAME_MAX", "CKD_RUN_MAX", "CKD_MAX_DIMS", "CKD_BLOB_MAX", "CKD_NO_OFFSET", "CKD_LATEST", "CKD_NO_COMPACTION"]
+CONSTANTS = ["CKD_NAME_MAX", "CKD_RUN_MAX", "CKD_MAX_DIMS", "CKD_BLOB_MAX", "CKD_NO_OFFSET", "CKD_LATEST", "CKD_NO_COMPACTION", "CKD_PROGRESS_NO_RANK"]
 
 
 def declarations() -> str:

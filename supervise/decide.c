@@ -46,6 +46,14 @@ uint64_t decide_failures(const attempt *history, size_t count, const char *from)
     return failures;
 }
 
+uint64_t decide_doublings(const attempt *history, size_t count) {
+    uint64_t hung = 0;
+    for (; count > 0 && history[count - 1].hung && hung < 2; count--) {
+        hung++;
+    }
+    return hung;
+}
+
 void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     char how[SUPERVISE_TEXT_MAX / 2] = "not known";
     switch (a->end) {

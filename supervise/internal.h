@@ -71,6 +71,8 @@ bool attempt_progressed(const attempt *a);
 uint64_t decide_failures(const attempt *history, size_t count, const char *from);
 /* The newest attempts: those since the command last succeeded or the supervisor last gave up. Reduces *count. */
 const attempt *decide_current(const attempt *history, size_t *count);
+/* How many times the limits of hangs are doubled: once for each of the last attempts in a row that hung, up to 2. */
+uint64_t decide_doublings(const attempt *history, size_t count);
 
 /* -------------------------------------------------------------------------------------------------- checkpoints */
 
@@ -152,6 +154,10 @@ void process_close(process *p);
 
 /* Does the process exist, and is it not a zombie? */
 bool process_lives(pid_t pid);
+/* When it was started, in ticks since the machine was; 0: it does not exist, or is a zombie. */
+uint64_t process_start_time(pid_t pid);
+/* Is it a descendant of `above`? */
+bool process_is_below(pid_t pid, pid_t above);
 /* Sends a signal to all children of this process, except those in process group `group`. 0: no exception. */
 void children_signal(int number, pid_t group);
 /* The orders that a keeper is forked with. keeper_run never returns. */
@@ -171,5 +177,80 @@ typedef struct keeper_message {
 } keeper_message;
 /* To the keeper: KEEPER_GO, or a signal to pass on, with KEEPER_STOP if the group must end. */
 enum { KEEPER_GO = 0, KEEPER_STOP = 0x80 };
+
+/* ----------------------------------------------------------------------------------------------------- progress */
+
+#define PROGRESS_SLOTS 512
+/* Shared memory in which the processes of one attempt write down their steps. Without any, no process has a slot. */
+typedef struct progress {
+    ckd_progress_header *header;
+} progress;
+/* Also names it in the environment of this process, which the command inherits. */
+void progress_make(progress *out);
+void progress_free(progress *p);
+/* Copies the slots that are taken. Returns how many. */
+size_t progress_read(ckd_progress_slot out[PROGRESS_SLOTS], const progress *p);
+/* Sets the fields of the attempt about steps. begun_ns: monotonic, when its command was started. */
+void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns);
+
+/* ----------------------------------------------------------------------------------------------------- liveness */
+
+/* What was learned from the slots so far. Pure functions, as those of decisions. */
+typedef struct liveness {
+    double floor_s;                           /* no silence of a step is too long before this */
+    double longest_s[CKD_PROGRESS_ENDED + 1]; /* by phase: silences that ended by themselves */
+    double silent_s[PROGRESS_SLOTS];
+    ckd_progress_slot seen[PROGRESS_SLOTS]; /* at the last look */
+} liveness;
+/*
+ * Looks at the slots after passed_s more seconds, and returns whether a rank hangs. gone: by slot: its process has
+ * ended. A phase that is not known becomes CKD_PROGRESS_TRAINING.
+ */
+bool liveness_look(liveness *l, ckd_progress_slot *slots, const bool *gone, size_t count, double passed_s);
+/* How long a rank may be silent, in seconds. */
+double liveness_limit(const liveness *l, const ckd_progress_slot *slot);
+/* Names the rank that holds up the others. */
+void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
+                     const bool *gone, size_t count);
+
+/* -------------------------------------------------------------------------------------------------------- hangs */
+
+/* Stack traces: by SIGQUIT, which goes only to processes that handle it and are below the keeper, or by a command. */
+typedef struct trace {
+    pid_t helper;   /* 0: none */
+    uint64_t until; /* monotonic */
+} trace;
+typedef struct trace_orders {
+    const char *command; /* NULL: SIGQUIT */
+    const sigset_t *mask;
+    uint64_t grace_s; /* the command may take so long */
+    pid_t keeper, pid;
+    const pid_t *pids; /* of processes that make steps; else of the supervised command */
+    size_t count;
+} trace_orders;
+void trace_begin(trace *t, const trace_orders *orders);
+bool trace_ended(trace *t);
+/* Kills the command if it still runs. */
+void trace_end(trace *t);
+
+typedef struct watch watch;
+typedef struct watch_rule {
+    const supervise_options *options;
+    const progress *progress;
+    uint64_t doublings;  /* decide_doublings */
+    ckd_id newest;       /* checkpoint at the start; zero: none */
+    trace_orders orders; /* without pids */
+} watch_rule;
+typedef enum watch_news {
+    WATCH_NOTHING = 0,
+    WATCH_HUNG = 1, /* told once, with the reason. Traces are taken from now on. */
+    WATCH_END = 2   /* told once, when these are done: it is time to end the command */
+} watch_news;
+/* rule->options and rule->progress are used until watch_free. NULL, which the others accept: nothing is watched. */
+watch *watch_new(const watch_rule *rule);
+watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]);
+/* When to look next, for poll(). */
+int watch_wait_ms(const watch *w);
+void watch_free(watch *w);
 
 #endif

@@ -149,6 +149,10 @@ static json_t *step_or_null(uint64_t step) {
     return step == SUPERVISE_NO_STEP ? json_null() : json_integer((json_int_t)step);
 }
 
+static json_t *seconds_or_null(uint64_t ns) {
+    return ns ? json_real((double)ns / (double)SECOND) : json_null();
+}
+
 static json_t *time_of(uint64_t ns) {
     char text[48];
     time_t seconds = (time_t)(ns / SECOND);
@@ -165,26 +169,27 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
         json_array_append_new(words, text_or_null(command[i]));
     }
     return append(j,
-                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
+                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "start",
                             "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->start_ns),
                             "host", a->host, "supervisor", (json_int_t)a->supervisor, "pid",
                             (json_int_t)a->pid, "checkpoint", text_or_null(a->from), "from_step",
-                            step_or_null(a->from_step), "first_step", step_or_null(a->first_step), "command",
-                            words),
+                            step_or_null(a->from_step), "first_step", step_or_null(a->first_step), "reached",
+                            step_or_null(a->reached), "command", words),
                   err);
 }
 
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
-    json_t *saved = a->first_save_ns ? json_real((double)a->first_save_ns / (double)SECOND) : json_null();
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:s, s:s}", "event", "end",
-        "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end", (int)a->end,
-        "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal", a->end == ATTEMPT_KILLED ? code : NULL,
-        "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung", a->hung, "stopped_by",
-        a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
-        "first_save_s", saved, "status", a->status < 0 ? json_null() : json_integer(a->status), "reason",
-        a->reason, "verdict", a->verdict);
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
+        "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
+        (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
+        a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
+        a->hung, "stopped_by", a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step",
+        step_or_null(a->last_step), "first_trained", step_or_null(a->first_trained), "last_trained",
+        step_or_null(a->last_trained), "resume_s", seconds_or_null(a->resume_ns), "hang",
+        text_or_null(a->hang), "first_save_s", seconds_or_null(a->first_save_ns), "status",
+        a->status < 0 ? json_null() : json_integer(a->status), "reason", a->reason, "verdict", a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -209,6 +214,11 @@ static uint64_t read_step(const json_t *object, const char *key) {
                                                                     : SUPERVISE_NO_STEP;
 }
 
+static uint64_t read_seconds(const json_t *object, const char *key) {
+    double seconds = json_number_value(json_object_get(object, key));
+    return seconds > 0 && seconds < 1e9 ? (uint64_t)(seconds * (double)SECOND) : 0;
+}
+
 static void read_text(char *to, size_t size, const json_t *object, const char *key) {
     const char *text = json_string_value(json_object_get(object, key));
     snprintf(to, size, "%s", text ? text : "");
@@ -225,7 +235,8 @@ static void read_start(attempt *a, const json_t *line) {
     a->supervisor = read_integer(line, "supervisor", 0);
     a->from_step = read_step(line, "from_step");
     a->first_step = read_step(line, "first_step");
-    a->last_step = SUPERVISE_NO_STEP;
+    a->reached = read_step(line, "reached");
+    a->last_step = a->first_trained = a->last_trained = SUPERVISE_NO_STEP;
     a->status = -1;
     read_text(a->host, sizeof(a->host), line, "host");
     read_text(a->from, sizeof(a->from), line, "checkpoint");
@@ -241,8 +252,11 @@ static void read_end(attempt *a, const json_t *line) {
     a->hung = json_is_true(json_object_get(line, "hung"));
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
-    double saved = json_number_value(json_object_get(line, "first_save_s"));
-    a->first_save_ns = saved > 0 && saved < 1e9 ? (uint64_t)(saved * (double)SECOND) : 0;
+    a->first_trained = read_step(line, "first_trained");
+    a->last_trained = read_step(line, "last_trained");
+    a->resume_ns = read_seconds(line, "resume_s");
+    a->first_save_ns = read_seconds(line, "first_save_s");
+    read_text(a->hang, sizeof(a->hang), line, "hang");
     a->status = (int)read_integer(line, "status", -1);
     read_text(a->reason, sizeof(a->reason), line, "reason");
     read_text(a->verdict, sizeof(a->verdict), line, "verdict");

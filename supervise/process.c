@@ -27,6 +27,33 @@ static char look_at(pid_t *parent, pid_t pid) {
     return name_end && sscanf(name_end + 1, " %c %d", &state, parent) == 2 ? state : '?';
 }
 
+uint64_t process_start_time(pid_t pid) {
+    char path[64], text[1024], state;
+    unsigned long long started = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *from = pid > 0 ? fopen(path, "re") : NULL;
+    size_t n = from ? fread(text, 1, sizeof(text) - 1, from) : 0;
+    if (from) {
+        fclose(from);
+    }
+    text[n] = '\0';
+    const char *name_end = strrchr(text, ')');
+    /* field 22; the state is field 3 */
+    bool found =
+        name_end && sscanf(name_end + 1,
+                           " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+                           &state, &started) == 2;
+    return found && state != 'Z' && state != 'X' ? started : 0;
+}
+
+bool process_is_below(pid_t pid, pid_t above) {
+    pid_t parent;
+    while (pid > 1 && pid != above && look_at(&parent, pid) != '?') {
+        pid = parent;
+    }
+    return pid == above;
+}
+
 bool process_lives(pid_t pid) {
     pid_t parent;
     char state = look_at(&parent, pid);

@@ -102,7 +102,14 @@ static ckd_status add_attempt(supervisor *s, ckd_error *err) {
                    .from_step = SUPERVISE_NO_STEP,
                    .first_step = candidates_top(&s->seen),
                    .last_step = SUPERVISE_NO_STEP,
+                   .first_trained = SUPERVISE_NO_STEP,
+                   .last_trained = SUPERVISE_NO_STEP,
+                   .reached = SUPERVISE_NO_STEP,
                    .status = -1};
+    if (s->history.count > 1) { /* an attempt without a step has not made good what was lost before it */
+        const attempt *before = a - 1;
+        a->reached = before->last_trained != SUPERVISE_NO_STEP ? before->last_trained : before->reached;
+    }
     snprintf(a->run, sizeof(a->run), "%s", s->options.run);
     gethostname(a->host, sizeof(a->host) - 1);
     if (s->seen.chosen != SIZE_MAX) {
@@ -184,52 +191,33 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     return status;
 }
 
-/* The command's progress: its newest checkpoint, and when that changed last. */
-typedef struct watch {
-    ckd_id newest;
-    uint64_t changed_ns, looked_ns; /* monotonic: clocks of other machines may differ */
-} watch;
-
-/* Looks at most 20 times per allowed time. If the store cannot be read, the command is left alone. */
-static bool is_hung(watch *w, const supervisor *s) {
-    uint64_t now = supervise_monotonic(), allowed = s->options.hang_s * SECOND;
-    if (!w->changed_ns) {
-        w->changed_ns = w->looked_ns = now;
-        w->newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}};
+/* Tells when the command hangs, and ends it once stack traces were taken. */
+static void look_for_a_hang(const supervisor *s, process *p, attempt *a, watch *w) {
+    switch (s->stopped_by ? WATCH_NOTHING : watch_look(w, a->hang)) {
+    case WATCH_HUNG:
+        a->hung = true;
+        say(s, "attempt %" PRIu64 " is hung: %s", a->number, a->hang);
+        break;
+    case WATCH_END:
+        process_signal(p, SIGTERM, true);
+        break;
+    case WATCH_NOTHING:
+        break;
     }
-    if (!allowed || now - w->looked_ns < allowed / 20) {
-        return false;
+    if (!a->hung) {
+        a->hang[0] = '\0';
     }
-    candidates seen;
-    ckd_error why;
-    if (candidates_read(&seen, s->store, s->options.run, &why) != CKD_OK) {
-        return false;
-    }
-    w->looked_ns = now;
-    if (seen.count > 0 && memcmp(&seen.items[0].id, &w->newest, sizeof(w->newest)) != 0) {
-        w->newest = seen.items[0].id;
-        w->changed_ns = now;
-    }
-    candidates_free(&seen);
-    return now - w->changed_ns >= allowed;
 }
 
 /* Waits for the command and passes signals on to it. */
-static process_end wait_for(supervisor *s, process *p, attempt *a) {
+static process_end wait_for(supervisor *s, process *p, attempt *a, watch *w) {
     process_end end = {0};
-    watch w = {0};
     for (;;) {
         struct pollfd polled[] = {{p->socket, POLLIN, 0}, {s->signals, POLLIN, 0}};
-        bool watched = s->options.hang_s && !a->hung && !s->stopped_by;
-        if (poll(polled, 2, watched ? (int)(s->options.hang_s < 20 ? 50 : 1000) : -1) < 0) {
+        if (poll(polled, 2, s->stopped_by ? -1 : watch_wait_ms(w)) < 0) {
             continue;
         }
-        if (watched && is_hung(&w, s)) {
-            a->hung = true;
-            say(s, "attempt %" PRIu64 " is hung: it has made no checkpoint for %" PRIu64 " s", a->number,
-                s->options.hang_s);
-            process_signal(p, SIGTERM, true);
-        }
+        look_for_a_hang(s, p, a, w);
         for (int number; polled[1].revents && (number = next_signal(s));) {
             say(s, "%s is passed on to attempt %" PRIu64, signal_text_of(number).text, a->number);
             process_signal(p, number, number != SIGUSR1);
@@ -241,11 +229,29 @@ static process_end wait_for(supervisor *s, process *p, attempt *a) {
     }
 }
 
+/* The command has been started. Returns how it has ended. */
+static process_end attend(supervisor *s, process *p, attempt *a, const progress *steps) {
+    uint64_t begun = supervise_monotonic();
+    watch *w = watch_new(&(watch_rule){
+        .options = &s->options,
+        .progress = steps,
+        .doublings = decide_doublings(s->history.items, s->history.count - 1),
+        .newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}},
+        .orders = {s->options.on_hang, &s->before, s->options.grace_s, p->keeper, p->pid, NULL, 0}});
+    process_end end = wait_for(s, p, a, w);
+    watch_free(w);
+    progress_sum_up(a, steps, begun);
+    return end;
+}
+
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
+    progress steps;
     tell_command(s, a);
+    progress_make(&steps);
     ckd_status status = process_start(&p, s->options.command, &s->before, s->options.grace_s, err);
     if (status != CKD_OK) {
+        progress_free(&steps);
         return status;
     }
     a->pid = p.pid;
@@ -254,7 +260,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     if (status == CKD_OK) {
         say(s, "attempt %" PRIu64 " starts %s%s", a->number, a->from[0] ? "from " : "without a checkpoint",
             a->from);
-        process_end end = wait_for(s, &p, a);
+        process_end end = attend(s, &p, a, &steps);
         a->end = end.end;
         a->code = end.code;
         a->end_ns = supervise_now();
@@ -265,6 +271,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
                  strerror(a->code));
     }
     process_close(&p);
+    progress_free(&steps);
     return status;
 }
 

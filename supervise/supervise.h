@@ -37,14 +37,21 @@ typedef struct attempt {
     uint64_t end_ns;         /* 0: running */
     attempt_end end;
     int code;
-    bool hung;                    /* ended by the supervisor, since it made no checkpoint for too long */
-    int stopped_by;               /* the signal that asked the supervisor to stop; 0: none */
-    char from[SUPERVISE_REF_MAX]; /* the checkpoint that it started from; "": none */
-    uint64_t from_step;           /* SUPERVISE_NO_STEP: none */
+    bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
+    char hang[SUPERVISE_TEXT_MAX]; /* what was missing, and for how long; "": it did not hang */
+    int stopped_by;                /* the signal that asked the supervisor to stop; 0: none */
+    char from[SUPERVISE_REF_MAX];  /* the checkpoint that it started from; "": none */
+    uint64_t from_step;            /* SUPERVISE_NO_STEP: none */
     /* The highest step of a checkpoint when it started, damaged ones left out, and when it ended. */
     uint64_t first_step, last_step;
     uint64_t first_save_ns; /* from its start to its first checkpoint; 0: it made none */
-    int status;             /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
+    /*
+     * Steps that its processes reported: the first, the highest, and the highest one of the attempts before, from which
+     * it went on or back. SUPERVISE_NO_STEP: not known.
+     */
+    uint64_t first_trained, last_trained, reached;
+    uint64_t resume_ns; /* from its start to its first step; 0: not known */
+    int status;         /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
     char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
     char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
 } attempt;
@@ -59,6 +66,12 @@ typedef struct attempt_list {
 ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err);
 void supervise_attempts_free(attempt_list *list);
 
+typedef enum supervise_hang {
+    SUPERVISE_HANG_AUTO = 0, /* by the steps that sessions report, with limits learned from them */
+    SUPERVISE_HANG_TIME = 1, /* by a time without a new checkpoint */
+    SUPERVISE_HANG_NEVER = 2
+} supervise_hang;
+
 typedef struct supervise_options {
     const char *store, *run;
     char *const *command; /* ends with NULL */
@@ -66,9 +79,13 @@ typedef struct supervise_options {
     uint64_t pause_s, max_pause_s;
     uint64_t max_restarts;
     uint64_t max_futile; /* attempts without a newer checkpoint */
-    uint64_t hang_s;     /* without a new checkpoint the command is hung after this time; 0: never */
-    bool quick;          /* verifies stored checksums only */
-    uint32_t threads;    /* for verification; 0: one per core */
+    supervise_hang hang;
+    uint64_t hang_s;       /* SUPERVISE_HANG_TIME: at least 1 */
+    uint64_t hang_floor_s; /* SUPERVISE_HANG_AUTO: no step takes too long before this; at least 1 */
+    const char
+        *on_hang;     /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
+    bool quick;       /* verifies stored checksums only */
+    uint32_t threads; /* for verification; 0: one per core */
     ckd_message_fn on_message;
     void *message_context;
 } supervise_options;

@@ -40,11 +40,14 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* Steps that were saved before, and that the attempt had to make again. */
+/* Steps that were made before, as far as is known, and that the attempt had to make again. */
 static bool steps_lost(uint64_t *lost, const attempt *a) {
-    bool known = a->first_step != SUPERVISE_NO_STEP && a->from_step != SUPERVISE_NO_STEP;
-    *lost = known && a->first_step > a->from_step ? a->first_step - a->from_step : 0;
-    return known;
+    bool saved = a->first_step != SUPERVISE_NO_STEP, reported = a->reached != SUPERVISE_NO_STEP;
+    uint64_t from = a->from_step == SUPERVISE_NO_STEP ? 0 : a->from_step;
+    uint64_t top = saved ? a->first_step : 0;
+    top = reported && a->reached > top ? a->reached : top;
+    *lost = top > from ? top - from : 0;
+    return reported || (saved && a->from_step != SUPERVISE_NO_STEP);
 }
 
 /* -------------------------------------------------------------------------------------------------------- JSON */
@@ -55,6 +58,10 @@ static json_t *json_step(uint64_t step) {
 
 static json_t *json_if(bool known, int64_t value) {
     return known ? json_integer(value) : json_null();
+}
+
+static json_t *json_seconds(uint64_t ns) {
+    return ns ? json_real((double)ns / 1e9) : json_null();
 }
 
 static json_t *json_words(const char *text) {
@@ -68,7 +75,7 @@ static json_t *json_attempt(const attempt *a) {
     json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
     double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
     return json_pack(
-        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o}",
         "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
         json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
         ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
@@ -76,8 +83,9 @@ static json_t *json_attempt(const attempt *a) {
         json_if(a->stopped_by > 0, a->stopped_by), "reason", json_words(a->reason), "verdict",
         json_words(a->verdict), "status", json_if(ended && a->status >= 0, a->status), "checkpoint",
         json_words(a->from), "first_step", json_step(a->first_step), "last_step", json_step(a->last_step),
-        "steps_lost", json_if(known, (int64_t)lost), "first_save_s",
-        a->first_save_ns ? json_real((double)a->first_save_ns / 1e9) : json_null(), "hung", a->hung);
+        "steps_lost", json_if(known, (int64_t)lost), "first_save_s", json_seconds(a->first_save_ns), "hung",
+        a->hung, "hang", json_words(a->hang), "first_trained", json_step(a->first_trained), "last_trained",
+        json_step(a->last_trained), "resume_s", json_seconds(a->resume_ns));
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {
@@ -114,6 +122,9 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
     cli_table_cell(t, known ? "%" PRIu64 : "-", lost);
     cli_table_cell(t, "%s", a->end == ATTEMPT_RUNNING ? "running" : a->reason);
     if (verbose) {
+        step_cell(t, a->first_trained);
+        step_cell(t, a->last_trained);
+        duration_cell(t, a->resume_ns > 0, a->resume_ns);
         duration_cell(t, a->first_save_ns > 0, a->first_save_ns);
         cli_table_cell(t, "%s", a->host[0] ? a->host : "-");
         cli_table_cell(t, "%" PRId64, a->pid);
@@ -123,8 +134,9 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
 
 static ckd_status print_text(const attempt_list *list, bool verbose, ckd_error *err) {
     cli_table *t = cli_table_new(
-        verbose ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST SAVE|HOST|>PID|VERDICT"
-                : "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END");
+        verbose
+            ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST MADE|>LAST MADE|>RESUMED|>FIRST SAVE|HOST|>PID|VERDICT"
+            : "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END");
     for (size_t i = 0; i < list->count; i++) {
         print_row(t, &list->items[i], verbose);
     }

@@ -7,7 +7,17 @@
 #include "cli/output/output.h"
 #include "supervise/supervise.h"
 
-enum { OPT_GRACE = 0x200, OPT_PAUSE, OPT_MAX_PAUSE, OPT_MAX_RESTARTS, OPT_MAX_FUTILE, OPT_QUICK, OPT_HANG };
+enum {
+    OPT_GRACE = 0x200,
+    OPT_PAUSE,
+    OPT_MAX_PAUSE,
+    OPT_MAX_RESTARTS,
+    OPT_MAX_FUTILE,
+    OPT_QUICK,
+    OPT_HANG,
+    OPT_HANG_FLOOR,
+    OPT_ON_HANG
+};
 
 static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "The run that COMMAND saves to", 1},
@@ -19,8 +29,16 @@ static const struct argp_option options_table[] = {
     {"max-restarts", OPT_MAX_RESTARTS, "N", 0, "Give up after N restarts [default: 100]", 4},
     {"max-futile", OPT_MAX_FUTILE, "N", 0,
      "Give up after N attempts in a row without a newer checkpoint [default: 3]", 4},
-    {"hang", OPT_HANG, "TIME", 0,
-     "End COMMAND, and restart it, if it makes no checkpoint for this long [default: never]", 4},
+    {"hang", OPT_HANG, "auto|TIME|off", 0,
+     "End COMMAND, and restart it, if it hangs: auto: its session makes no step for much longer than before; TIME: it "
+     "makes no checkpoint for this long [default: auto]",
+     4},
+    {"hang-floor", OPT_HANG_FLOOR, "TIME", 0,
+     "With --hang auto: no step is too long before this [default: 5m]", 4},
+    {"on-hang", OPT_ON_HANG, "CMD", 0,
+     "Before COMMAND is ended because it hangs, run CMD with a shell. CKPTDELTA_HANG_PIDS has the processes that make "
+     "steps [default: SIGQUIT to those that handle it]",
+     4},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {0},
 };
@@ -60,6 +78,16 @@ static uint64_t parse_time(const char *name, const char *arg, struct argp_state 
         argp_error(state, "%s is at most 365d, not '%s'", name, arg);
     }
     return seconds;
+}
+
+static void parse_hang(arguments *a, const char *arg, struct argp_state *state) {
+    a->with.hang = strcmp(arg, "auto") == 0  ? SUPERVISE_HANG_AUTO
+                   : strcmp(arg, "off") == 0 ? SUPERVISE_HANG_NEVER
+                                             : SUPERVISE_HANG_TIME;
+    if (a->with.hang == SUPERVISE_HANG_TIME) {
+        a->with.hang_s = parse_time("--hang", arg, state);
+        a->with.hang = a->with.hang_s ? SUPERVISE_HANG_TIME : SUPERVISE_HANG_NEVER;
+    }
 }
 
 /* As the library has it: 1 to 128 characters, not beginning with a dot or a dash. */
@@ -122,7 +150,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         a->with.max_futile = parse_count("--max-futile", arg, 1, state);
         return 0;
     case OPT_HANG:
-        a->with.hang_s = parse_time("--hang", arg, state);
+        parse_hang(a, arg, state);
+        return 0;
+    case OPT_HANG_FLOOR:
+        a->with.hang_floor_s = parse_time("--hang-floor", arg, state);
+        if (a->with.hang_floor_s == 0) {
+            argp_error(state, "--hang-floor is at least 1s");
+        }
+        return 0;
+    case OPT_ON_HANG:
+        a->with.on_hang = arg;
         return 0;
     case OPT_QUICK:
         a->with.quick = true;
@@ -174,9 +211,13 @@ int cmd_run(int argc, char **argv) {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {
         options_table, parse, "[STORE] [RUN] -- COMMAND [ARGUMENT...]", doc, children, 0, 0};
-    arguments a = {
-        .common.command = "run",
-        .with = {.grace_s = 60, .pause_s = 5, .max_pause_s = 600, .max_restarts = 100, .max_futile = 3}};
+    arguments a = {.common.command = "run",
+                   .with = {.grace_s = 60,
+                            .pause_s = 5,
+                            .max_pause_s = 600,
+                            .max_restarts = 100,
+                            .max_futile = 3,
+                            .hang_floor_s = 300}};
     argc = cut_command(&a, argc, argv);
     cli_parse_arguments(&argp, argc, argv, &a);
     a.with.store = a.common.store;

@@ -230,6 +230,7 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     if (status != CKD_OK) {
         return status;
     }
+    (void)session_enter(s, CKD_PROGRESS_START);
     session_fence(s, SNAPSHOT_ALL);
     session_drain(s);
     pthread_mutex_lock(&s->saver.store_turn);

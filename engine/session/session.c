@@ -190,6 +190,7 @@ ckd_status ckd_session_open(ckd_session **out, const char *path, const ckd_sessi
         ckd_session_close(s, NULL);
         return status;
     }
+    s->reports = ckd_progress_begin(s->opened_run, s->saver.ranks ? s->save.rank : CKD_PROGRESS_NO_RANK);
     *out = s;
     return CKD_OK;
 }
@@ -233,10 +234,12 @@ ckd_status ckd_session_close(ckd_session *s, ckd_error *err) {
         free_memory(s, true);
         return status;
     }
+    (void)session_enter(s, CKD_PROGRESS_SAVING);
     session_fence(s, SNAPSHOT_ALL);
     if (s->saver.started) {
         end_saver(s);
     }
+    (void)session_enter(s, CKD_PROGRESS_ENDED);
     copy_threads_end(s->copy_threads, false);
     status = session_report_failure(s, err);
     pthread_cond_destroy(&s->shared.changed);

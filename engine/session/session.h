@@ -7,6 +7,7 @@
  *   devices.c        the same for tensors in device memory
  *   saver.c          the saver thread: turns a snapshot into a checkpoint; decoded values, retained for the next save
  *   restore.c        loads a checkpoint into the registered memory
+ *   progress.c       tells `ckptdelta run` about steps and phases
  *
  * Invariants:
  * 1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
@@ -131,6 +132,7 @@ typedef struct session_saver {
 /* Fields outside the parts are set by open and registration. From the first step on they are fixed, except `save`. */
 struct ckd_session {
     pid_t process;
+    bool reports;                     /* its steps, to the supervisor of this process (progress.c) */
     ckd_session_options options;      /* its pointers become invalid after open */
     ckd_save_options save;            /* of the next save, under store_turn; the strings are below */
     char opened_run[CKD_RUN_MAX + 1]; /* as requested; `run` may be a branch of it */
@@ -167,6 +169,10 @@ void session_fence(ckd_session *s, uint32_t group);
 void session_drain(ckd_session *s);
 /* Returns the failure of a save that was not reported yet, and clears it. */
 ckd_status session_report_failure(ckd_session *s, ckd_error *err);
+
+/* ---- progress.c ---- */
+/* As ckd_progress_enter, if the session reports. */
+ckd_progress_phase session_enter(const ckd_session *s, ckd_progress_phase phase);
 
 /* ---- registration.c, devices.c ---- */
 /*

@@ -344,6 +344,9 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
         return err_set(err, CKD_E_INVALID, "step %llu is not after step %llu, the last one",
                        (unsigned long long)step, (unsigned long long)s->trainer.last_step);
     }
+    if (s->reports) {
+        ckd_progress_step(step);
+    }
     status = make_slots(s, err);
     if (status != CKD_OK) {
         return status;
@@ -356,7 +359,9 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     s->trainer.last_step = step;
     bool is_requested = requested(s);
     if (save || is_requested || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
+        ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
         save_now(s, step, settled, save || is_requested);
+        (void)session_enter(s, before);
     }
     publish_figures(s);
     s->trainer.left_ns = clock_monotonic_ns();
@@ -411,7 +416,9 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
     wait_for_devices(s);
     if (until == CKD_DURABLE) {
         uint64_t begun = clock_monotonic_ns();
+        ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
         session_drain(s);
+        (void)session_enter(s, before);
         /* the caller asked for it: it counts neither as training nor as loss */
         s->trainer.fence_ns += clock_monotonic_ns() - begun;
     }
@@ -440,6 +447,7 @@ void ckd_session_phase(ckd_session *s, ckd_phase phase) {
     if (session_check(s, NULL) != CKD_OK) {
         return;
     }
+    (void)session_enter(s, phase == CKD_PHASE_EVALUATION ? CKD_PROGRESS_EVALUATION : CKD_PROGRESS_TRAINING);
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.phase = phase;
     pthread_cond_broadcast(&s->shared.changed);

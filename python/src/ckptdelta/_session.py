@@ -20,12 +20,13 @@ from ._errors import Error, InvalidError, NotFoundError, ReadOnlyError, StateErr
 from ._interval import Costs, Interval
 from ._names import is_optimizer
 from ._native import ffi, lib
+from ._progress import Progress, Reporter
 from ._ranks import check_schedule, ranks_of
 from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
 from ._restore import Restorer
 from ._save import Options, options_of
-from ._session_start import Start, place_told
+from ._session_start import Start, close_left, place_told
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
@@ -35,7 +36,7 @@ _LEAVE_S = 10.0  # how long a failing rank 0 waits for the others to complete a 
 _MAX_STEP = (1 << 63) - 1
 
 
-class Session:
+class Session(Reporter):
     """Saves in the background while training continues, and restores everything that a resume needs.
 
     ::
@@ -145,11 +146,12 @@ class Session:
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
         self._owner = ffi.new("pyckd_session *")
         # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
-        self._finalizer = weakref.finalize(self, _close, self._owner, self._keep, store.path)
+        self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path)
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
         self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]
         self._open()
+        self._progress = Progress(run, self._ranks)
         try:
             if every == 1 and fidelity == "exact" and self._fenced:
                 self._updates = Updates(*self._fenced)
@@ -252,6 +254,7 @@ class Session:
                                    f"step {number} is too large: steps go up to 2**63 - 1")
             self._start.check(number)
             self._reported = number
+            self._progress.step(number)
             costs = self._costs()
             due = self._interval.due(number, costs)
             if due:
@@ -589,11 +592,3 @@ class Session:
             self._logged = saved
             level = logging.INFO if self._is_first() else logging.DEBUG
             logger.log(level, "%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)
-
-
-def _close(owner: Any, keep: list[Any], path: Any) -> None:
-    """For a session that nobody has closed, when it is collected or the process exits. `keep`: memory that it reads."""
-    call = Call()
-    status = lib.pyckd_session_close(owner, call.err)
-    if status != 0:
-        logger.error("%s: %s", path, call.error(status))

@@ -1,13 +1,13 @@
-"""What a session looks at before its first save: the run may exist already, or its name may be mistyped."""
+"""What a session looks at before its first save: the run may exist already, or its name may be mistyped. And its end, if nobody closes it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ._call import logger
+from ._call import Call, logger
 from ._errors import Error, ExistsError, NotFoundError, nearest
 from ._native import lib
 from ._ranks import Ranks
@@ -129,3 +129,11 @@ def _tell_new_run(store: Store, run: str) -> None:
         shown = [*near, *(other for other in others if other not in near)]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         logger.warning("%s: run '%s' is new; the store has: %s%s", store.path, run, ", ".join(shown[:_SHOWN]), more)
+
+
+def close_left(owner: Any, keep: list[Any], path: Any) -> None:
+    """For a session that nobody has closed, when it is collected or the process exits. `keep`: memory that it reads."""
+    call = Call()
+    status = lib.pyckd_session_close(owner, call.err)
+    if status != 0:
+        logger.error("%s: %s", path, call.error(status))

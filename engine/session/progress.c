@@ -1,0 +1,171 @@
+/* How far training is, in memory that the supervisor of this process has made. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/shm.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "engine/session/session.h"
+
+#define READ(field)         __atomic_load_n(&(field), __ATOMIC_RELAXED)
+#define WRITE(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
+
+_Static_assert(sizeof(ckd_progress_slot) % 64 == 0, "two slots would share a cache line");
+_Static_assert(sizeof(ckd_progress_header) <= CKD_PROGRESS_SLOTS_AT, "the slots would cover the header");
+
+/* Attached once per process; a forked child has inherited it. */
+static ckd_progress_header *segment;
+/* The slot of the process that took it last: of a parent, in a forked child. */
+static ckd_progress_slot *taken;
+
+static ckd_progress_slot *own_slot(void) {
+    ckd_progress_slot *slot = __atomic_load_n(&taken, __ATOMIC_ACQUIRE);
+    return slot && READ(slot->pid) == (uint64_t)getpid() ? slot : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- taking */
+
+static bool is_expected(const ckd_progress_header *h, uint64_t size, uint64_t token) {
+    return h->magic == CKD_PROGRESS_MAGIC && h->token == token && h->version == CKD_PROGRESS_VERSION &&
+           h->slot_size == sizeof(ckd_progress_slot) && size >= CKD_PROGRESS_SLOTS_AT &&
+           h->slot_count <= (size - CKD_PROGRESS_SLOTS_AT) / sizeof(ckd_progress_slot);
+}
+
+/* Attaching to a segment has no effect on it, so a wrong one may be looked at. */
+static ckd_progress_header *attach(void) {
+    const char *name = secure_getenv("CKPTDELTA_PROGRESS");
+    int id, end = 0;
+    uint64_t token;
+    struct shmid_ds about;
+    if (!name || sscanf(name, "%d:%16" SCNx64 "%n", &id, &token, &end) != 2 || name[end]) {
+        return NULL;
+    }
+    if (shmctl(id, IPC_STAT, &about) != 0 || about.shm_segsz < sizeof(ckd_progress_header)) {
+        return NULL;
+    }
+    void *memory = shmat(id, NULL, 0);
+    if (memory == (void *)-1) {
+        return NULL;
+    }
+    ckd_progress_header *none = NULL;
+    if (!is_expected(memory, about.shm_segsz, token) ||
+        !__atomic_compare_exchange_n(&segment, &none, memory, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        (void)shmdt(memory); /* another thread was faster, if it is the right one */
+    }
+    return __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
+}
+
+static ckd_progress_slot *take_slot(ckd_progress_header *h) {
+    uint8_t *slots = (uint8_t *)h + CKD_PROGRESS_SLOTS_AT;
+    for (uint32_t i = 0; i < h->slot_count; i++) {
+        ckd_progress_slot *slot = (ckd_progress_slot *)(void *)(slots + (size_t)i * h->slot_size);
+        uint64_t nobody = 0;
+        if (__atomic_compare_exchange_n(&slot->pid, &nobody, (uint64_t)getpid(), false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED)) {
+            return slot;
+        }
+    }
+    return NULL;
+}
+
+/* Is it the supervised run, or a branch of it: RUN~2, ...? */
+static bool is_supervised(const char *run) {
+    const char *supervised = secure_getenv("CKPTDELTA_RUN");
+    size_t length = supervised ? strlen(supervised) : 0;
+    if (!run || !supervised || strncmp(run, supervised, length) != 0) {
+        return !run;
+    }
+    const char *rest = run + length;
+    return !*rest || (rest[0] == '~' && rest[1] && rest[1 + strspn(rest + 1, "0123456789")] == '\0');
+}
+
+int ckd_progress_begin(const char *run, uint32_t rank) {
+    if (!is_supervised(run)) {
+        return 0;
+    }
+    ckd_progress_slot *slot = own_slot();
+    if (!slot) {
+        ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
+        h = h ? h : attach();
+        slot = h ? take_slot(h) : NULL;
+        if (!slot) {
+            return 0;
+        }
+        WRITE(slot->rank, rank);
+        WRITE(slot->phase_ns, clock_monotonic_ns());
+        __atomic_store_n(&taken, slot, __ATOMIC_RELEASE);
+    }
+    if (rank != CKD_PROGRESS_NO_RANK) {
+        WRITE(slot->rank, rank);
+    }
+    if (READ(slot->phase) == CKD_PROGRESS_ENDED) {
+        (void)ckd_progress_enter(CKD_PROGRESS_START);
+    }
+    return 1;
+}
+
+/* ------------------------------------------------------------------------------------------------------ writing */
+
+/* The time since the last step belongs to this one, unless training was started anew in between. */
+static void time_step(ckd_progress_slot *slot, uint64_t now) {
+    uint64_t since = READ(slot->step_ns) + READ(slot->apart_ns), timed = READ(slot->timed);
+    uint64_t us = now > since ? (now - since) / 1000 : 0;
+    WRITE(slot->took_us[timed % CKD_PROGRESS_WINDOW], us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
+    WRITE(slot->timed, timed + 1);
+}
+
+void ckd_progress_step(uint64_t step) {
+    ckd_progress_slot *slot = own_slot();
+    if (!slot) {
+        return;
+    }
+    uint64_t phase = READ(slot->phase), steps = READ(slot->steps);
+    bool goes_on = steps > 0 && phase != CKD_PROGRESS_START && phase != CKD_PROGRESS_ENDED;
+    if (goes_on && READ(slot->step) == step) {
+        return;
+    }
+    (void)ckd_progress_enter(CKD_PROGRESS_TRAINING); /* what was apart ends here */
+    uint64_t now = clock_monotonic_ns();
+    if (goes_on) {
+        time_step(slot, now);
+    } else {
+        WRITE(slot->phase, CKD_PROGRESS_TRAINING);
+        WRITE(slot->phase_ns, now);
+    }
+    if (steps == 0) {
+        WRITE(slot->first_step, step);
+        WRITE(slot->first_ns, now);
+    }
+    WRITE(slot->apart_ns, 0);
+    WRITE(slot->step, step);
+    WRITE(slot->step_ns, now);
+    __atomic_store_n(&slot->steps, steps + 1,
+                     __ATOMIC_RELEASE); /* the first step is there before it is counted */
+}
+
+ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {
+    ckd_progress_slot *slot = own_slot();
+    if (!slot) {
+        return CKD_PROGRESS_START;
+    }
+    ckd_progress_phase before = (ckd_progress_phase)READ(slot->phase);
+    if (phase == CKD_PROGRESS_TRAINING && (READ(slot->steps) == 0 || before == CKD_PROGRESS_START)) {
+        phase = CKD_PROGRESS_START;
+    }
+    if (phase == before || phase < CKD_PROGRESS_START || phase > CKD_PROGRESS_ENDED) {
+        return before;
+    }
+    uint64_t now = clock_monotonic_ns(), begun = READ(slot->phase_ns);
+    if (before == CKD_PROGRESS_EVALUATION || before == CKD_PROGRESS_SAVING) {
+        WRITE(slot->apart_ns, READ(slot->apart_ns) + (now > begun ? now - begun : 0));
+    }
+    WRITE(slot->phase, phase);
+    WRITE(slot->phase_ns, now);
+    return before;
+}
+
+ckd_progress_phase session_enter(const ckd_session *s, ckd_progress_phase phase) {
+    return s->reports ? ckd_progress_enter(phase) : phase;
+}

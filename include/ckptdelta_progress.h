@@ -1,0 +1,99 @@
+/*
+ * ckptdelta, how far training is, for `ckptdelta run`. Part of ckptdelta.h, which includes it; the same conventions hold.
+ *
+ * The supervisor makes shared memory for each attempt and names it in the environment, CKPTDELTA_PROGRESS. Each training
+ * process takes a slot there and writes down its steps. The supervisor reads them. It notices when training hangs, knows
+ * how far training was when it ended, and how long it took to get going.
+ *
+ * Sessions of the supervised run (CKPTDELTA_RUN) and its branches call all of this by themselves. A program without a session calls it
+ * like this:
+ *
+ *     ckd_progress_begin(NULL, rank);
+ *     for (step = ...) {
+ *         forward(), backward(), optimizer();
+ *         ckd_progress_step(step);
+ *         if (time to evaluate) {
+ *             ckd_progress_enter(CKD_PROGRESS_EVALUATION);
+ *             evaluate();
+ *             ckd_progress_enter(CKD_PROGRESS_TRAINING);
+ *         }
+ *     }
+ *     ckd_progress_enter(CKD_PROGRESS_ENDED);
+ *
+ * A step costs a look at the clock and some stores to memory. Nothing here fails: without a supervisor the calls do
+ * nothing. A process has one slot, which belongs to all its threads. A forked child has none until it begins.
+ */
+#ifndef CKPTDELTA_PROGRESS_H
+#define CKPTDELTA_PROGRESS_H
+
+#include "ckptdelta.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ckd_progress_phase {
+    CKD_PROGRESS_START = 0,    /* no step was made yet, or not since a checkpoint was restored */
+    CKD_PROGRESS_TRAINING = 1, /* begins with the first step */
+    CKD_PROGRESS_EVALUATION = 2,
+    CKD_PROGRESS_SAVING = 3, /* training waits for a save */
+    CKD_PROGRESS_ENDED = 4   /* no more steps are expected */
+} ckd_progress_phase;
+
+#define CKD_PROGRESS_NO_RANK UINT32_MAX
+/*
+ * Takes a slot for this process, in the phase CKD_PROGRESS_START, and returns 1. Returns 0 if there is no supervisor
+ * on this machine, it supervises neither `run` nor what that is a branch of, or all slots are taken. run: NULL: any. rank: CKD_PROGRESS_NO_RANK: not
+ * known. A process that has a slot keeps it; if it is CKD_PROGRESS_ENDED, it starts again.
+ */
+CKD_API int ckd_progress_begin(const char *run, uint32_t rank);
+/*
+ * The step is done. Its number should be higher than the last one's; the same number again is ignored. Training goes on
+ * after it, whatever the phase was.
+ */
+CKD_API void ckd_progress_step(uint64_t step);
+/*
+ * Says what the process does from now on, and returns what it did before. Before the first step, training is
+ * CKD_PROGRESS_START.
+ */
+CKD_API ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase);
+
+/* -------------------------------------------------------------------------------------------- the shared memory */
+
+/*
+ * For programs that write their slot without this library. CKPTDELTA_PROGRESS is ID:TOKEN, the decimal number of a
+ * System V segment and 16 hexadecimal digits. The segment begins with a ckd_progress_header, and has slot_count slots
+ * from CKD_PROGRESS_SLOTS_AT on, slot_size bytes apart. Use it only if magic, version and token are as expected: on
+ * another machine the number may be that of a foreign segment. All fields are native; each is read and written
+ * atomically. A process takes the first slot whose pid it can change from 0 to its own. Only that process writes to it.
+ */
+#define CKD_PROGRESS_MAGIC    UINT64_C(0x73736572676f7270) /* "progress" in the machine's order */
+#define CKD_PROGRESS_VERSION  1
+#define CKD_PROGRESS_SLOTS_AT 64
+typedef struct ckd_progress_header {
+    uint64_t magic, token;
+    uint32_t version, slot_size, slot_count, reserved;
+} ckd_progress_header;
+
+enum { CKD_PROGRESS_WINDOW = 64 };
+/* Times are of CLOCK_MONOTONIC, in ns. The size is a multiple of 64, so slots share no cache line. */
+typedef struct ckd_progress_slot {
+    uint64_t pid; /* 0: free */
+    uint64_t rank;
+    uint64_t phase;    /* a ckd_progress_phase */
+    uint64_t phase_ns; /* when it began */
+    uint64_t steps;    /* steps made so far; 0: the fields about steps mean nothing */
+    uint64_t step;     /* the last one */
+    uint64_t step_ns;  /* when it was done */
+    uint64_t first_step, first_ns;
+    uint64_t apart_ns; /* evaluation and saving since the last step */
+    uint64_t timed;    /* steps whose time is known: those that followed a step */
+    uint64_t reserved[5];
+    /* How long these took, without apart_ns, in us; step number i of them at i % CKD_PROGRESS_WINDOW. */
+    uint32_t took_us[CKD_PROGRESS_WINDOW];
+} ckd_progress_slot;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

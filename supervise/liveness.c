@@ -1,0 +1,174 @@
+/*
+ * Does training hang? A pure function of the slots, of what was seen in them before, and of the time that has passed.
+ *
+ * A rank is silent from its last step or change of phase on. It hangs if it is silent for longer than a limit, which
+ * is learned from the times of its own steps. While it starts, evaluates or waits for a save, the limit is generous.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "supervise/internal.h"
+
+/* docs/run.md and DECISIONS.md have these figures. */
+#define FIRST_STEPS 3  /* not learned from: they allocate and compile */
+#define FEWEST      8  /* step times that are enough to learn from */
+#define MEDIANS     10 /* a step may take so many times the median, */
+#define DEVIATIONS  30 /* or be so many median deviations above it, */
+#define LONGEST     3  /* or so many times the longest silence that ended by itself */
+#define GENEROUS    12 /* of the floor, for what is no step */
+
+static int ascending(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static double middle(uint32_t *values, size_t count) {
+    qsort(values, count, sizeof(*values), ascending);
+    return ((double)values[(count - 1) / 2] + (double)values[count / 2]) / 2;
+}
+
+/* The times of the newest steps in us, the first steps of the process left out. Returns how many. */
+static size_t step_times(uint32_t out[CKD_PROGRESS_WINDOW], const ckd_progress_slot *slot) {
+    size_t count = 0;
+    uint64_t end = slot->timed, begin = end > CKD_PROGRESS_WINDOW ? end - CKD_PROGRESS_WINDOW : 0;
+    for (uint64_t i = begin < FIRST_STEPS ? FIRST_STEPS : begin; i < end; i++) {
+        out[count++] = slot->took_us[i % CKD_PROGRESS_WINDOW];
+    }
+    return count;
+}
+
+static double greater(double a, double b) {
+    return a > b ? a : b;
+}
+
+double liveness_limit(const liveness *l, const ckd_progress_slot *slot) {
+    uint32_t times[CKD_PROGRESS_WINDOW];
+    size_t count = step_times(times, slot), phase = slot->phase;
+    double generous = greater(GENEROUS * l->floor_s, LONGEST * l->longest_s[phase]);
+    if (phase != CKD_PROGRESS_TRAINING || count < FEWEST) {
+        return generous;
+    }
+    double median = middle(times, count);
+    for (size_t i = 0; i < count; i++) {
+        double off = (double)times[i] - median;
+        times[i] = (uint32_t)(off < 0 ? -off : off);
+    }
+    double learned = greater(MEDIANS * median, median + DEVIATIONS * middle(times, count)) / 1e6;
+    return greater(greater(l->floor_s, learned), LONGEST * l->longest_s[phase]);
+}
+
+/* What the process may have written is not trusted. */
+static uint64_t phase_of(const ckd_progress_slot *slot) {
+    return slot->phase <= CKD_PROGRESS_ENDED ? slot->phase : CKD_PROGRESS_TRAINING;
+}
+
+static bool is_watched(const ckd_progress_slot *slot, bool gone) {
+    return !gone && slot->phase != CKD_PROGRESS_ENDED;
+}
+
+/* Is another rank busy with something that this one may have to wait for? */
+static bool may_wait(const ckd_progress_slot *slots, const bool *gone, size_t count, size_t own) {
+    for (size_t i = 0; i < count; i++) {
+        if (i != own && is_watched(&slots[i], gone[i]) && slots[i].phase != CKD_PROGRESS_TRAINING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A pause that ended by itself was none. The first steps are no measure for later ones. */
+static void note_silence(liveness *l, const ckd_progress_slot *before, double silent_s) {
+    if (before->phase != CKD_PROGRESS_TRAINING || before->timed >= FIRST_STEPS + FEWEST) {
+        l->longest_s[before->phase] = greater(l->longest_s[before->phase], silent_s);
+    }
+}
+
+static bool is_same(const ckd_progress_slot *a, const ckd_progress_slot *b) {
+    return a->pid == b->pid && a->steps == b->steps && a->step_ns == b->step_ns && a->phase == b->phase &&
+           a->phase_ns == b->phase_ns;
+}
+
+bool liveness_look(liveness *l, ckd_progress_slot *slots, const bool *gone, size_t count, double passed_s) {
+    bool hung = false;
+    for (size_t i = 0; i < count; i++) {
+        slots[i].phase = phase_of(&slots[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        ckd_progress_slot *before = &l->seen[i];
+        if (!is_watched(&slots[i], gone[i]) || before->pid != slots[i].pid) {
+            l->silent_s[i] = 0;
+        } else if (!is_same(before, &slots[i])) {
+            note_silence(l, before, l->silent_s[i]);
+            l->silent_s[i] = 0;
+        } else if (slots[i].phase != CKD_PROGRESS_TRAINING || !may_wait(slots, gone, count, i)) {
+            l->silent_s[i] += passed_s;
+            hung = hung || l->silent_s[i] > liveness_limit(l, &slots[i]);
+        }
+        *before = slots[i];
+    }
+    return hung;
+}
+
+/* ------------------------------------------------------------------------------------------------------ in words */
+
+static bool is_behind(const ckd_progress_slot *a, const ckd_progress_slot *b) {
+    return a->steps == 0 ? b->steps > 0 : b->steps > 0 && a->step < b->step;
+}
+
+/* The rank that holds up the others: the one with the lowest step; of equals, the one that was silent longest. */
+static size_t last_rank(const liveness *l, const ckd_progress_slot *slots, const bool *gone, size_t count) {
+    size_t last = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (is_watched(&slots[i], gone[i]) &&
+            (last == SIZE_MAX || is_behind(&slots[i], &slots[last]) ||
+             (!is_behind(&slots[last], &slots[i]) && l->silent_s[i] > l->silent_s[last]))) {
+            last = i;
+        }
+    }
+    return last;
+}
+
+static void name_rank(char text[64], const ckd_progress_slot *slot) {
+    if (slot->rank < CKD_PROGRESS_NO_RANK) {
+        snprintf(text, 64, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
+    } else {
+        snprintf(text, 64, "process %" PRIu64, slot->pid);
+    }
+}
+
+void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
+                     const bool *gone, size_t count) {
+    size_t last = last_rank(l, slots, gone, count), ahead = 0, watched = 0;
+    uint64_t top = 0;
+    char who[64] = "", state[80], others[64] = "";
+    if (last == SIZE_MAX) {
+        snprintf(text, SUPERVISE_TEXT_MAX, "not known");
+        return;
+    }
+    const ckd_progress_slot *slot = &slots[last];
+    for (size_t i = 0; i < count; i++) {
+        bool counts = is_watched(&slots[i], gone[i]);
+        watched += counts;
+        ahead += counts && is_behind(slot, &slots[i]);
+        top = counts && slots[i].steps > 0 && slots[i].step > top ? slots[i].step : top;
+    }
+    if (slot->phase == CKD_PROGRESS_EVALUATION || slot->phase == CKD_PROGRESS_SAVING) {
+        snprintf(state, sizeof(state), slot->phase == CKD_PROGRESS_SAVING ? "waits for a save" : "evaluates");
+    } else if (slot->steps == 0) {
+        snprintf(state, sizeof(state), "has made no step yet");
+    } else {
+        snprintf(state, sizeof(state), "has made no step after step %" PRIu64, slot->step);
+    }
+    if (ahead > 0 || watched == 1 || slot->phase != CKD_PROGRESS_TRAINING) {
+        name_rank(who, slot);
+    } else {
+        snprintf(who, sizeof(who), "each of %zu processes", watched);
+    }
+    if (ahead > 0) {
+        snprintf(others, sizeof(others), "; others are at step %" PRIu64, top);
+    }
+    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %.0f s, %.0f s are allowed%s", who, state,
+             l->silent_s[last], liveness_limit(l, slot), others);
+}

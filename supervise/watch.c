@@ -1,0 +1,149 @@
+/* Watches a command: its steps, or its checkpoints if --hang names a time. Decides when it hangs. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "supervise/internal.h"
+
+#define LOOKS       20 /* per allowed time */
+#define LONGEST_NS  SECOND
+#define SHORTEST_NS (SECOND / 50)
+
+typedef enum stage { STAGE_WATCHING = 0, STAGE_TRACING = 1, STAGE_ENDING = 2 } stage;
+
+struct watch {
+    const supervise_options *options;
+    const progress *progress;
+    trace_orders orders;
+    stage stage;
+    trace trace;
+    uint64_t interval_ns, looked_ns; /* monotonic: clocks of other machines may differ */
+    ckd_id newest;                   /* checkpoint */
+    uint64_t changed_ns;             /* when it was seen first */
+    liveness liveness;
+    size_t count; /* of slots */
+    ckd_progress_slot slots[PROGRESS_SLOTS];
+    uint64_t started[PROGRESS_SLOTS]; /* of the slots' processes; 0: not seen alive */
+    bool gone[PROGRESS_SLOTS];
+    pid_t pids[PROGRESS_SLOTS + 1];
+};
+
+watch *watch_new(const watch_rule *rule) {
+    watch *w = calloc(1, sizeof(*w));
+    if (!w) {
+        return NULL; /* nothing is watched then */
+    }
+    const supervise_options *o = rule->options;
+    uint64_t allowed = o->hang == SUPERVISE_HANG_TIME ? o->hang_s : o->hang_floor_s;
+    w->options = o;
+    w->progress = rule->progress;
+    w->orders = rule->orders;
+    w->newest = rule->newest;
+    w->looked_ns = w->changed_ns = supervise_monotonic();
+    w->interval_ns = allowed * SECOND / LOOKS;
+    w->interval_ns = w->interval_ns < SHORTEST_NS ? SHORTEST_NS : w->interval_ns;
+    if (o->hang == SUPERVISE_HANG_AUTO &&
+        w->interval_ns > LONGEST_NS) { /* a store is not listed that often */
+        w->interval_ns = LONGEST_NS;
+    }
+    w->liveness.floor_s = (double)o->hang_floor_s * (double)((uint64_t)1 << rule->doublings);
+    return w;
+}
+
+void watch_free(watch *w) {
+    if (w) {
+        trace_end(&w->trace);
+        free(w);
+    }
+}
+
+int watch_wait_ms(const watch *w) {
+    bool needed = w && w->stage != STAGE_ENDING && w->options->hang != SUPERVISE_HANG_NEVER;
+    uint64_t ns = needed && w->stage == STAGE_TRACING ? SHORTEST_NS : needed ? w->interval_ns : 0;
+    return needed ? (int)((ns < LONGEST_NS ? ns : LONGEST_NS) / 1000000) : -1;
+}
+
+/* ----------------------------------------------------------------------------------------------------- looking */
+
+/* If the store cannot be read, the command is left alone. */
+static bool makes_no_checkpoint(char reason[SUPERVISE_TEXT_MAX], watch *w) {
+    uint64_t now = supervise_monotonic();
+    candidates seen;
+    ckd_error why;
+    if (candidates_read(&seen, w->options->store, w->options->run, &why) != CKD_OK) {
+        return false;
+    }
+    if (seen.count > 0 && memcmp(&seen.items[0].id, &w->newest, sizeof(w->newest)) != 0) {
+        w->newest = seen.items[0].id;
+        w->changed_ns = now;
+    }
+    candidates_free(&seen);
+    snprintf(reason, SUPERVISE_TEXT_MAX, "it has made no checkpoint for %" PRIu64 " s", w->options->hang_s);
+    return now - w->changed_ns >= w->options->hang_s * SECOND;
+}
+
+/* A process that has ended is watched no more, and neither is another one that gets its number. */
+static void find_gone(watch *w) {
+    for (size_t i = 0; i < w->count; i++) {
+        uint64_t started = process_start_time((pid_t)w->slots[i].pid);
+        if (!w->started[i]) {
+            w->started[i] = started;
+        }
+        w->gone[i] = !started || started != w->started[i];
+    }
+}
+
+/*
+ * Time in which the supervisor did not run either, because both were stopped or the machine slept, does not count.
+ */
+static bool makes_no_step(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t passed_ns) {
+    uint64_t most = 3 * w->interval_ns;
+    passed_ns = passed_ns < most ? passed_ns : most;
+    w->count = progress_read(w->slots, w->progress);
+    find_gone(w);
+    if (!liveness_look(&w->liveness, w->slots, w->gone, w->count, (double)passed_ns / (double)SECOND)) {
+        return false;
+    }
+    liveness_reason(reason, &w->liveness, w->slots, w->gone, w->count);
+    return true;
+}
+
+static void begin_trace(watch *w) {
+    for (size_t i = 0; i < w->count; i++) {
+        if (!w->gone[i]) {
+            w->pids[w->orders.count++] = (pid_t)w->slots[i].pid;
+        }
+    }
+    if (w->orders.count == 0) {
+        w->pids[w->orders.count++] = w->orders.pid;
+    }
+    w->orders.pids = w->pids;
+    trace_begin(&w->trace, &w->orders);
+    w->stage = STAGE_TRACING;
+}
+
+watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]) {
+    if (!w || w->stage == STAGE_ENDING || w->options->hang == SUPERVISE_HANG_NEVER) {
+        return WATCH_NOTHING;
+    }
+    if (w->stage == STAGE_TRACING) {
+        if (!trace_ended(&w->trace)) {
+            return WATCH_NOTHING;
+        }
+        w->stage = STAGE_ENDING;
+        return WATCH_END;
+    }
+    uint64_t passed = supervise_monotonic() - w->looked_ns;
+    if (passed < w->interval_ns) {
+        return WATCH_NOTHING;
+    }
+    w->looked_ns += passed;
+    bool hung = w->options->hang == SUPERVISE_HANG_TIME ? makes_no_checkpoint(reason, w)
+                                                        : makes_no_step(reason, w, passed);
+    if (!hung) {
+        return WATCH_NOTHING;
+    }
+    begin_trace(w);
+    return WATCH_HUNG;
+}
