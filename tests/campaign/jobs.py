@@ -75,7 +75,7 @@ class Trainer:
 
 class Gpt(Trainer):
     takes_signals = True  # with --background
-    seconds = 2
+    seconds, disk = 2, "16m"
 
     def command(self, draw, store, losses, run):
         words = [self.build / "train_gpt", "--width", 32, "--layers", 1, "--heads", 2, "--context", 32, "--batch", 4, "--threads", 1,
@@ -86,7 +86,7 @@ class Gpt(Trainer):
 
 class Torch(Trainer):
     takes_signals = False  # ranks end by SIGTERM when torchrun does
-    seconds = 12
+    seconds, disk = 12, "200m"
 
     def __init__(self, python, build, folder):
         self.python = python
@@ -138,9 +138,11 @@ class Job:
         attempts = self.attempts()
         return attempts[-1]["pid"] if attempts and not attempts[-1]["end"] else None
 
-    def wait_for_attempt(self):
-        wait_for(self.running, "an attempt")
-        return self.running()
+    def wait_for_attempt(self, supervisor):
+        """The process of an attempt, or None if the supervisor ended before."""
+        found = []
+        wait_for(lambda: found.append(self.running()) or found[-1] or supervisor.poll() is not None, "an attempt")
+        return found[-1]
 
     def left(self):
         """The processes below the supervisors, by a mark in their environment."""
@@ -209,10 +211,12 @@ def killed_command(job):
 
 
 def hang(job):
-    supervisor = job.start(options=["--hang", f"{2 + job.trainer.seconds}s", "--grace", "1s", "--max-futile", "20"])
+    """A process is stopped. It is noticed by its steps, or by checkpoints."""
+    how = job.draw.choice([["--hang-floor", "1s"], ["--hang", f"{2 + job.trainer.seconds}s"]])
+    supervisor = job.start(options=[*how, "--grace", "1s", "--max-futile", "20"])
     job.sleep(0.7)
-    pid = job.wait_for_attempt()
-    stopped = kill(job.draw.choice(job.below(pid)), signal.SIGSTOP)
+    pid = job.wait_for_attempt(supervisor)
+    stopped = pid is not None and kill(job.draw.choice(job.below(pid)), signal.SIGSTOP)
     job.finish(supervisor)
     check(not stopped or len(job.attempts()) == 1 or job.attempts()[0]["hung"], "a stopped process was not noticed")
 
@@ -255,7 +259,7 @@ def full_disk(job):
     """A small file system fills up in the middle; there is room again when somebody has cleaned up."""
     disk = job.folder / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], stderr=subprocess.DEVNULL).returncode != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={job.trainer.disk}", "tmpfs", disk], stderr=subprocess.DEVNULL).returncode != 0:
         return "cannot mount a file system"
     try:
         job.store = disk / "store"
@@ -280,12 +284,17 @@ store, times, seconds, *command = sys.argv[1:]
 if int(os.environ["CKPTDELTA_ATTEMPT"]) > int(times):
     os.execv(command[0], command)
 process = subprocess.Popen(command, start_new_session=True)
+
+def files():
+    return [f for f in pathlib.Path(store, "data/c").rglob("*.ckd") if f.is_file()]
+
+while len(files()) < 4 and process.poll() is None:
+    time.sleep(0.01)
 time.sleep(float(seconds))
 os.killpg(process.pid, signal.SIGKILL)
 process.wait()
-files = [f for f in pathlib.Path(store, "data/c").rglob("*") if f.is_file()]
-if len(files) > 3:
-    newest = max(files, key=lambda f: f.stat().st_mtime_ns)
+if len(files()) > 3:
+    newest = max(files(), key=lambda f: f.stat().st_mtime_ns)
     newest.chmod(0o644)
     content = bytearray(newest.read_bytes())
     content[-1] ^= 255
@@ -296,7 +305,7 @@ sys.exit(1)
 
 def damaged_newest(job):
     """The newest chunk file is damaged when the command has died, once or twice."""
-    seconds = max(0.4, job.draw.random()) * job.trainer.seconds
+    seconds = job.draw.random() * job.trainer.seconds / 2
     job.finish(job.start(sys.executable, "-c", DAMAGER, job.store, job.draw.randint(1, 2), seconds, *job.command, options=["--max-futile", "20"]))
     job.check_trained(damaged=True)
 
