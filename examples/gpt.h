@@ -245,6 +245,7 @@ typedef struct gpt_background {
     /* 0: choose the interval so that saves cost at most `overhead`, a share of the time */
     uint64_t save_every;
     double overhead;
+    const ckd_ranks_options *ranks; /* NULL: one process */
 } gpt_background;
 /*
  * Opens a session. The objects that `with` points to must live as long as the session. SIGUSR1 then requests a save;
@@ -253,6 +254,8 @@ typedef struct gpt_background {
 int gpt_session_new(gpt_session **out, const gpt_background *with);
 /* Call it before the optimizer writes. */
 void gpt_session_fence(gpt_session *s);
+/* Returns what signals asked of this process since its last save: 0, 1 (a save), or 2 (a save and a stop). */
+int gpt_session_asked(gpt_session *s);
 /*
  * Call it after each step. `last`: always saves. *stop: SIGTERM was received. Returns -1 if an earlier save failed,
  * after a message.

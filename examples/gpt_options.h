@@ -1,4 +1,4 @@
-/* The options of train_gpt. Strings point into argv or the environment. */
+/* The options of train_gpt and train_mpi. Strings point into argv or the environment. */
 #ifndef CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
 #define CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
 
@@ -33,5 +33,20 @@ typedef struct gpt_options {
 
 /* Parses the options. Invalid options end the process with a message (this belongs to a program, not to a library). */
 void gpt_options_parse(gpt_options *out, int argc, char **argv);
+
+/* Where a training is, and where it came from. */
+typedef struct gpt_position {
+    gpt_progress progress;
+    gpt_lineage lineage;
+    char run[CKD_RUN_MAX + 1]; /* storage for lineage.run, if it is not the run of the options */
+} gpt_position;
+/*
+ * Loads the checkpoint to go on from (gpt_resume.c): the one that `ckptdelta run` has chosen, or the options name, or the
+ * newest. Without any, training starts from scratch, so the same command line works for every restart.
+ */
+int gpt_resume(gpt_position *at, ckd_store *store, const gpt_options *options, gpt_model *model,
+               const gpt_text *text);
+/* Prints what gpt_resume found. */
+void gpt_resume_report(const gpt_position *at, const gpt_options *options);
 
 #endif

@@ -89,13 +89,16 @@ static void saved(void *context, const ckd_saved *saved) {
 }
 
 static ckd_status open_session(gpt_session *s, ckd_error *err) {
-    const gpt_lineage *lineage = s->with.lineage;
+    const gpt_background *w = &s->with;
+    const gpt_lineage *lineage = w->lineage;
     ckd_store_options store = CKD_STORE_OPTIONS_INIT;
     store.on_message = store_says;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = lineage->run;
-    /* a repeated run gives the same bits; anything else is an error */
-    save.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_SAME_OK;
+    /* a repeated run gives the same bits; anything else is an error, as with ranks, which cannot compare */
+    save.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH
+                        : w->ranks       ? CKD_DUPLICATE_ERROR
+                                         : CKD_DUPLICATE_SAME_OK;
     save.metric_name = "loss";
     save.resumed_from_run = lineage->resumed_run;
     save.resumed_from_step = lineage->resumed_step;
@@ -106,13 +109,16 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     ckd_session_options options = CKD_SESSION_OPTIONS_INIT;
     options.save = &save;
     options.store = &store;
-    options.snapshot = s->with.lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
+    options.snapshot = w->lazy ? CKD_SNAPSHOT_LAZY : CKD_SNAPSHOT_COPY;
     /* room for two states, plus what they do not include */
-    options.snapshot_bytes = 3 * GPT_PARTS * sizeof(float) * s->with.model->parameter_count;
-    options.every_steps = s->with.save_every;
-    options.overhead = s->with.save_every ? 0 : s->with.overhead;
-    options.on_saved = saved;
-    return ckd_session_open(&s->session, s->with.store, &options, err);
+    options.snapshot_bytes = 3 * GPT_PARTS * sizeof(float) * w->model->parameter_count;
+    options.every_steps = w->save_every;
+    options.overhead = w->save_every ? 0 : w->overhead;
+    options.on_saved = w->ranks && w->ranks->rank > 0 ? NULL : saved;
+    options.ranks = w->ranks;
+    if (w->ranks)
+        options.when_busy = CKD_BUSY_BLOCK; /* means the same on all ranks */
+    return ckd_session_open(&s->session, w->store, &options, err);
 }
 
 int gpt_session_new(gpt_session **out, const gpt_background *with) {
@@ -146,6 +152,12 @@ void gpt_session_fence(gpt_session *s) {
     ckd_session_fence(s->session);
 }
 
+int gpt_session_asked(gpt_session *s) {
+    ckd_session_state state;
+    ckd_session_poll(&state, s->session);
+    return state.stop_asked ? 2 : state.save_asked;
+}
+
 int gpt_session_step(int *stop, gpt_session *s, double loss, int last) {
     ckd_error err = {0};
     ckd_session_fence(s->session); /* this function writes the small state, not the optimizer */
@@ -168,7 +180,8 @@ int gpt_session_end(gpt_session *s) {
     take_signals(NULL);
     ckd_session_state state;
     ckd_session_poll(&state, s->session);
-    if (state.saved && state.trained_ns)
+    int reports = !s->with.ranks || s->with.ranks->rank == 0;
+    if (reports && state.saved && state.trained_ns)
         printf("%" PRIu64
                " saves in the background: training waited %.2f %% of its time, and was slowed by %.2f %%\n",
                state.saved, 100.0 * (double)state.stall_ns / (double)state.trained_ns,

@@ -23,10 +23,8 @@ typedef struct trainer {
     gpt_session *session; /* NULL: saves block training */
     int stop;             /* requested by a signal */
     FILE *losses;
-    gpt_progress progress;
-    gpt_lineage lineage;
-    char run[CKD_RUN_MAX + 1]; /* of the checkpoint that `ckptdelta run` has chosen */
-    double logged_at;          /* seconds */
+    gpt_position at;
+    double logged_at; /* seconds */
     uint64_t logged_step;
 } trainer;
 
@@ -60,57 +58,13 @@ static int open_store(trainer *t) {
     return -1;
 }
 
-/*
- * Finds the checkpoint that `ckptdelta run` has chosen for this attempt, which may not be the newest one. Returns false
- * if there is none, or if it is of another run.
- */
-static int told_checkpoint(trainer *t, uint64_t *step) {
-    const gpt_options *o = t->options;
-    const char *run = getenv("CKPTDELTA_RUN"), *told = getenv("CKPTDELTA_CHECKPOINT");
-    const char *at = told ? strrchr(told, '@') : NULL;
-    ckd_checkpoint newest;
-    if (!run || strcmp(run, o->run) != 0 || !at || (size_t)(at - told) > CKD_RUN_MAX)
-        return 0;
-    snprintf(t->run, sizeof t->run, "%.*s", (int)(at - told), told);
-    *step = strtoull(at + 1, NULL, 10);
-    t->lineage.run = t->run;
-    t->lineage.rewound =
-        ckd_store_find(&newest, t->store, t->run, CKD_LATEST, NULL) != CKD_OK || newest.step != *step;
-    return 1;
-}
-
-/*
- * A plain --resume of a run without checkpoints starts from scratch, so the same command line works for every restart.
- */
-static int resume(trainer *t) {
-    const gpt_options *o = t->options;
-    const char *run = o->resume_run ? o->resume_run : o->run;
-    uint64_t step = o->resume_step;
-    ckd_checkpoint newest;
-    int plain = !o->resume_run && step == CKD_LATEST, told = plain && told_checkpoint(t, &step);
-    run = told ? t->run : run;
-    if (plain && !told && ckd_store_find(&newest, t->store, run, CKD_LATEST, NULL) == CKD_E_NOT_FOUND) {
-        printf("run %s has no checkpoint yet: starting at step 0\n", run);
-        return 0;
-    }
-    if (gpt_state_load(t->store, run, step, t->model, &t->text, &t->progress))
-        return -1;
-    if (o->reseed)
-        t->progress.seed = o->batch_seed;
-    t->lineage.resumed_run = run;
-    t->lineage.resumed_step = t->progress.step;
-    t->lineage.branch = t->lineage.rewound || strcmp(run, t->lineage.run) != 0;
-    printf("resumed from %s at step %" PRIu64 "\n", run, t->progress.step);
-    return 0;
-}
-
 static int open_session(trainer *t) {
     const gpt_options *o = t->options;
     gpt_background with = {.store = o->store,
-                           .lineage = &t->lineage,
+                           .lineage = &t->at.lineage,
                            .model = t->model,
                            .text = &t->text,
-                           .progress = &t->progress,
+                           .progress = &t->at.progress,
                            .lazy = strcmp(o->background, "lazy") == 0,
                            .save_every = o->save_every,
                            .overhead = o->overhead};
@@ -120,9 +74,9 @@ static int open_session(trainer *t) {
 static int set_up(trainer *t) {
     const gpt_options *o = t->options;
     size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
-    t->progress.seed = o->seed;
-    t->lineage.run = o->run;
-    t->lineage.adamw = o->save_every == 1 ? &o->adamw : NULL;
+    t->at.progress.seed = o->seed;
+    t->at.lineage.run = o->run;
+    t->at.lineage.adamw = o->save_every == 1 ? &o->adamw : NULL;
     t->pool = gpt_pool_new(o->threads ? o->threads : core_count());
     t->tokens = malloc(batch_bytes);
     t->targets = malloc(batch_bytes);
@@ -138,8 +92,9 @@ static int set_up(trainer *t) {
            t->text.source, t->model->parameter_count, t->model->tensor_count, gpt_pool_threads(t->pool));
     if (o->store && open_store(t))
         return -1;
-    if (o->resume && resume(t))
+    if (o->resume && gpt_resume(&t->at, t->store, o, t->model, &t->text))
         return -1;
+    gpt_resume_report(&t->at, o);
     if (o->background && open_session(t))
         return -1;
     if (o->losses && !(t->losses = fopen(o->losses, "a"))) {
@@ -189,11 +144,11 @@ static int dump_due(const gpt_options *o, uint64_t step) {
 static int save(trainer *t, double loss) {
     ckd_checkpoint info;
     double start = seconds();
-    if (gpt_state_save(t->store, &t->lineage, t->model, &t->text, &t->progress, loss, &info))
+    if (gpt_state_save(t->store, &t->at.lineage, t->model, &t->text, &t->at.progress, loss, &info))
         return -1;
-    t->lineage.branch = 0;
-    snprintf(t->run, sizeof t->run, "%s", info.run); /* a branch, if the run had the step */
-    t->lineage.run = t->run;
+    t->at.lineage.branch = 0;
+    snprintf(t->at.run, sizeof t->at.run, "%s", info.run); /* a branch, if the run had the step */
+    t->at.lineage.run = t->at.run;
     printf("saved step %" PRIu64 ": %s, %.2f MiB for %.2f MiB, %.0f ms\n", info.step,
            ckd_kind_name(info.kind), (double)info.stored_bytes / 1048576, (double)info.raw_bytes / 1048576,
            1e3 * (seconds() - start));
@@ -203,7 +158,7 @@ static int save(trainer *t, double loss) {
 /* Does everything after a step besides training. */
 static int after_step(trainer *t, double loss, double norm) {
     const gpt_options *o = t->options;
-    uint64_t step = t->progress.step;
+    uint64_t step = t->at.progress.step;
     if (t->losses &&
         (fprintf(t->losses, "%" PRIu64 " %a %.6f\n", step, loss, loss) < 0 || fflush(t->losses) != 0)) {
         fprintf(stderr, "train_gpt: cannot write %s: %s\n", o->losses, strerror(errno));
@@ -231,12 +186,12 @@ static int after_step(trainer *t, double loss, double norm) {
 static int train(trainer *t) {
     const gpt_options *o = t->options;
     t->logged_at = seconds();
-    t->logged_step = t->progress.step;
-    if (t->progress.step >= o->steps)
+    t->logged_step = t->at.progress.step;
+    if (t->at.progress.step >= o->steps)
         printf("nothing to do: step %" PRIu64 " is reached already\n", o->steps);
-    while (t->progress.step < o->steps && !t->stop) {
-        uint64_t step = t->progress.step + 1;
-        gpt_text_batch(&t->text, &t->model->config, t->progress.seed, step, t->tokens, t->targets, NULL);
+    while (t->at.progress.step < o->steps && !t->stop) {
+        uint64_t step = t->at.progress.step + 1;
+        gpt_text_batch(&t->text, &t->model->config, t->at.progress.seed, step, t->tokens, t->targets, NULL);
         double loss = gpt_forward(t->model, t->tokens, t->targets);
         if (!isfinite(loss)) {
             fprintf(stderr, "train_gpt: the loss of step %" PRIu64 " is not finite; try a smaller --lr\n",
@@ -247,12 +202,12 @@ static int train(trainer *t) {
         if (t->session)
             gpt_session_fence(t->session);
         double norm = gpt_adamw_step(t->model, &o->adamw, step);
-        t->progress.step = step;
+        t->at.progress.step = step;
         if (after_step(t, loss, norm))
             return -1;
     }
     if (t->stop)
-        printf("stopped at step %" PRIu64 ", as asked\n", t->progress.step);
+        printf("stopped at step %" PRIu64 ", as asked\n", t->at.progress.step);
     gpt_session *session = t->session;
     t->session = NULL;
     return gpt_session_end(session);

@@ -15,7 +15,7 @@ SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
 CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
 MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
 CLI := $(B)/ckptdelta
-EXAMPLE := $(B)/train_gpt
+EXAMPLE := $(B)/train_gpt $(if $(HAVE_MPI),$(B)/train_mpi)
 SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
 # Programs lie in one folder, whatever folder their source lies in.
 BENCHES := $(patsubst %.c,$(B)/bench/%,$(notdir $(BENCH_SRC)))
@@ -82,6 +82,10 @@ $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
+$(B)/train_mpi: $(B)/obj/examples/train_mpi.o $(call obj,$(GPT_SRC)) $(B)/.objects $(STATIC_LIB)
+	$(call say,LINK,$@)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC_LIB) $(CKD_LIBS) $(MPI_LIBS)
+
 # Linked as users link them: to the shared library, which lies in the folder above.
 $(SMALL_EXAMPLES): $(B)/examples/%: $(B)/obj/examples/%.o $(SHARED_LIB)
 	$(call say,LINK,$@)
@@ -121,7 +125,7 @@ $(B)/bench/slow_disk.so: $(B)/obj/bench/support/slow_disk.o
 	@mkdir -p $(@D)
 	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $<
 
-$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/ranks/mpi_%.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/ranks/mpi_%.o $(B)/obj/examples/train_mpi.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 
 $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
 	$(call say,LINK,$@)

@@ -55,8 +55,8 @@ B := $(BUILD)
 # --- sources
 LIB_SRC := $(wildcard base/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c)
 CLI_SRC := $(wildcard cli/*/*.c supervise/*.c)
-EXAMPLE_SRC := $(wildcard examples/gpt_*.c examples/train_gpt.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
+EXAMPLE_SRC := $(GPT_SRC) examples/train_gpt.c
 # Programs of one file that show the use of the library; `make install` installs their sources.
 SMALL_EXAMPLE_SRC := examples/save.c examples/session.c
 # Each bench/*/bench_*.c is a program. The other files of its folder are its parts; two are linked by rules of their own.

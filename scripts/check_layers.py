@@ -88,7 +88,7 @@ OWNERS = [
     (r"(cuda.*|cublas.*|cooperative_groups.*|cub/.*|thrust/.*|nvrtc.*|nvml.*)", {"kernels/cuda"}),
     (r"jansson.*\.h", {"cli", "supervise"}),
     (r"argp\.h", {"cli", "examples", "bench"}),
-    (r"mpi\.h", {"mpi"}),
+    (r"mpi\.h", {"mpi", "examples"}),
 ]
 
 FILE_CALLS = """open open64 openat openat2 creat fopen fdopen freopen mkstemp mkostemp tmpfile opendir fdopendir scandir

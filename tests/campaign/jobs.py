@@ -2,7 +2,8 @@
 
     jobs.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--torch PYTHON] [--out FILE]
 
-The trainer is the example train_gpt; with --torch also examples/train_torch.py on two processes of torchrun. Each case
+The trainers are the examples: train_gpt, train_mpi on four ranks if there is an mpirun, and with --torch train_torch.py
+on two processes of torchrun. Each case
 ends as docs/run.md promises: the exit status, the journal, no process left, every step trained, and each loss, bit for
 bit, that of a training without failures. A failed case can be repeated by its seed and kind. The last line reads
 `N passed, N failed, N skipped`; --out writes the counts by kind as JSON.
@@ -82,6 +83,19 @@ class Gpt(Trainer):
                  "--steps", STEPS, "--save-every", draw.choice([1, 3, 7]), "--background", draw.choice(["copy", "lazy"]), "--store", store,
                  "--run", run, "--resume", "--losses", losses]
         return list(map(str, words))
+
+
+class Mpi(Trainer):
+    """Four ranks. mpirun passes no SIGUSR1 on, and kills the ranks soon after SIGTERM."""
+    takes_signals = False
+    seconds, disk = 4, "16m"
+
+    def command(self, draw, store, losses, run):
+        words = [self.build / "train_mpi", *Gpt.command(self, draw, store, losses, run)[1:]]
+        return list(map(str, ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 4, *words]))
+
+    def environment(self):
+        return dict(os.environ, OMPI_MCA_btl="self,vader,tcp", OMPI_MCA_btl_vader_single_copy_mechanism="none")
 
 
 class Torch(Trainer):
@@ -282,7 +296,7 @@ DAMAGER = """
 import os, pathlib, signal, subprocess, sys, time
 store, times, seconds, *command = sys.argv[1:]
 if int(os.environ["CKPTDELTA_ATTEMPT"]) > int(times):
-    os.execv(command[0], command)
+    os.execvp(command[0], command)
 process = subprocess.Popen(command, start_new_session=True)
 
 def files():
@@ -387,6 +401,10 @@ KINDS = {f.__name__: f for f in (healthy, killed_command, hang, exit_in_a_loop, 
 NOT_CHECKED = {"full_disk", "damaged_newest"}  # they check by themselves
 
 
+def has_mpi(build):
+    return (build / "train_mpi").exists() and shutil.which("mpirun") is not None
+
+
 def play(build, trainer, kind, seed, folder):
     """Plays one case in an empty folder. Returns (None or why it was skipped, None or what went wrong)."""
     job = Job(build, trainer, folder, seed)
@@ -410,14 +428,15 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--torch", metavar="PYTHON", help="every fourth case trains with this Python's torch")
+    parser.add_argument("--torch", metavar="PYTHON", help="some cases train with this Python's torch")
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build/current"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     build, counts, failed, skipped = args.build.resolve(), collections.Counter(), 0, 0
     with tempfile.TemporaryDirectory(prefix="jobs-") as top:
         trainers = []
-        for number, make in enumerate([Gpt] + [lambda *a: Torch(args.torch, *a)] * bool(args.torch)):
+        kinds = [Gpt] + [Mpi] * has_mpi(build) + [lambda *a: Torch(args.torch, *a)] * bool(args.torch)
+        for number, make in enumerate(kinds):
             (Path(top) / f"reference{number}").mkdir()
             trainers.append(make(build, Path(top) / f"reference{number}"))
             trainers[-1].find_reference()
@@ -426,7 +445,7 @@ def main():
             if time.monotonic() > end:
                 break
             kind = args.kind or list(KINDS)[seed % len(KINDS)]
-            trainer = trainers[-1 if seed // len(KINDS) % 4 == 3 else 0]
+            trainer = trainers[seed // len(KINDS) % len(trainers)]
             folder = Path(top) / str(seed)
             folder.mkdir()
             why, failure = play(build, trainer, kind, seed, folder)

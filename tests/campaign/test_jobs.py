@@ -16,15 +16,24 @@ SEED = int(os.environ.get("CKD_SWEEP_SEED") or 1)
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
-    trainer = jobs.Gpt(BUILD, tmp_path_factory.mktemp("reference"))
-    trainer.find_reference()
-    return trainer
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            made[kind] = kind(BUILD, tmp_path_factory.mktemp("reference"))
+            made[kind].find_reference()
+        return made[kind]
+
+    return make
 
 
+@pytest.mark.parametrize("make", [jobs.Gpt, jobs.Mpi])
 @pytest.mark.parametrize("kind", sorted(jobs.KINDS))
-@pytest.mark.sampled(4)
-def test_a_job_ends_as_documented(tmp_path, trainer, kind):
-    skipped, failure = jobs.play(BUILD, trainer, kind, SEED, tmp_path)
+@pytest.mark.sampled(6)
+def test_a_job_ends_as_documented(tmp_path, trainer, make, kind):
+    if make is jobs.Mpi and not jobs.has_mpi(BUILD):
+        pytest.skip("there is no mpirun here, or the build is without MPI")
+    skipped, failure = jobs.play(BUILD, trainer(make), kind, SEED, tmp_path)
     assert failure is None, failure
     if skipped:
         pytest.skip(skipped)
@@ -40,4 +49,4 @@ def test_a_supervisor_that_only_starts_the_command_is_found(tmp_path, trainer):
     for kind in ("exit_at_the_start", "missing_program"):
         folder = tmp_path / kind
         folder.mkdir()
-        assert jobs.play(wrong, trainer, kind, 1, folder)[1]
+        assert jobs.play(wrong, trainer(jobs.Gpt), kind, 1, folder)[1]
