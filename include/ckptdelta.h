@@ -325,7 +325,8 @@ typedef struct ckd_save_options {
     void *progress_context;
     ckd_fidelity role_fidelity[6]; /* indexed by ckd_role: overrides `fidelity` for tensors of that role */
     int effort;                    /* of lossy fidelities: 1 (fast) ... 9 (small); 0: 5 */
-    double target_bits;  /* lossy deltas: bits for a weight and its moments; 0: the fidelity decides */
+    double
+        target_bits; /* lossy deltas: bits for a weight and its moments, as errors allow; 0: the fidelity's */
     double target_ratio; /* the same as a ratio to the raw bytes; set at most one of the two */
     /* lossy: bound on every error, in RMS of its matrix (in a stack: each; if large: each 16 Mi elements); 0: none */
     double max_error;

@@ -21,7 +21,8 @@ static const struct argp_option options_table[] = {
     {"effort", OPT_EFFORT, "N", 0,
      "Time spent on making a lossy checkpoint small: 1 (fast) to 9 [default: 5]", 6},
     {"target-bits", OPT_TARGET_BITS, "X", 0,
-     "Choose the steps so that a lossy delta takes about X bits for each parameter, its weight and its moments together",
+     "Choose the steps so that a lossy delta takes about X bits for each parameter, its weight and its moments together. Weights "
+     "that were replaced altogether take more",
      6},
     {"target-ratio", OPT_TARGET_RATIO, "X", 0,
      "The same as a ratio: raw bytes of weights and moments over stored bytes", 6},

@@ -139,6 +139,8 @@ typedef struct tile_limits {
     bool ordinary; /* no value is an outlier, infinite or (second moments) negative */
     float largest; /* bound on magnitudes other than exceptions; of second moments: 0 */
     double bound;  /* on |error|; infinite: none */
+    /* largest step, also for a target of bits; infinite: none */
+    double step;
 } tile_limits;
 
 /* How the blocks of a tile are coded. Set by lossy_tile_prepare. */

@@ -128,7 +128,18 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, cost_of(&plan, 0, t->params->lambda), k, err);
 }
 
-/* Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. */
+/* The largest step that the target may choose, in quarter octaves. */
+static int32_t step_limit(const lossy_tile *t) {
+    double limit = isfinite(t->limits.step)
+                       ? LATTICE_STEP_OCTAVE * (log2(t->limits.step) - t->plan.lattice.exponent)
+                       : INT32_MAX;
+    return limit < INT32_MAX ? (int32_t)lrint(limit) : INT32_MAX;
+}
+
+/*
+ * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. The limit of
+ * steps comes first: values that were replaced take more bits, rather than to keep the old ones.
+ */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->shape.count;
     int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and that take few enough */
@@ -137,12 +148,15 @@ static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_
         int32_t now = t->plan.lattice.step;
         finer = p->bits > max ? now : finer;
         coarser = p->bits > max ? coarser : now;
-        if (coarser - finer <= 1 || (p->bits <= max && p->bits > TARGET_NEAR * max)) {
+        int32_t limit = step_limit(t);
+        if (coarser - finer <= 1 || (p->bits <= max && p->bits > TARGET_NEAR * max) ||
+            (p->bits > max && now >= limit)) {
             break;
         }
         bool between = finer >= 0 && coarser < INT32_MAX;
+        int32_t leap = limit - now < LEAP ? limit - now : LEAP;
         t->plan.lattice.step =
-            between ? finer + (coarser - finer) / 2 : (p->bits > max ? now + LEAP : now - LEAP);
+            between ? finer + (coarser - finer) / 2 : (p->bits > max ? now + leap : now - LEAP);
         if (t->plan.lattice.step < 0 && t->plan.lattice.exponent - FINER < FINEST) {
             t->plan.lattice.step = 0; /* there is no finer step */
             return plan_once(p, t, k, err);

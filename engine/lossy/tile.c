@@ -18,9 +18,11 @@
 #define OF_BOUND \
     1.7 /* largest step per bound; rounded to a quarter octave, and values to the lattice, it is less than 2 */
 #define NOTHING_MOVED 6e-3 /* relative to the error, which is known to three digits */
-#define MOST_COARSER  6    /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
-#define MOST_WEIGHT   108  /* quarter octaves of a row or column; the lattice has no place beyond */
-#define MOST_STEP     400  /* quarter octaves of a block's step */
+#define MOST_LASTING \
+    8 /* error of the parent's values, in lattice units of weights without one; more is made up for */
+#define MOST_COARSER 6   /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
+#define MOST_WEIGHT  108 /* quarter octaves of a row or column; the lattice has no place beyond */
+#define MOST_STEP    400 /* quarter octaves of a block's step */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     if (!lattice_dtype(dtype)) {
@@ -312,6 +314,8 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         step = step < OF_BOUND * t->limits.bound ? step : OF_BOUND * t->limits.bound;
         double max = COARSEST * rms / t->params->root_units;
         step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
+        double lasting = MOST_LASTING * rms / t->params->root_units;
+        t->limits.step = t->context.before_error > lasting * lasting ? step : max > 0 ? max : INFINITY;
         double spacing = t->plan.movement / UNITS_MOVED,
                fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
         t->plan.lattice.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
@@ -453,6 +457,7 @@ static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
     *worth = t->shape.count >= FEWEST;
     t->limits.exception_above = t->limits.exception_moved = FLT_MAX;
+    t->limits.step = INFINITY;
     t->plan.still = false;
     t->limits.ordinary = false;
     t->plan.offsets_known = t->plan.levels_known = false;

@@ -326,6 +326,44 @@ static void test_targets_are_met(void **state) {
     ckd_store_close(store);
 }
 
+/* Begins anew, as a layer does that is initialised again. */
+static void replace_weights(drift *d, unsigned seed) {
+    drift other = drift_new(256, 200, seed);
+    memcpy(d->weight, other.weight, d->count * sizeof(float));
+    drift_free(&other);
+}
+
+/*
+ * A delta that keeps to the target could not hold values that were replaced altogether. It takes more bits, and the next
+ * one makes up for what it leaves out: the errors are those without a target. Then the target is met again.
+ */
+static void test_targets_do_not_keep_replaced_values(void **state) {
+    ckd_store *store = store_create(*state);
+    for (int f = 0; f < 2; f++) {
+        drift d = drift_new(256, 200, 11);
+        for (uint64_t step = 0; step < 6; step++, drift_step(&d)) {
+            double error[2];
+            if (step == 2) {
+                replace_weights(&d, 12);
+            }
+            for (int target = 0; target < 2; target++) {
+                char run[32];
+                snprintf(run, sizeof(run), "%s%d", ckd_fidelity_name(fidelities[f]), target);
+                ckd_save_options o = lossy_options(run, step, fidelities[f]);
+                o.target_bits = target ? 0.5 : 0;
+                save_drift(store, &o, &d);
+                error[target] = error_at(store, run, step, &d, 2);
+                print_message("%s, step %d: error of weights %.4f, %.3f bits\n", run, (int)step,
+                              error[target], bits_at(store, run, step, &d));
+                assert_true(step < 5 || !target || bits_at(store, run, step, &d) <= 1.15 * 0.5 + 0.05);
+            }
+            assert_true((step != 2 && step != 3) || error[1] < 1.1 * error[0]);
+        }
+        drift_free(&d);
+    }
+    ckd_store_close(store);
+}
+
 /* A larger step_scale takes fewer bits and gives larger errors. */
 static void test_steps_are_scaled(void **state) {
     ckd_store *store = store_create(*state);
@@ -509,6 +547,7 @@ int main(void) {
         TEST(test_the_largest_error_is_bounded),
         TEST(test_rounded_copies_keep_the_bound),
         TEST(test_targets_are_met),
+        TEST(test_targets_do_not_keep_replaced_values),
         TEST(test_steps_are_scaled),
         TEST(test_efforts),
         TEST(test_lossy_resumes_are_counted),
