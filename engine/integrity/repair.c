@@ -439,6 +439,7 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     if (status == CKD_OK) { /* damaged settings cannot be rebuilt */
         status = settings_damage(&r->damage, r->store, err);
     }
+    THEN(status, intents_damage(&r->damage, r->store, err));
     r->limiter.total = r->files.bytes + r->sets.bytes;
     THEN(status, look_at_files(r, err));
     if (status == CKD_OK && !r->options->dry_run) {

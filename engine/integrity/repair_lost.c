@@ -253,7 +253,8 @@ static ckd_status settle_each(const missing_files *files, repairing *r, const va
         if (!files->items[i].published) {
             continue;
         }
-        if (v->stray_count && bsearch(&m->file, v->strays, v->stray_count, sizeof(*v->strays), id_compare)) {
+        if (v->stray_count && !v->incomplete &&
+            bsearch(&m->file, v->strays, v->stray_count, sizeof(*v->strays), id_compare)) {
             status = file_remove(p.text, true, err);
             damage_drop_file(&r->damage, repair_inside(r, p.text));
         } else {

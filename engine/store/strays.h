@@ -24,7 +24,13 @@ bool strays_may_be_rebuilt(const ckd_store *store);
 ckd_status strays_add_manifests(bytes *files, bytes *checkpoints, bool *complete, const ckd_store *store,
                                 ckd_error *err);
 
-/* Sets v->strays, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
+/*
+ * Removes chunk files without their final names that no intent names: their writer died, and its intent is gone. Does
+ * nothing if an intent is unreadable. Under the publish lock. Errors: IO, NOMEM.
+ */
+ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err);
+
+/* Sets v->strays and v->incomplete, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
 ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err);
 /*
  * Sets `spare` of strays that no checkpoint can need, as long as nothing is lost: each record is of a checkpoint that

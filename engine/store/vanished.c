@@ -99,7 +99,7 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
         return CKD_OK;
     }
     /* A stray may hold records of a deleted checkpoint that a lost one builds on. An old row does not tell which. */
-    bool strays = in_strays(v, &c->id, w != SAYS_NOTHING);
+    bool strays = !v->incomplete && in_strays(v, &c->id, w != SAYS_NOTHING);
     if (w == PROVES || (strays && w == DOUBTFUL)) {
         return add(&v->items, &v->count, &v->capacity, c, err);
     }
@@ -240,7 +240,7 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
-    if (status == CKD_OK && out->stray_count && !out->count && !out->doubtful_count) {
+    if (status == CKD_OK && !out->incomplete && out->stray_count && !out->count && !out->doubtful_count) {
         status = strays_find_spare(out, &e.checkpoints, store, err);
     }
     catalog_list_free(&now.list);
@@ -327,8 +327,8 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
             &why, path_chunk(store->path, &s->id, "").text, CKD_NO_OFFSET,
             "no manifest names this chunk file: its checkpoint's manifest is lost, and with it run and step; "
             "pull the checkpoint from a copy of the store, or remove the file if it is not needed");
-        status =
-            s->explained || s->spare ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
+        bool reported = !v->incomplete && !s->explained && !s->spare;
+        status = reported ? damage_record(damage, found, &why, CKD_NO_OFFSET, "", err) : CKD_OK;
     }
     report_spare(v, store);
     for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {
