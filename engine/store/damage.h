@@ -97,6 +97,8 @@ ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path
  * Errors: as open_named_file.
  */
 ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err);
+/* The same for a file at another path. */
+ckd_status read_named_file_at(const ckd_store *store, const char *path, const file_ref *file, ckd_error *err);
 
 /*
  * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;

@@ -154,9 +154,9 @@ ckd_status strays_add_manifests(bytes *named, bytes *checkpoints, bool *complete
                : status;
 }
 
-bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+static bool add_recorded(bytes *ids, const char *path) {
     chunk *c;
-    ckd_status status = chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL);
+    ckd_status status = chunk_open_bundled(&c, path, NULL);
     if (status != CKD_OK) {
         return status == CKD_E_NOT_FOUND;
     }
@@ -168,6 +168,21 @@ bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
     }
     chunk_close(c);
     return true;
+}
+
+bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+    return add_recorded(ids, path_chunk(store->path, file, "").text);
+}
+
+void strays_add_aside(bytes *ids, const ckd_store *store) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        (void)add_recorded(ids, path_of(store->path, DIR_DAMAGED, list.names[i]).text);
+    }
+    dir_list_free(&list);
 }
 
 /* Whether the group of a parity file covers a file that is missing, or nobody can tell. */

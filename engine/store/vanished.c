@@ -109,7 +109,7 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 }
 
 /*
- * Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. As long as
+ * Drops doubtful checkpoints without a record in any chunk file, including those in data/q: they cannot come back, so nothing is lost. As long as
  * their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may be lost ones, and stay.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
@@ -124,6 +124,7 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
         all_read = strays_add_recorded(&recorded, store, &id) && all_read;
     }
+    strays_add_aside(&recorded, store);
     if (status == CKD_OK && recorded.failed) {
         status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
     }

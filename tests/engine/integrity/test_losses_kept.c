@@ -299,6 +299,41 @@ static void test_recovery_without_a_catalog(void **state) {
     }
 }
 
+/*
+ * A file that recovery moved to data/q, as there was no catalog, is of a checkpoint that the catalog of a backup knows. A
+ * repair takes it back.
+ */
+static void test_a_catalog_comes_back(void **state) {
+    for (int doubtful = 0; doubtful < 2; doubtful++) {
+        const char *dir = make_folder(*state, doubtful);
+        ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+        ckd_repair_result *r;
+        ckd_error err = {0};
+        char path[600];
+        size_t size;
+        lose_behind_an_intent(dir);
+        snprintf(path, sizeof(path), "%s", store_path_of(dir, "catalog.db"));
+        unsigned char *old = read_whole_file(path, &size);
+        assert_int_equal(unlink(path), 0);
+        open_and_close(dir);
+        assert_int_equal(files_in(dir, "data/c"), 2);
+        write_whole_file(path, old, size);
+        free(old);
+        if (doubtful) {
+            write_whole_file(store_path_of(dir, "data/deletions"), "", 0);
+        }
+        ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+        o.manifest_run = SCENE_RUN;
+        o.manifest_step = 2;
+        must(ckd_store_repair(&r, store, &o, &err), &err);
+        assert_true(r->repaired_count == 1 && r->left->damage_count == 0);
+        ckd_repair_result_free(r);
+        ckd_store_close(store);
+        check_steps(dir, 0, 3);
+        assert_int_equal(files_in(dir, "data/q"), 0);
+    }
+}
+
 /* Once the catalog says that something is lost. */
 static void test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint(void **state) {
     fault f = {.path = ".ckd", .errnum = EMFILE, .first = 1, .last = 1000};
@@ -542,6 +577,7 @@ int main(void) {
         tempdir_test(test_recovery_cannot_read_the_catalog),
         tempdir_test(test_recovery_cannot_read_the_deletion_mark),
         tempdir_test(test_recovery_without_a_catalog),
+        tempdir_test(test_a_catalog_comes_back),
         tempdir_test(test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint),
         tempdir_test(test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer),
         tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
