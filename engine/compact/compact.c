@@ -483,6 +483,7 @@ static ckd_status begin(compacting *x, ckd_error *err) {
 static ckd_status compact(compacting *x, ckd_error *err) {
     ckd_status status = begin(x, err);
     THEN(status, compact_all(x, err));
+    THEN(status, compact_join_items(x->out, err));
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;

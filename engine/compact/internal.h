@@ -11,6 +11,10 @@
 ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
                           const ckd_compact_options *options, const compact_limits *limits, ckd_error *err);
 
+/* ---- items.c ---- */
+/* Joins the items of each checkpoint, and corrects the sums. Errors: NOMEM. */
+ckd_status compact_join_items(ckd_compaction *out, ckd_error *err);
+
 /* ---- state.c ---- */
 /* Was move_max reached? */
 bool compact_limit_reached(const compaction *c);

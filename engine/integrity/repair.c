@@ -119,29 +119,44 @@ static bool is_wanted(const repairing *r, const bad_file *b) {
 }
 
 static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const bad_file *b,
-                                ckd_error *err) {
+                                const char *from, ckd_error *err) {
     file_lock *lock;
-    pathname from = path_rebuilt(r->store->path, &b->file.id);
     pathname to = path_chunk(r->store->path, &b->file.id, "");
     *done = false;
     ckd_status status = store_lock_publish(&lock, r->store, err);
     if (status == CKD_OK) {
         if (is_wanted(r, b)) {
-            status = repair_publish(aside, r->store, from.text, DIR_CHUNKS, strrchr(to.text, '/') + 1, err);
+            status = repair_publish(aside, r->store, from, DIR_CHUNKS, strrchr(to.text, '/') + 1, err);
             *done = status == CKD_OK;
         }
         lock_release(lock);
     }
-    if (!*done) {
-        file_remove(from.text, true, NULL);
-    }
     return status;
+}
+
+/* from: the right file; not used in a dry run. */
+static ckd_status replace_chunk(bool *repaired, repairing *r, bad_file *b, const char *from, ckd_error *err) {
+    pathname path = path_chunk(r->store->path, &b->file.id, ""), aside = {.text = ""};
+    ckd_status status = CKD_OK;
+    *repaired = true;
+    if (!r->options->dry_run) {
+        status = publish_chunk(repaired, &aside, r, b, from, err);
+        if (status == CKD_OK && !*repaired) {
+            damage_append_text(
+                &r->damage, repair_inside(r, path.text),
+                b->f ? "its manifest was removed or replaced meanwhile; run ckptdelta repair again"
+                     : "it was removed meanwhile");
+        }
+    }
+    b->repaired = *repaired;
+    return status == CKD_OK && *repaired ? repair_report(r, path.text, aside.text, b->file.size, err)
+                                         : status;
 }
 
 static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const parity_membership *c,
                               ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, local = {.offset = CKD_NO_OFFSET};
-    pathname path = path_chunk(r->store->path, &b->file.id, ""), aside = {.text = ""};
+    pathname from = path_rebuilt(r->store->path, &b->file.id);
     bool write = !r->options->dry_run, possible;
     rebuild_request q = {c->set, c->member, &b->file, write, &r->limiter};
     ckd_status status = repair_rebuild(&possible, r->store, &q, &why, &local);
@@ -153,28 +168,28 @@ static ckd_status repair_from(bool *repaired, repairing *r, bad_file *b, const p
     if (status != CKD_OK) {
         return err_from(err, status, &local);
     }
-    *repaired = possible;
-    if (possible && write) {
-        status = publish_chunk(repaired, &aside, r, b, err);
-        if (status == CKD_OK && !*repaired) {
-            damage_append_text(
-                &r->damage, repair_inside(r, path.text),
-                b->f ? "its manifest was removed or replaced meanwhile; run ckptdelta repair again"
-                     : "it was removed meanwhile");
-        }
-    } else if (!possible) {
+    if (!possible) {
+        pathname path = path_chunk(r->store->path, &b->file.id, "");
         damage_append_text(&r->damage, repair_inside(r, path.text), why.message);
+        return CKD_OK;
     }
-    b->repaired = *repaired;
-    return status == CKD_OK && *repaired ? repair_report(r, path.text, aside.text, b->file.size, err)
-                                         : status;
+    status = replace_chunk(repaired, r, b, from.text, err);
+    if (write && !*repaired) {
+        file_remove(from.text, true, NULL);
+    }
+    return status;
 }
 
 static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_error *err) {
     size_t count;
+    pathname aside;
     const parity_membership *c = parity_sets_of(&r->sets, &b->file.id, &count);
-    ckd_status status = CKD_OK;
+    bool found;
+    ckd_status status = repair_find_aside(&found, &aside, r->store, &b->file, err);
     *repaired = false;
+    if (status == CKD_OK && found) {
+        return replace_chunk(repaired, r, b, aside.text, err);
+    }
     for (size_t i = 0; i < count && !*repaired && status == CKD_OK; i++) {
         status = repair_from(repaired, r, b, &c[i], err);
     }
@@ -439,6 +454,7 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     if (status == CKD_OK) { /* damaged settings cannot be rebuilt */
         status = settings_damage(&r->damage, r->store, err);
     }
+    THEN(status, intents_damage(&r->damage, r->store, err));
     r->limiter.total = r->files.bytes + r->sets.bytes;
     THEN(status, look_at_files(r, err));
     if (status == CKD_OK && !r->options->dry_run) {

@@ -39,6 +39,17 @@ const char *repair_inside(const repairing *r, const char *path);
 /* Adds a repaired file to the result, and drops its damage. aside: "" for none. Errors: NOMEM. */
 ckd_status repair_report(repairing *r, const char *path, const char *aside, uint64_t size, ckd_error *err);
 
+/* ---- repair_aside.c: intact files in data/q ---- */
+
+/* Looks for the file in data/q. Errors: NOMEM. */
+ckd_status repair_find_aside(bool *found, pathname *out, const ckd_store *store, const file_ref *file,
+                             ckd_error *err);
+/*
+ * Moves files with records of lost checkpoints back to data/c, where a repair of manifests finds them. *any: set if there
+ * was one. Takes the publish lock. Errors: BUSY, IO, NOMEM.
+ */
+ckd_status repair_return_aside(bool *any, ckd_store *store, const vanished *v, ckd_error *err);
+
 /* ---- repair_lost.c: checkpoints whose manifests are lost ---- */
 
 /*

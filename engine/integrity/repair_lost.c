@@ -223,14 +223,15 @@ static ckd_status publish_wanted(bool *any, missing_files *files, const repairin
     return status;
 }
 
-/* Rebuilds the missing files that lost checkpoints need. *any: there is one. */
+/* Brings back the missing files that lost checkpoints need, from data/q and from parity. *any: there is one. */
 static ckd_status bring_back(bool *any, missing_files *files, repairing *r, ckd_error *err) {
     vanished v = {0};
-    ckd_status status = rebuild_all(files, r, err);
+    ckd_status status = vanished_find(&v, r->store, err);
+    (void)confirm_named(r, &v, NULL); /* it may be back by now */
+    THEN(status, repair_return_aside(any, r->store, &v, err));
+    THEN(status, rebuild_all(files, r, err));
     if (status == CKD_OK && files->count) {
-        status = vanished_find(&v, r->store, err);
-        (void)confirm_named(r, &v, NULL); /* it may be back by now */
-        THEN(status, choose_wanted(files, r, &v, err));
+        status = choose_wanted(files, r, &v, err);
         THEN(status, publish_wanted(any, files, r, err));
     }
     vanished_free(&v);
@@ -253,7 +254,8 @@ static ckd_status settle_each(const missing_files *files, repairing *r, const va
         if (!files->items[i].published) {
             continue;
         }
-        if (v->stray_count && bsearch(&m->file, v->strays, v->stray_count, sizeof(*v->strays), id_compare)) {
+        if (v->stray_count && !v->incomplete &&
+            bsearch(&m->file, v->strays, v->stray_count, sizeof(*v->strays), id_compare)) {
             status = file_remove(p.text, true, err);
             damage_drop_file(&r->damage, repair_inside(r, p.text));
         } else {

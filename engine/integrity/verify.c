@@ -415,6 +415,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
     THEN(status, expect_total(v, err));
     THEN(status, check_catalog(v, err));
     THEN(status, v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err));
+    THEN(status, v->options->run ? CKD_OK : intents_damage(&v->damage, v->store, err));
     THEN(status, check_vanished(v, err));
     THEN(status, check_all(v, err));
     THEN(status, check_parity(v, err));

@@ -97,6 +97,8 @@ ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path
  * Errors: as open_named_file.
  */
 ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err);
+/* The same for a file at another path. */
+ckd_status read_named_file_at(const ckd_store *store, const char *path, const file_ref *file, ckd_error *err);
 
 /*
  * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
@@ -104,6 +106,9 @@ ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_err
  */
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err);
+
+/* Adds intents that are damaged. Nothing can tell what their writers left. Errors: IO, NOMEM. */
+ckd_status intents_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
 
 /*
  * The live files of a store: chunk files that a manifest names, whose checkpoint is listed or can still be restored
@@ -171,6 +176,8 @@ typedef enum rows_known {
 typedef struct vanished {
     stray_file *strays; /* sorted by id */
     size_t stray_count;
+    /* A manifest or an intent is unreadable, and may name the strays. So they prove nothing, and none may be removed. */
+    bool incomplete;
     ckd_checkpoint *items; /* lost checkpoints: known to a catalog, without a manifest */
     size_t count, capacity;
     ckd_checkpoint *doubtful; /* the same, but the catalog is older than some deletion: lost or deleted */
@@ -180,8 +187,7 @@ typedef struct vanished {
 } vanished;
 
 /*
- * Finds lost checkpoints. If a manifest or an intent is unreadable, it may name any file, so no file counts as stray.
- * Writers may be at work. Release with vanished_free, also after failures. Errors: IO, NOMEM.
+ * Finds lost checkpoints. Writers may be at work. Release with vanished_free, also after failures. Errors: IO, NOMEM.
  */
 ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err);
 void vanished_free(vanished *v);

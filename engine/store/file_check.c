@@ -156,10 +156,11 @@ ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path
     return CKD_OK;
 }
 
-ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err) {
+ckd_status read_named_file_at(const ckd_store *store, const char *path, const file_ref *file,
+                              ckd_error *err) {
     chunk *c = NULL;
     bytes payload = {0};
-    ckd_status status = open_named_file(&c, store, path_chunk(store->path, &file->id, "").text, file, err);
+    ckd_status status = open_named_file(&c, store, path, file, err);
     THEN(status, file_read_ahead(c->file, READ_AHEAD, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         status = record_read_through(&payload, c, &c->outer[i], err);
@@ -167,6 +168,10 @@ ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_err
     bytes_free(&payload);
     chunk_close(c);
     return status;
+}
+
+ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err) {
+    return read_named_file_at(store, path_chunk(store->path, &file->id, "").text, file, err);
 }
 
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,

@@ -111,13 +111,32 @@ static ckd_status drop_files(const ckd_store *store, const intent *dead, const n
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;
 }
 
-static bool has_unnamed(const ckd_store *store, const intent *dead, const named_files *named) {
+/* The evidence is read once for all dead writers, and only if there is one whose files nothing names. */
+typedef struct recovery {
+    const ckd_store *store;
+    named_files named;
+    bool named_read;
+    vanished lost;
+    bool lost_read;
+    bool any_damaged; /* a damaged intent is now in data/q */
+} recovery;
+
+static bool has_unnamed(const recovery *r, const intent *dead) {
     bool unnamed = false;
     for (size_t i = 0; i < dead->file_count && !unnamed; i++) {
         const ckd_id *id = &dead->files[i].id;
-        unnamed = !is_named(named, id) && file_exists(path_chunk(store->path, id, "").text);
+        unnamed = !is_named(&r->named, id) && file_exists(path_chunk(r->store->path, id, "").text);
     }
     return unnamed;
+}
+
+static ckd_status find_lost(recovery *r, ckd_error *err) {
+    if (r->lost_read) {
+        return CKD_OK;
+    }
+    roll_back_catalog(r->store);
+    r->lost_read = true;
+    return vanished_find(&r->lost, r->store, err);
 }
 
 /*
@@ -126,23 +145,19 @@ static bool has_unnamed(const ckd_store *store, const intent *dead, const named_
  * makes a manifest of. Only the catalog tells whether the writer had committed. While that cannot be read, all stays;
  * where it is gone, the files go to data/q.
  */
-static ckd_status clean_intent(const ckd_store *store, const char *intent_path, const intent *dead,
-                               const named_files *named, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    vanished lost = {0};
-    bool unnamed = has_unnamed(store, dead, named);
-    if (unnamed) {
-        roll_back_catalog(store);
-        status = vanished_find(&lost, store, err);
-    }
-    bool later = lost.unweighed || lost.rows == ROWS_LATER, aside = lost.rows == ROWS_GONE;
+static ckd_status clean_intent(recovery *r, const char *intent_path, const intent *dead, ckd_error *err) {
+    static const vanished none = {0};
+    const ckd_store *store = r->store;
+    bool unnamed = has_unnamed(r, dead);
+    ckd_status status = unnamed ? find_lost(r, err) : CKD_OK;
+    const vanished *lost = unnamed ? &r->lost : &none;
+    bool later = lost->unweighed || lost->rows == ROWS_LATER, aside = lost->rows == ROWS_GONE;
     ckd_error why = {0};
     if (status == CKD_OK && !later) {
-        status = drop_files(store, dead, named, &lost, &why);
+        status = drop_files(store, dead, &r->named, lost, &why);
         THEN(status, file_remove(intent_path, true, &why));
         err_from(err, status, &why);
     }
-    vanished_free(&lost);
     if (aside && status != CKD_OK && status != CKD_E_NOMEM) {
         store_message(store,
                       "what a writer of %s@%llu left stays for now, as it cannot be moved to data/q: %s",
@@ -161,8 +176,24 @@ static ckd_status clean_intent(const ckd_store *store, const char *intent_path, 
     return status;
 }
 
-static ckd_status visit_intent(const ckd_store *store, const char *name, named_files *named, bool *loaded,
-                               ckd_error *err) {
+/*
+ * A damaged intent may name any file, so that no lost checkpoint could be told from what its writer left. It goes to
+ * data/q. Files of its writer that have their names stay, as they may be of a checkpoint.
+ */
+static void put_intent_aside(recovery *r, const char *name, const ckd_error *why) {
+    pathname aside;
+    ckd_error failed = {0};
+    bool moved = why->status == CKD_E_CORRUPT &&
+                 damage_put_aside(&aside, r->store, DIR_INTENTS, name, &failed) == CKD_OK;
+    r->any_damaged = r->any_damaged || moved;
+    store_message(r->store,
+                  moved ? "an intent of a writer that died is damaged, and now in data/q: %s (%s)"
+                        : "an intent cannot be read and is left alone: %s (%s)",
+                  why->message, path_of(r->store->path, DIR_INTENTS, name).text);
+}
+
+static ckd_status visit_intent(recovery *r, const char *name, ckd_error *err) {
+    const ckd_store *store = r->store;
     pathname p = path_of(store->path, DIR_INTENTS, name);
     file_lock *lock;
     ckd_status status = lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, false, 0, NULL);
@@ -175,20 +206,42 @@ static ckd_status visit_intent(const ckd_store *store, const char *name, named_f
     status = file_read_all(&data, p.text, METADATA_MAX, &why);
     THEN(status, intent_decode(&dead, &store->id, data.data, data.size, p.text, &why));
     if (status != CKD_OK) {
-        store_message(store, "an intent is damaged and left alone: %s (%s)", why.message, p.text);
+        put_intent_aside(r, name, &why);
         status = CKD_OK;
     } else {
-        status = *loaded ? CKD_OK : read_named(named, store, err);
-        *loaded = true;
-        if (status == CKD_OK && named->unknown) {
+        status = r->named_read ? CKD_OK : read_named(&r->named, store, err);
+        r->named_read = true;
+        if (status == CKD_OK && r->named.unknown) {
             store_message(store, "leftovers of a writer that died stay: a damaged manifest may name them");
         } else if (status == CKD_OK) {
-            status = clean_intent(store, p.text, &dead, named, err);
+            status = clean_intent(r, p.text, &dead, err);
         }
     }
     intent_free(&dead);
     bytes_free(&data);
     lock_release(lock);
+    return status;
+}
+
+static ckd_status visit_intents(const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    recovery r = {.store = store};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        ckd_id id;
+        if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
+            status = visit_intent(&r, list.names[i], err);
+        }
+    }
+    dir_list_free(&list);
+    if (status == CKD_OK && r.any_damaged) {
+        status = strays_remove_unfinished(store, err);
+    }
+    free(r.named.ids);
+    vanished_free(&r.lost);
     return status;
 }
 
@@ -220,20 +273,6 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
         return status;
     }
     deletion_mark_restore(store);
-    dir_list list;
-    status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    named_files named = {0};
-    bool loaded = false;
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        ckd_id id;
-        if (strlen(list.names[i]) == CKD_ID_TEXT - 1 && id_parse(&id, list.names[i])) {
-            status = visit_intent(store, list.names[i], &named, &loaded, err);
-        }
-    }
-    free(named.ids);
-    dir_list_free(&list);
+    status = visit_intents(store, err);
     return status == CKD_OK ? store->hooks->recover(store, err) : status;
 }

@@ -44,6 +44,20 @@ static void add_files(bytes *named, const file_ref *files, size_t count) {
     }
 }
 
+/* Errors: those of the intent; NOT_FOUND: its writer has just finished. */
+static ckd_status read_intent(intent *out, const ckd_store *store, const char *path, ckd_error *err) {
+    bytes data = {0};
+    ckd_status status = file_read_all(&data, path, METADATA_MAX, err);
+    THEN(status, intent_decode(out, &store->id, data.data, data.size, path, err));
+    bytes_free(&data);
+    return status;
+}
+
+static bool is_intent(const char *name) {
+    ckd_id id;
+    return strlen(name) == CKD_ID_TEXT - 1 && id_parse(&id, name);
+}
+
 /* *complete: cleared if an intent is unreadable. */
 static ckd_status add_intents(bytes *named, bool *complete, const ckd_store *store, ckd_error *err) {
     dir_list list;
@@ -52,25 +66,66 @@ static ckd_status add_intents(bytes *named, bool *complete, const ckd_store *sto
         return status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        ckd_id id;
-        bytes data = {0};
         intent in = {0};
         ckd_error why = {0};
-        pathname p = path_of(store->path, DIR_INTENTS, list.names[i]);
-        if (strlen(list.names[i]) != CKD_ID_TEXT - 1 || !id_parse(&id, list.names[i])) {
+        if (!is_intent(list.names[i])) {
             continue;
         }
-        status = file_read_all(&data, p.text, METADATA_MAX, &why);
-        THEN(status, intent_decode(&in, &store->id, data.data, data.size, p.text, &why));
+        status = read_intent(&in, store, path_of(store->path, DIR_INTENTS, list.names[i]).text, &why);
         if (status == CKD_OK) {
             add_files(named, in.files, in.file_count);
             intent_free(&in);
         }
-        /* gone: its writer finished meanwhile */
         *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
         status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
-        bytes_free(&data);
     }
+    dir_list_free(&list);
+    return status;
+}
+
+ckd_status intents_damage(damage_list *damage, const ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_error missing = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, &missing);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &missing);
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        intent in = {0};
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        pathname p = path_of(store->path, DIR_INTENTS, list.names[i]);
+        ckd_status found = is_intent(list.names[i]) ? read_intent(&in, store, p.text, &why) : CKD_OK;
+        intent_free(&in);
+        if (found == CKD_E_CORRUPT) {
+            err_in_file(&why, found, p.text);
+            status = damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
+        }
+    }
+    dir_list_free(&list);
+    return status;
+}
+
+ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err) {
+    static const char end[] = ".ckd.tmp";
+    dir_list list;
+    bytes named = {0};
+    bool complete = true;
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_CHUNKS).text, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = add_intents(&named, &complete, store, err);
+    ids_sort(&named);
+    for (size_t i = 0; i < list.count && complete && status == CKD_OK; i++) {
+        ckd_id id;
+        size_t length = strlen(list.names[i]);
+        bool unfinished = length == CKD_ID_TEXT - 1 + strlen(end) &&
+                          strcmp(list.names[i] + CKD_ID_TEXT - 1, end) == 0 && id_parse(&id, list.names[i]);
+        if (unfinished && !ids_contain(&named, &id)) {
+            status = file_remove(path_of(store->path, DIR_CHUNKS, list.names[i]).text, true, err);
+        }
+    }
+    bytes_free(&named);
     dir_list_free(&list);
     return status;
 }
@@ -99,9 +154,9 @@ ckd_status strays_add_manifests(bytes *named, bytes *checkpoints, bool *complete
                : status;
 }
 
-bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+static bool add_recorded(bytes *ids, const char *path) {
     chunk *c;
-    ckd_status status = chunk_open_bundled(&c, path_chunk(store->path, file, "").text, NULL);
+    ckd_status status = chunk_open_bundled(&c, path, NULL);
     if (status != CKD_OK) {
         return status == CKD_E_NOT_FOUND;
     }
@@ -113,6 +168,21 @@ bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
     }
     chunk_close(c);
     return true;
+}
+
+bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file) {
+    return add_recorded(ids, path_chunk(store->path, file, "").text);
+}
+
+void strays_add_aside(bytes *ids, const ckd_store *store) {
+    dir_list list;
+    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        (void)add_recorded(ids, path_of(store->path, DIR_DAMAGED, list.names[i]).text);
+    }
+    dir_list_free(&list);
 }
 
 /* Whether the group of a parity file covers a file that is missing, or nobody can tell. */
@@ -171,13 +241,14 @@ ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, 
     THEN(status, add_intents(&named, &complete, store, err));
     THEN(status, strays_add_manifests(&named, checkpoints, &complete, store, err));
     size_t count = files.size / sizeof(ckd_id);
+    v->incomplete = !complete;
     if (status == CKD_OK) {
         ids_sort(&named);
         ids_sort(checkpoints);
         v->strays = calloc(count + 1, sizeof(*v->strays));
         status = v->strays ? CKD_OK : err_nomem(err, count * sizeof(*v->strays), "chunk files");
     }
-    for (size_t i = 0; i < count && complete && status == CKD_OK; i++) {
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
         ckd_id id;
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
         if (!ids_contain(&named, &id) && file_exists(path_chunk(store->path, &id, "").text)) {

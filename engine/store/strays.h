@@ -12,6 +12,8 @@ void ids_sort(bytes *ids);
 ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
 /* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
 bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
+/* The same for all chunk files in data/q that can be read. A repair may take them back. */
+void strays_add_aside(bytes *ids, const ckd_store *store);
 /*
  * Whether parity covers a chunk file that is missing: a repair may rebuild it, and it may have records of any
  * checkpoint. True if that cannot be told now.
@@ -24,7 +26,13 @@ bool strays_may_be_rebuilt(const ckd_store *store);
 ckd_status strays_add_manifests(bytes *files, bytes *checkpoints, bool *complete, const ckd_store *store,
                                 ckd_error *err);
 
-/* Sets v->strays, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
+/*
+ * Removes chunk files without their final names that no intent names: their writer died, and its intent is gone. Does
+ * nothing if an intent is unreadable. Under the publish lock. Errors: IO, NOMEM.
+ */
+ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err);
+
+/* Sets v->strays and v->incomplete, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
 ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err);
 /*
  * Sets `spare` of strays that no checkpoint can need, as long as nothing is lost: each record is of a checkpoint that

@@ -99,7 +99,7 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
         return CKD_OK;
     }
     /* A stray may hold records of a deleted checkpoint that a lost one builds on. An old row does not tell which. */
-    bool strays = in_strays(v, &c->id, w != SAYS_NOTHING);
+    bool strays = !v->incomplete && in_strays(v, &c->id, w != SAYS_NOTHING);
     if (w == PROVES || (strays && w == DOUBTFUL)) {
         return add(&v->items, &v->count, &v->capacity, c, err);
     }
@@ -109,7 +109,7 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 }
 
 /*
- * Drops doubtful checkpoints without a record in any chunk file: they cannot come back, so nothing is lost. As long as
+ * Drops doubtful checkpoints without a record in any chunk file, including those in data/q: they cannot come back, so nothing is lost. As long as
  * their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may be lost ones, and stay.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
@@ -124,6 +124,7 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
         all_read = strays_add_recorded(&recorded, store, &id) && all_read;
     }
+    strays_add_aside(&recorded, store);
     if (status == CKD_OK && recorded.failed) {
         status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
     }
@@ -240,7 +241,7 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
-    if (status == CKD_OK && out->stray_count && !out->count && !out->doubtful_count) {
+    if (status == CKD_OK && !out->incomplete && out->stray_count && !out->count && !out->doubtful_count) {
         status = strays_find_spare(out, &e.checkpoints, store, err);
     }
     catalog_list_free(&now.list);
@@ -327,8 +328,8 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
             &why, path_chunk(store->path, &s->id, "").text, CKD_NO_OFFSET,
             "no manifest names this chunk file: its checkpoint's manifest is lost, and with it run and step; "
             "pull the checkpoint from a copy of the store, or remove the file if it is not needed");
-        status =
-            s->explained || s->spare ? CKD_OK : damage_record(damage, found, &why, CKD_NO_OFFSET, "", err);
+        bool reported = !v->incomplete && !s->explained && !s->spare;
+        status = reported ? damage_record(damage, found, &why, CKD_NO_OFFSET, "", err) : CKD_OK;
     }
     report_spare(v, store);
     for (size_t i = 0; i < v->doubtful_count && status == CKD_OK; i++) {

@@ -537,6 +537,7 @@ int main(void) {
         disk_test(power_recovery),
         disk_test(power_manifest_lost),
         disk_test(power_manifest_and_file_lost),
+        disk_test(power_manifest_lost_and_file_aside),
         disk_test(power_save_that_fails),
         disk_test(power_compaction_that_fails),
         disk_test(power_common_file),

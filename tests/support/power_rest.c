@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/store/damage.h"
 #include "engine/store/handle.h"
 #include "tests/support/compactions.h"
 #include "tests/support/early.h"
@@ -267,24 +268,40 @@ void power_manifest_lost(void **state) {
     disk_end("lost manifest", d, 3);
 }
 
-/* Its only chunk file is missing, too. The rebuilt file must be durable before the manifest that names it again. */
-void power_manifest_and_file_lost(void **state) {
-    disk *d = *state;
+/*
+ * Its only chunk file is missing, too, and parity can rebuild it; or it is in data/q. It must be durable before the
+ * manifest that names it again.
+ */
+static void lose_manifest_and_file(disk *d, bool aside) {
     manifest m;
-    make_bases(d, 3, true);
+    make_bases(d, 3, !aside);
     ckd_store *store = disk_open(d, CKD_OPEN_READ);
     assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 2, 0, NULL), CKD_OK);
-    assert_int_equal(unlink(path_chunk(store->path, &m.files[0].id, "").text), 0);
+    pathname p = path_chunk(store->path, &m.files[0].id, "");
+    if (aside) {
+        assert_int_equal(mkdir(store_path_of(d->p.dir, "data/q"), 0777), 0);
+        assert_int_equal(rename(p.text, damage_path_aside(store, strrchr(p.text, '/') + 1).text), 0);
+    } else {
+        assert_int_equal(unlink(p.text), 0);
+    }
     manifest_free(&m);
     ckd_store_close(store);
     assert_int_equal(unlink(store_path_of(d->p.dir, "data/m/run.2.0")), 0);
     d->p.now.flags = DAMAGED;
     disk_begin(d, 7, 7);
     store = disk_open(d, CKD_OPEN_WRITE);
-    repair(store, false, 2);
+    repair(store, false, aside ? 1 : 2);
     disk_flags(d, 0);
     ckd_store_close(store);
-    disk_end("lost manifest and file", d, 3);
+    disk_end(aside ? "lost manifest and file in data/q" : "lost manifest and file", d, 3);
+}
+
+void power_manifest_and_file_lost(void **state) {
+    lose_manifest_and_file(*state, false);
+}
+
+void power_manifest_lost_and_file_aside(void **state) {
+    lose_manifest_and_file(*state, true);
 }
 
 /* ---- failing saves and compactions ---- */

@@ -14,6 +14,7 @@ void power_copy_that_fails(void **state);
 void power_recovery(void **state);
 void power_manifest_lost(void **state);
 void power_manifest_and_file_lost(void **state);
+void power_manifest_lost_and_file_aside(void **state);
 void power_save_that_fails(void **state);
 void power_compaction_that_fails(void **state);
 void power_common_file(void **state);

@@ -481,10 +481,38 @@ static void test_rotten_records_are_not_named(void **state) {
     ckd_store_close(store);
 }
 
+/* Chains are shortened, and the new files merged. Each checkpoint is one item with both reasons, and counts once. */
+static void test_rewritten_and_packed(void **state) {
+    ckd_store *store = store_create(*state);
+    ckd_compact_options o = options_for(2);
+    make_chain(store, "r", CKD_EXACT, 0, 10);
+    uint64_t before = 0, after = 0;
+    size_t both = 0;
+    o.pack_below = PACK_BELOW;
+    ckd_compaction *done = compact_with(store, &o);
+    check_items(done);
+    assert_int_equal(done->checkpoints, 10);
+    for (size_t i = 0; i < done->count; i++) {
+        const ckd_compacted *item = &done->items[i];
+        for (size_t k = 0; k < i; k++) {
+            assert_int_not_equal(done->items[k].checkpoint.step, item->checkpoint.step);
+        }
+        both += item->why & CKD_COMPACT_PACK && item->why & CKD_COMPACT_DEPTH;
+        before += item->checkpoint.stored_bytes;
+        after += item->bytes;
+    }
+    assert_true(both > 0);
+    assert_int_equal(done->before, before);
+    assert_int_equal(done->after, after);
+    ckd_compaction_free(done);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_small_files_become_one),
         tempdir_test(test_packs_shrink),
+        tempdir_test(test_rewritten_and_packed),
         tempdir_test(test_ranks_are_packed),
         tempdir_test(test_the_only_intact_record_stays),
         tempdir_test(test_rotten_records_are_not_named),

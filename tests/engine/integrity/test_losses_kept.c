@@ -299,6 +299,41 @@ static void test_recovery_without_a_catalog(void **state) {
     }
 }
 
+/*
+ * A file that recovery moved to data/q, as there was no catalog, is of a checkpoint that the catalog of a backup knows. A
+ * repair takes it back.
+ */
+static void test_a_catalog_comes_back(void **state) {
+    for (int doubtful = 0; doubtful < 2; doubtful++) {
+        const char *dir = make_folder(*state, doubtful);
+        ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+        ckd_repair_result *r;
+        ckd_error err = {0};
+        char path[600];
+        size_t size;
+        lose_behind_an_intent(dir);
+        snprintf(path, sizeof(path), "%s", store_path_of(dir, "catalog.db"));
+        unsigned char *old = read_whole_file(path, &size);
+        assert_int_equal(unlink(path), 0);
+        open_and_close(dir);
+        assert_int_equal(files_in(dir, "data/c"), 2);
+        write_whole_file(path, old, size);
+        free(old);
+        if (doubtful) {
+            write_whole_file(store_path_of(dir, "data/deletions"), "", 0);
+        }
+        ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+        o.manifest_run = SCENE_RUN;
+        o.manifest_step = 2;
+        must(ckd_store_repair(&r, store, &o, &err), &err);
+        assert_true(r->repaired_count == 1 && r->left->damage_count == 0);
+        ckd_repair_result_free(r);
+        ckd_store_close(store);
+        check_steps(dir, 0, 3);
+        assert_int_equal(files_in(dir, "data/q"), 0);
+    }
+}
+
 /* Once the catalog says that something is lost. */
 static void test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint(void **state) {
     fault f = {.path = ".ckd", .errnum = EMFILE, .first = 1, .last = 1000};
@@ -378,6 +413,111 @@ static void test_a_collection_cannot_read_the_catalog(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- intents and manifests that are damaged ---- */
+
+static const char damaged_intent[] = "data/i/0123456789abcdef0123456789abcdef";
+
+/* The newest checkpoint lost its manifest, which nothing else hinders from being repaired. */
+static void lose_the_newest(const char *dir) {
+    scene_make(dir, 0, 3);
+    remove_manifest(dir, 2);
+}
+
+/* It may name any file. Verify says so, and the next writer moves it aside, so that a repair is possible. */
+static void test_a_damaged_intent(void **state) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    lose_the_newest(*state);
+    write_whole_file(store_path_of(*state, damaged_intent), "noise", 5);
+    write_whole_file(store_path_of(*state, "data/c/0123456789abcdef0123456789abcdef.ckd.tmp"), "noise", 5);
+    ckd_store *store = open_store(*state, CKD_OPEN_READ);
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    bool named = false;
+    for (size_t i = 0; i < r->damage_count; i++) {
+        named = named || strcmp(r->damage[i].file, damaged_intent) == 0;
+    }
+    assert_true(named && r->damage_count == 2);
+    ckd_verify_result_free(r);
+    ckd_store_close(store);
+    repair_all(*state, 1);
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+    assert_int_equal(files_in(*state, "data/q"), 1);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+    check_steps(*state, 0, 3);
+}
+
+/* The writer of a damaged intent lives: it stays. So does one that cannot be read now, or is of a newer version. */
+static void test_an_intent_that_stays(void **state) {
+    fault f = {.path = damaged_intent, .errnum = EIO, .first = 1, .last = 1000};
+    file_lock *lock;
+    scene_make(*state, 0, 1);
+    write_whole_file(store_path_of(*state, damaged_intent), "noise", 5);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(strstr(messages, "is left alone"));
+    assert_int_equal(lock_acquire(&lock, store_path_of(*state, damaged_intent), LOCK_SHARED, false, 0, NULL),
+                     CKD_OK);
+    open_and_close(*state);
+    lock_release(lock);
+    assert_int_equal(files_in(*state, "data/i"), 1);
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+}
+
+/* A lost checkpoint builds on one whose manifest is damaged, so that nothing readable names the files of either. */
+static void test_a_damaged_manifest_beside_a_lost_one(void **state) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    lose_the_newest(*state);
+    write_whole_file(store_path_of(*state, "data/m/" SCENE_RUN ".1.0"), "noise", 5);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    assert_true(r->repaired_count == 1 && r->left->damage_count == 1);
+    assert_string_equal(r->left->damage[0].file, "data/m/" SCENE_RUN ".1.0");
+    ckd_repair_result_free(r);
+    scene s = scene_of(2);
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+}
+
+static int count_manifests(void *context, file_op step, const char *path) {
+    *(size_t *)context += step == FILE_OP_OPEN && strstr(path, "data/m/") != NULL;
+    return 0;
+}
+
+/* However many writers died, their fates are looked up once. */
+static void test_recovery_reads_the_manifests_once(void **state) {
+    size_t seen[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        lose_behind_an_intent(dir);
+        dir_list list;
+        assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/i"), NULL), CKD_OK);
+        char from[600], to[128];
+        size_t size;
+        snprintf(from, sizeof(from), "%s/%s", store_path_of(dir, "data/i"), list.names[0]);
+        dir_list_free(&list);
+        unsigned char *data = read_whole_file(from, &size);
+        for (int k = 0; k < (i ? 20 : 1); k++) {
+            snprintf(to, sizeof(to), "data/i/%032x", k + 1);
+            write_whole_file(store_path_of(dir, to), data, size);
+        }
+        free(data);
+        file_set_fault_hook(count_manifests, &seen[i]);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(files_in(dir, "data/i"), 0);
+        assert_int_equal(files_in(dir, "data/c"), 3);
+        repair_all(dir, 1);
+        check_steps(dir, 0, 3);
+    }
+    assert_true(seen[0] > 0);
+    assert_int_equal(seen[0], seen[1]);
+}
+
 /* ---- a deletion that died ---- */
 
 /* It had made its tombstone, and had not reached the catalog. The next writer removes the checkpoint for good. */
@@ -437,11 +577,16 @@ int main(void) {
         tempdir_test(test_recovery_cannot_read_the_catalog),
         tempdir_test(test_recovery_cannot_read_the_deletion_mark),
         tempdir_test(test_recovery_without_a_catalog),
+        tempdir_test(test_a_catalog_comes_back),
         tempdir_test(test_a_file_that_cannot_be_read_may_be_of_a_lost_checkpoint),
         tempdir_test(test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer),
         tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
         tempdir_test(test_leftovers_that_cannot_be_moved_stay),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
+        tempdir_test(test_a_damaged_intent),
+        tempdir_test(test_an_intent_that_stays),
+        tempdir_test(test_a_damaged_manifest_beside_a_lost_one),
+        tempdir_test(test_recovery_reads_the_manifests_once),
         tempdir_test(test_a_deletion_died_before_the_catalog),
         tempdir_test(test_a_deletion_without_the_catalog),
     };

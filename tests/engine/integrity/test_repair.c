@@ -86,6 +86,38 @@ static const char *first_in(const char *dir, const char *folder) {
     return path;
 }
 
+/* ---- files in data/q ---- */
+
+/* A file that was moved aside is intact. A damaged one of the same name is not taken. */
+static void test_files_that_were_moved_aside(void **state) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    char name[300], path[600];
+    scene_make(*state, 0, 3);
+    assert_int_equal(mkdir(store_path_of(*state, "data/q"), 0700), 0);
+    snprintf(path, sizeof(path), "%s", first_in(*state, "data/c"));
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    snprintf(name, sizeof(name), "data/q/%s.2", strrchr(path, '/') + 1);
+    assert_int_equal(rename(path, store_path_of(*state, name)), 0);
+    data[size / 2] ^= 1;
+    snprintf(name, sizeof(name), "data/q/%s.1", strrchr(path, '/') + 1);
+    write_whole_file(store_path_of(*state, name), data, size);
+    free(data);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    assert_true(damage_of(store) > 0);
+    o.dry_run = 1;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    assert_true(r->repaired_count == 1 && r->left->damage_count == 0);
+    ckd_repair_result_free(r);
+    assert_false(file_exists(path));
+    assert_int_equal(repair(store).files, 1);
+    assert_int_equal(damage_of(store), 0);
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+}
+
 /* ---- something else in place of a file ---- */
 
 typedef enum thing {
@@ -911,6 +943,7 @@ static void test_dry_run_of_a_chain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        tempdir_test(test_files_that_were_moved_aside),
         tempdir_test(test_other_things_are_replaced),
         tempdir_test(test_other_things_are_removed),
         tempdir_test(test_vanished_manifest),
