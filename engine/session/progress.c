@@ -25,6 +25,23 @@ static ckd_progress_slot *own_slot(void) {
     return slot && READ(slot->pid) == (uint64_t)getpid() ? slot : NULL;
 }
 
+static ckd_progress_phase enter(ckd_progress_slot *slot, ckd_progress_phase phase) {
+    ckd_progress_phase before = (ckd_progress_phase)READ(slot->phase);
+    if (phase == CKD_PROGRESS_TRAINING && (READ(slot->steps) == 0 || before == CKD_PROGRESS_START)) {
+        phase = CKD_PROGRESS_START;
+    }
+    if (phase == before || phase < CKD_PROGRESS_START || phase > CKD_PROGRESS_ENDED) {
+        return before;
+    }
+    uint64_t now = clock_monotonic_ns(), begun = READ(slot->phase_ns);
+    if (before == CKD_PROGRESS_EVALUATION || before == CKD_PROGRESS_SAVING) {
+        WRITE(slot->apart_ns, READ(slot->apart_ns) + (now > begun ? now - begun : 0));
+    }
+    WRITE(slot->phase, phase);
+    WRITE(slot->phase_ns, now);
+    return before;
+}
+
 /* ------------------------------------------------------------------------------------------------------- taking */
 
 static bool is_expected(const ckd_progress_header *h, uint64_t size, uint64_t token) {
@@ -101,7 +118,7 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
         WRITE(slot->rank, rank);
     }
     if (READ(slot->phase) == CKD_PROGRESS_ENDED) {
-        (void)ckd_progress_enter(CKD_PROGRESS_START);
+        (void)enter(slot, CKD_PROGRESS_START);
     }
     return 1;
 }
@@ -126,7 +143,7 @@ void ckd_progress_step(uint64_t step) {
     if (goes_on && READ(slot->step) == step) {
         return;
     }
-    (void)ckd_progress_enter(CKD_PROGRESS_TRAINING); /* what was apart ends here */
+    (void)enter(slot, CKD_PROGRESS_TRAINING); /* what was apart ends here */
     uint64_t now = clock_monotonic_ns();
     if (goes_on) {
         time_step(slot, now);
@@ -147,23 +164,7 @@ void ckd_progress_step(uint64_t step) {
 
 ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {
     ckd_progress_slot *slot = own_slot();
-    if (!slot) {
-        return CKD_PROGRESS_START;
-    }
-    ckd_progress_phase before = (ckd_progress_phase)READ(slot->phase);
-    if (phase == CKD_PROGRESS_TRAINING && (READ(slot->steps) == 0 || before == CKD_PROGRESS_START)) {
-        phase = CKD_PROGRESS_START;
-    }
-    if (phase == before || phase < CKD_PROGRESS_START || phase > CKD_PROGRESS_ENDED) {
-        return before;
-    }
-    uint64_t now = clock_monotonic_ns(), begun = READ(slot->phase_ns);
-    if (before == CKD_PROGRESS_EVALUATION || before == CKD_PROGRESS_SAVING) {
-        WRITE(slot->apart_ns, READ(slot->apart_ns) + (now > begun ? now - begun : 0));
-    }
-    WRITE(slot->phase, phase);
-    WRITE(slot->phase_ns, now);
-    return before;
+    return slot ? enter(slot, phase) : CKD_PROGRESS_START;
 }
 
 ckd_progress_phase session_enter(const ckd_session *s, ckd_progress_phase phase) {
