@@ -87,6 +87,24 @@ static ckd_progress_slot *take_slot(ckd_progress_header *h) {
     return NULL;
 }
 
+/* If two threads of a process are here at once, one of them leaves its slot as that of a process that has ended. */
+static ckd_progress_slot *take_own(void) {
+    ckd_progress_slot *before = __atomic_load_n(&taken, __ATOMIC_ACQUIRE);
+    ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
+    h = h ? h : attach();
+    ckd_progress_slot *slot = h ? take_slot(h) : NULL;
+    if (!slot) {
+        return NULL;
+    }
+    WRITE(slot->rank, CKD_PROGRESS_NO_RANK);
+    WRITE(slot->phase_ns, clock_monotonic_ns());
+    if (!__atomic_compare_exchange_n(&taken, &before, slot, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        WRITE(slot->phase, CKD_PROGRESS_ENDED);
+        return own_slot();
+    }
+    return slot;
+}
+
 /* Is it the supervised run, or a branch of it: RUN~2, ...? */
 static bool is_supervised(const char *run) {
     const char *supervised = secure_getenv("CKPTDELTA_RUN");
@@ -103,16 +121,9 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
         return 0;
     }
     ckd_progress_slot *slot = own_slot();
+    slot = slot ? slot : take_own();
     if (!slot) {
-        ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
-        h = h ? h : attach();
-        slot = h ? take_slot(h) : NULL;
-        if (!slot) {
-            return 0;
-        }
-        WRITE(slot->rank, rank);
-        WRITE(slot->phase_ns, clock_monotonic_ns());
-        __atomic_store_n(&taken, slot, __ATOMIC_RELEASE);
+        return 0;
     }
     if (rank != CKD_PROGRESS_NO_RANK) {
         WRITE(slot->rank, rank);
