@@ -184,8 +184,9 @@ def test_a_job_that_is_stopped_together_does_not_hang(job):  # noqa: F811
     process.send_signal(signal.SIGSTOP)
     os.kill(command, signal.SIGSTOP)
     time.sleep(5)
-    os.kill(command, signal.SIGCONT)
     process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)  # it looks before the next step is made
+    os.kill(command, signal.SIGCONT)
     time.sleep(1)
     (job.folder / "enough").touch()
     job.finish(process)
