@@ -119,23 +119,57 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
+/* A suspect checkpoint counts as damaged from here on: nothing is started from it, and its steps are no progress. */
+static ckd_status is_finite(bool *finite, candidates *c, size_t i, ckd_store *store,
+                            const candidates_rule *rule, ckd_error *err) {
+    char tensor[SUPERVISE_TEXT_MAX], ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX * 2];
+    ckd_status status = finite_check(tensor, store, &c->items[i].id, rule, err);
+    *finite = status == CKD_OK && !tensor[0];
+    if (status == CKD_OK && !*finite) {
+        candidate_ref(ref, &c->items[i]);
+        snprintf(text, sizeof(text), "%s is suspect and passed over: '%.200s' has values that are not finite",
+                 ref, tensor);
+        if (!c->suspect[0]) {
+            snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
+        }
+        if (rule->options->on_message) {
+            rule->options->on_message(rule->options->message_context, text);
+        }
+    }
+    return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status;
+}
+
+static ckd_status is_good(bool *good, candidates *c, size_t i, ckd_store *store, const candidates_rule *rule,
+                          ckd_error *err) {
+    ckd_status status = is_whole(good, store, &c->items[i], rule, err);
+    if (status == CKD_OK && *good && rule->options->rewind_on_nan) {
+        status = is_finite(good, c, i, store, rule, err);
+    }
+    return status;
+}
+
 /* vain: tries only those from which attempts have failed; otherwise only the others. */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
                                ckd_error *err) {
-    for (size_t i = 0; i < c->count && c->chosen == SIZE_MAX; i++) {
+    uint64_t good_count = 0;
+    for (size_t i = 0; i < c->count; i++) {
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
-        bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, whole;
+        bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, good;
         if (failed != vain || c->damaged[i]) {
             continue;
         }
-        ckd_status status = is_whole(&whole, store, &c->items[i], rule, err);
+        ckd_status status = is_good(&good, c, i, store, rule, err);
         if (status != CKD_OK) {
             return status;
         }
-        c->damaged[i] = !whole;
-        c->damaged_count += !whole;
-        c->chosen = whole ? i : SIZE_MAX;
+        c->damaged[i] = !good;
+        c->damaged_count += !good;
+        c->chosen = good ? i : c->chosen;
+        good_count += good;
+        if (good && (!c->suspect[0] || good_count >= rule->options->rewind_on_nan)) {
+            break;
+        }
     }
     return CKD_OK;
 }
@@ -148,8 +182,17 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
     THEN(status, choose_among(c, store, rule, false, err));
     /* If attempts from all of them have failed, the newest is as good as any. */
-    THEN(status, choose_among(c, store, rule, true, err));
+    if (c->chosen == SIZE_MAX) {
+        THEN(status, choose_among(c, store, rule, true, err));
+    }
     ckd_store_close(store);
+    if (status == CKD_OK && c->chosen == SIZE_MAX && c->suspect[0]) {
+        return supervise_error(
+            err, CKD_E_CORRUPT,
+            "none of the %zu checkpoints of %s is whole and finite, and starting over would discard "
+            "them; without --rewind-on-nan the newest whole one is taken",
+            c->count, rule->options->run);
+    }
     if (status == CKD_OK && c->chosen == SIZE_MAX) {
         return supervise_error(
             err, CKD_E_CORRUPT,

@@ -169,12 +169,12 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
         json_array_append_new(words, text_or_null(command[i]));
     }
     return append(j,
-                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "start",
-                            "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->start_ns),
-                            "host", a->host, "supervisor", (json_int_t)a->supervisor, "pid",
-                            (json_int_t)a->pid, "checkpoint", text_or_null(a->from), "from_step",
+                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "event",
+                            "start", "run", a->run, "attempt", (json_int_t)a->number, "time",
+                            time_of(a->start_ns), "host", a->host, "supervisor", (json_int_t)a->supervisor,
+                            "pid", (json_int_t)a->pid, "checkpoint", text_or_null(a->from), "from_step",
                             step_or_null(a->from_step), "first_step", step_or_null(a->first_step), "reached",
-                            step_or_null(a->reached), "command", words),
+                            step_or_null(a->reached), "suspect", text_or_null(a->suspect), "command", words),
                   err);
 }
 
@@ -240,6 +240,7 @@ static void read_start(attempt *a, const json_t *line) {
     a->status = -1;
     read_text(a->host, sizeof(a->host), line, "host");
     read_text(a->from, sizeof(a->from), line, "checkpoint");
+    read_text(a->suspect, sizeof(a->suspect), line, "suspect");
 }
 
 static void read_end(attempt *a, const json_t *line) {

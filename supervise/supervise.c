@@ -112,6 +112,7 @@ static ckd_status add_attempt(supervisor *s, ckd_error *err) {
     }
     snprintf(a->run, sizeof(a->run), "%s", s->options.run);
     gethostname(a->host, sizeof(a->host) - 1);
+    snprintf(a->suspect, sizeof(a->suspect), "%s", s->seen.suspect);
     if (s->seen.chosen != SIZE_MAX) {
         candidate_ref(a->from, &s->seen.items[s->seen.chosen]);
         a->from_step = s->seen.items[s->seen.chosen].step;

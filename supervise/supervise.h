@@ -38,10 +38,11 @@ typedef struct attempt {
     attempt_end end;
     int code;
     bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
-    char hang[SUPERVISE_TEXT_MAX]; /* what was missing, and for how long; "": it did not hang */
-    int stopped_by;                /* the signal that asked the supervisor to stop; 0: none */
-    char from[SUPERVISE_REF_MAX];  /* the checkpoint that it started from; "": none */
-    uint64_t from_step;            /* SUPERVISE_NO_STEP: none */
+    char hang[SUPERVISE_TEXT_MAX];   /* what was missing, and for how long; "": it did not hang */
+    int stopped_by;                  /* the signal that asked the supervisor to stop; 0: none */
+    char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */
+    uint64_t from_step;              /* SUPERVISE_NO_STEP: none */
+    char suspect[SUPERVISE_REF_MAX]; /* the newest checkpoint that was passed over as suspect; "": none */
     /* The highest step of a checkpoint when it started, damaged ones left out, and when it ended. */
     uint64_t first_step, last_step;
     uint64_t first_save_ns; /* from its start to its first checkpoint; 0: it made none */
@@ -83,9 +84,11 @@ typedef struct supervise_options {
     uint64_t hang_s;       /* SUPERVISE_HANG_TIME: at least 1 */
     uint64_t hang_floor_s; /* SUPERVISE_HANG_AUTO: no step takes too long before this; at least 1 */
     const char
-        *on_hang;     /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
-    bool quick;       /* verifies stored checksums only */
-    uint32_t threads; /* for verification; 0: one per core */
+        *on_hang; /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
+    uint64_t
+        rewind_on_nan; /* goes so many good checkpoints back if the newest is not finite; 0: nobody looks */
+    bool quick;        /* verifies stored checksums only */
+    uint32_t threads;  /* for verification; 0: one per core */
     ckd_message_fn on_message;
     void *message_context;
 } supervise_options;

@@ -16,7 +16,8 @@ enum {
     OPT_QUICK,
     OPT_HANG,
     OPT_HANG_FLOOR,
-    OPT_ON_HANG
+    OPT_ON_HANG,
+    OPT_REWIND
 };
 
 static const struct argp_option options_table[] = {
@@ -39,6 +40,10 @@ static const struct argp_option options_table[] = {
      "Before COMMAND is ended because it hangs, run CMD with a shell. CKPTDELTA_HANG_PIDS has the processes that make "
      "steps [default: SIGQUIT to those that handle it]",
      4},
+    {"rewind-on-nan", OPT_REWIND, "K", 0,
+     "Load the newest checkpoint before each attempt. If it has weights or moments that are not finite, go K good ones "
+     "back [default: values are not looked at]",
+     5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {0},
 };
@@ -160,6 +165,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_ON_HANG:
         a->with.on_hang = arg;
+        return 0;
+    case OPT_REWIND:
+        a->with.rewind_on_nan = parse_count("--rewind-on-nan", arg, 1, state);
         return 0;
     case OPT_QUICK:
         a->with.quick = true;

@@ -25,6 +25,23 @@ static ckd_progress_slot *own_slot(void) {
     return slot && READ(slot->pid) == (uint64_t)getpid() ? slot : NULL;
 }
 
+static ckd_progress_phase enter(ckd_progress_slot *slot, ckd_progress_phase phase) {
+    ckd_progress_phase before = (ckd_progress_phase)READ(slot->phase);
+    if (phase == CKD_PROGRESS_TRAINING && (READ(slot->steps) == 0 || before == CKD_PROGRESS_START)) {
+        phase = CKD_PROGRESS_START;
+    }
+    if (phase == before || phase < CKD_PROGRESS_START || phase > CKD_PROGRESS_ENDED) {
+        return before;
+    }
+    uint64_t now = clock_monotonic_ns(), begun = READ(slot->phase_ns);
+    if (before == CKD_PROGRESS_EVALUATION || before == CKD_PROGRESS_SAVING) {
+        WRITE(slot->apart_ns, READ(slot->apart_ns) + (now > begun ? now - begun : 0));
+    }
+    WRITE(slot->phase, phase);
+    WRITE(slot->phase_ns, now);
+    return before;
+}
+
 /* ------------------------------------------------------------------------------------------------------- taking */
 
 static bool is_expected(const ckd_progress_header *h, uint64_t size, uint64_t token) {
@@ -70,6 +87,24 @@ static ckd_progress_slot *take_slot(ckd_progress_header *h) {
     return NULL;
 }
 
+/* If two threads of a process are here at once, one of them leaves its slot as that of a process that has ended. */
+static ckd_progress_slot *take_own(void) {
+    ckd_progress_slot *before = __atomic_load_n(&taken, __ATOMIC_ACQUIRE);
+    ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
+    h = h ? h : attach();
+    ckd_progress_slot *slot = h ? take_slot(h) : NULL;
+    if (!slot) {
+        return NULL;
+    }
+    WRITE(slot->rank, CKD_PROGRESS_NO_RANK);
+    WRITE(slot->phase_ns, clock_monotonic_ns());
+    if (!__atomic_compare_exchange_n(&taken, &before, slot, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        WRITE(slot->phase, CKD_PROGRESS_ENDED);
+        return own_slot();
+    }
+    return slot;
+}
+
 /* Is it the supervised run, or a branch of it: RUN~2, ...? */
 static bool is_supervised(const char *run) {
     const char *supervised = secure_getenv("CKPTDELTA_RUN");
@@ -86,22 +121,15 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
         return 0;
     }
     ckd_progress_slot *slot = own_slot();
+    slot = slot ? slot : take_own();
     if (!slot) {
-        ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
-        h = h ? h : attach();
-        slot = h ? take_slot(h) : NULL;
-        if (!slot) {
-            return 0;
-        }
-        WRITE(slot->rank, rank);
-        WRITE(slot->phase_ns, clock_monotonic_ns());
-        __atomic_store_n(&taken, slot, __ATOMIC_RELEASE);
+        return 0;
     }
     if (rank != CKD_PROGRESS_NO_RANK) {
         WRITE(slot->rank, rank);
     }
     if (READ(slot->phase) == CKD_PROGRESS_ENDED) {
-        (void)ckd_progress_enter(CKD_PROGRESS_START);
+        (void)enter(slot, CKD_PROGRESS_START);
     }
     return 1;
 }
@@ -126,7 +154,7 @@ void ckd_progress_step(uint64_t step) {
     if (goes_on && READ(slot->step) == step) {
         return;
     }
-    (void)ckd_progress_enter(CKD_PROGRESS_TRAINING); /* what was apart ends here */
+    (void)enter(slot, CKD_PROGRESS_TRAINING); /* what was apart ends here */
     uint64_t now = clock_monotonic_ns();
     if (goes_on) {
         time_step(slot, now);
@@ -147,23 +175,7 @@ void ckd_progress_step(uint64_t step) {
 
 ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {
     ckd_progress_slot *slot = own_slot();
-    if (!slot) {
-        return CKD_PROGRESS_START;
-    }
-    ckd_progress_phase before = (ckd_progress_phase)READ(slot->phase);
-    if (phase == CKD_PROGRESS_TRAINING && (READ(slot->steps) == 0 || before == CKD_PROGRESS_START)) {
-        phase = CKD_PROGRESS_START;
-    }
-    if (phase == before || phase < CKD_PROGRESS_START || phase > CKD_PROGRESS_ENDED) {
-        return before;
-    }
-    uint64_t now = clock_monotonic_ns(), begun = READ(slot->phase_ns);
-    if (before == CKD_PROGRESS_EVALUATION || before == CKD_PROGRESS_SAVING) {
-        WRITE(slot->apart_ns, READ(slot->apart_ns) + (now > begun ? now - begun : 0));
-    }
-    WRITE(slot->phase, phase);
-    WRITE(slot->phase_ns, now);
-    return before;
+    return slot ? enter(slot, phase) : CKD_PROGRESS_START;
 }
 
 ckd_progress_phase session_enter(const ckd_session *s, ckd_progress_phase phase) {

@@ -164,10 +164,10 @@ def test_ranks_that_wait_for_another_one_do_not_hang(job):  # noqa: F811
         open("evaluated", "w").close()
     while not os.path.exists("evaluated"):
         time.sleep(0.01)
-    steps(slot, 30 if rank else 230)
+    steps(slot, 30 if rank else 430)
     """), options=["--hang-floor", "2s"])
     attempt, = job.attempts()
-    assert (attempt["hung"], attempt["exit"], attempt["last_trained"]) == (False, 0, 260)
+    assert (attempt["hung"], attempt["exit"], attempt["last_trained"]) == (False, 0, 460)
 
 
 def test_a_job_that_is_stopped_together_does_not_hang(job):  # noqa: F811
@@ -181,11 +181,13 @@ def test_a_job_that_is_stopped_together_does_not_hang(job):  # noqa: F811
     """), options=["--hang-floor", "2s"])
     assert until(exists(job.folder / "ready"))
     command = job.lines()[0]["pid"]
-    process.send_signal(signal.SIGSTOP)
     os.kill(command, signal.SIGSTOP)
-    time.sleep(5)
-    os.kill(command, signal.SIGCONT)
+    time.sleep(0.3)  # the supervisor has seen the last step
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
     process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)  # it looks before the next step is made
+    os.kill(command, signal.SIGCONT)
     time.sleep(1)
     (job.folder / "enough").touch()
     job.finish(process)

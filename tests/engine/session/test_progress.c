@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <pthread.h>
 #include <sys/shm.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -171,6 +172,41 @@ static void test_slots_run_out(void **state) {
     shmdt(s.header);
 }
 
+static void *begins_as_thread(void *gate) {
+    pthread_barrier_wait(gate);
+    return ckd_progress_begin(NULL, 3) ? gate : NULL;
+}
+
+static void threads_begin(const char *dir) {
+    (void)dir;
+    pthread_t threads[3];
+    pthread_barrier_t gate;
+    pthread_barrier_init(&gate, NULL, 3);
+    for (size_t i = 0; i < 3; i++) {
+        EXPECT(pthread_create(&threads[i], NULL, begins_as_thread, &gate) == 0);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        void *begun;
+        EXPECT(pthread_join(threads[i], &begun) == 0 && begun);
+    }
+    ckd_progress_step(1);
+}
+
+/* A process has one slot. Another one that it took at the same time must not look like a rank that stands still. */
+static void test_threads_share_a_slot(void **state) {
+    for (int round = 0; round < 200; round++) {
+        shared s = make_segment();
+        in_child(threads_begin, *state);
+        size_t steps = 0;
+        for (size_t i = 0; i < SLOTS && s.slots[i].pid; i++) {
+            steps += s.slots[i].steps;
+            assert_true(s.slots[i].steps == 1 || s.slots[i].phase == CKD_PROGRESS_ENDED);
+        }
+        assert_int_equal(steps, 1);
+        shmdt(s.header);
+    }
+}
+
 static uint64_t phase_of_own; /* what the session's thread saw while it saved */
 static const ckd_progress_slot *watched;
 static void note_phase(void *context, const ckd_saved *saved) {
@@ -236,6 +272,7 @@ int main(void) {
         tempdir_test(test_without_a_supervisor),
         tempdir_test(test_steps_and_phases),
         tempdir_test(test_slots_run_out),
+        tempdir_test(test_threads_share_a_slot),
         tempdir_test(test_sessions_report_by_themselves),
     };
     scratch_begin();
