@@ -1,8 +1,11 @@
 /* The side that asks how an agent is, or tells it to end. */
 #include "agent/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define END_MS 30000
 
 static ckd_status ask(slot_message *answer, const char *store, const char *socket, slot_message *request,
                       ckd_error *err) {
@@ -55,11 +58,25 @@ void ckd_agent_state_free(ckd_agent_state *state) {
     free(state);
 }
 
+/* The agent holds its lock until it has ended. */
+static void await_end(const char *store, const char *socket) {
+    char path[LOCAL_PATH_MAX + 1], lock_path[LOCAL_PATH_MAX + 8];
+    file_lock *lock = NULL;
+    if (slots_socket_path(path, store, socket, NULL) == CKD_OK) {
+        snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
+        (void)lock_acquire(&lock, lock_path, LOCK_EXCLUSIVE, false, END_MS, NULL);
+        lock_release(lock);
+    }
+}
+
 ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_error *err) {
     slot_message request = {.kind = SLOT_DRAIN}, answer;
     uint32_t stops = stop != 0;
     bytes_put(&request.body, &stops, sizeof(stops));
     ckd_status status = ask(&answer, store, socket, &request, err);
     slot_message_free(&answer);
+    if (status == CKD_OK && stop) {
+        await_end(store, socket);
+    }
     return status;
 }

@@ -66,7 +66,7 @@ CKD_API ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const
 CKD_API void ckd_agent_state_free(ckd_agent_state *state);
 /*
  * Returns when every complete state in the agent's memory is durable; memory of trainers that have died is then free.
- * stop: the agent ends as well. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Then it
+ * stop: the agent has ended, too. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Then it
  * stays in memory, and the agent does not end.
  */
 CKD_API ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_error *err);

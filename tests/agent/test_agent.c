@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +22,7 @@
 
 #define ROWS 400
 
-static char store[600], agent_socket[600], said_path[600];
+static char store[600], agent_socket[600], said_path[600], full_path[600];
 
 static void on_ready(void *context, const char *path) {
     (void)path;
@@ -50,6 +52,13 @@ static unsigned times_said(const char *text) {
     return count;
 }
 
+/* The disk is full as long as a file says so. */
+static int full_disk(void *context, file_op step, const char *path) {
+    (void)context;
+    (void)path;
+    return step == FILE_OP_WRITE && access(full_path, F_OK) == 0 ? ENOSPC : 0;
+}
+
 static pid_t start_agent(uint64_t budget) {
     int ready[2];
     char byte;
@@ -64,6 +73,7 @@ static pid_t start_agent(uint64_t budget) {
         o.on_ready = on_ready;
         o.ready_context = &ready[1];
         close(ready[0]);
+        file_set_fault_hook(full_disk, NULL);
         _exit(ckd_agent_run(store, &o, NULL) == CKD_OK ? 0 : 1);
     }
     close(ready[1]);
@@ -165,6 +175,7 @@ static int set_up(void **state) {
     int code = tempdir_setup(state);
     snprintf(store, sizeof(store), "%s/store", (char *)*state);
     snprintf(agent_socket, sizeof(agent_socket), "%s/agent", (char *)*state);
+    snprintf(full_path, sizeof(full_path), "%s/full", (char *)*state);
     snprintf(said_path, sizeof(said_path), "%s/said", (char *)*state);
     return code;
 }
@@ -357,6 +368,131 @@ static void test_no_agent_and_too_little_memory(void **state) {
     stop_agent(agent);
 }
 
+/* The options that change how slots are used: lazy copies, two saves under way, losses. */
+static void test_kinds_of_sessions(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_save_options save = *o.save;
+    ckd_error err;
+    ckd_session_state figures;
+    save.fidelity = CKD_COARSE;
+    o.save = &save;
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    o.saves_under_way = 2;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 6);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&figures, s);
+    assert_true(figures.saved == 6 && figures.failed == 0);
+    /* values in memory are those that were saved */
+    ckd_checkpoint from;
+    trainer_spoil(t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_int_equal(from.step, 6);
+    assert_int_equal(from.fidelity, CKD_COARSE);
+    trainer_check(t, 6);
+    iterate_through(s, t, 7, 8);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 8);
+    ckd_agent_state *about;
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_true(about->count == 0 && about->memory_bytes == 0);
+    ckd_agent_state_free(about);
+    stop_agent(agent);
+    assert_int_equal(times_said(""), 0);
+}
+
+/* The restart has other tensors: the old memory is no use to it, and does not stay beside the new one. */
+static void test_a_restart_with_another_layout(void **state) {
+    pid_t agent = start_agent(0);
+    int steps;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    (void)await_step(steps, 3);
+    end_process(process, SIGKILL);
+    close(steps);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_checkpoint from;
+    ckd_error err;
+    ckd_agent_state *about;
+    trainer *t = trainer_new(2 * ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    assert_int_equal(ckd_session_restore(&from, s, CKD_LATEST, &err), CKD_E_MISMATCH);
+    uint64_t reached = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    ckd_session_close(s, NULL);
+    ckd_save_options save = *o.save;
+    save.run = "wider";
+    o.save = &save;
+    s = session_of(*state, &o, t);
+    iterate_through(s, t, reached + 1, reached + 2);
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_int_equal(about->count, 2);
+    assert_int_equal(about->memory_bytes, about->sessions[0].memory_bytes + about->sessions[1].memory_bytes);
+    ckd_agent_state_free(about);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stop_agent(agent);
+}
+
+/* A connection that breaks while the trainer lives: nobody gets the memory that it still writes to. */
+static void test_memory_of_a_live_trainer_is_not_taken_over(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_error err;
+    trainer *t = trainer_new(ROWS), *u = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 2);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    shutdown(s->agent.fd, SHUT_RDWR);
+    ckd_session *v = session_of(*state, &o, u);
+    must(ckd_session_restore(NULL, v, CKD_LATEST, &err), &err);
+    trainer_check(u, 2);
+    iterate_through(v, u, 3, 3);
+    must(ckd_session_wait(v, CKD_DURABLE, &err), &err);
+    assert_int_equal(v->agent.count, 2);
+    /* the memory of the two is not the same */
+    uint8_t before = slot_data(&v->agent.slots[0])[0];
+    for (unsigned i = 0; i < 2; i++) {
+        memset(slot_data(&s->agent.slots[i]), before ^ 0xff, 1);
+    }
+    assert_int_equal(slot_data(&v->agent.slots[0])[0], before);
+    /* the first one notices, and finds that another launch goes on */
+    assert_int_equal(iterate_and_wait(s, t, 3, &err), CKD_E_EXISTS);
+    (void)ckd_session_close(s, NULL);
+    must(ckd_session_close(v, &err), &err);
+    trainer_free(t);
+    trainer_free(u);
+    stop_agent(agent);
+}
+
+static void test_what_is_left_waits_for_space(void **state) {
+    pid_t agent = start_agent(0);
+    int steps;
+    ckd_error err;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    uint64_t seen = await_step(steps, 3);
+    fclose(fopen(full_path, "w"));
+    seen = last_step(steps, seen); /* its next save fails, and it ends with an error */
+    int how;
+    assert_int_equal(waitpid(process, &how, 0), process);
+    assert_true(WIFEXITED(how));
+    for (unsigned i = 0; i < 3000 && times_said("the agent tries again") == 0; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_int_equal(ckd_agent_drain(store, agent_socket, 1, &err), CKD_E_BUSY);
+    restore_and_check(*state, agent_socket, 1); /* it works without the agent meanwhile */
+    assert_int_equal(times_said("no agent takes this session"), 1);
+    uint64_t before = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    assert_int_equal(unlink(full_path), 0);
+    for (unsigned i = 0; i < 3000 && ckd_agent_drain(store, agent_socket, 0, &err) != CKD_OK; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_true(checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step > before);
+    stop_agent(agent);
+    restore_and_check(*state, "", before + 1);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, set_up, tempdir_teardown)
@@ -367,6 +503,10 @@ int main(void) {
         agent_test(test_the_agent_is_killed),
         agent_test(test_an_agent_that_restarts_says_what_was_lost),
         agent_test(test_no_agent_and_too_little_memory),
+        agent_test(test_kinds_of_sessions),
+        agent_test(test_a_restart_with_another_layout),
+        agent_test(test_memory_of_a_live_trainer_is_not_taken_over),
+        agent_test(test_what_is_left_waits_for_space),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

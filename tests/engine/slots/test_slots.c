@@ -13,16 +13,19 @@
 #include <unistd.h>
 
 #include "engine/slots/slots.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/tempdir.h"
 #include "tests/support/xorshift.h"
 
+#define ITEMS 6
 #define LARGE (3 * SLOT_PIECE / 4 + 5) /* elements: pieces of several sizes */
 
 static const uint64_t large_shape[] = {LARGE}, small_shape[] = {3, 5};
 
-/* A large tensor, a small one, a part of one, a scalar, and bytes. */
+/* A large tensor, a small one, one in two parts, a scalar, and bytes. */
 static size_t make_items(slot_item *items) {
-    memset(items, 0, 5 * sizeof(*items));
-    for (size_t i = 0; i < 5; i++) {
+    memset(items, 0, ITEMS * sizeof(*items));
+    for (size_t i = 0; i < ITEMS; i++) {
         items[i].tensor = (ckd_tensor)CKD_TENSOR_INIT;
         items[i].tensor.dtype = CKD_F32;
         items[i].tensor.ndim = i == 0 ? 1 : i == 3 ? 0 : 2;
@@ -35,16 +38,19 @@ static size_t make_items(slot_item *items) {
     items[1].tensor.weight = "large";
     items[1].bytes = 60;
     items[2].tensor.name = "part";
-    items[2].tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = 2, .count = 7};
+    items[2].tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .count = 7};
     items[2].bytes = 28;
     items[3].tensor.name = "scalar";
     items[3].bytes = 4;
     items[4] = (slot_item){.tensor.name = "loader", .bytes = 100, .is_bytes = true};
-    return 5;
+    items[5].tensor.name = "part";
+    items[5].tensor.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = 7, .count = 8};
+    items[5].bytes = 32;
+    return ITEMS;
 }
 
 static void make_layout(slot_layout *out) {
-    slot_item items[5];
+    slot_item items[ITEMS];
     ckd_error err;
     size_t count = make_items(items);
     assert_int_equal(slot_layout_make(out, items, count, &err), CKD_OK);
@@ -83,7 +89,7 @@ static void close_both(both *b) {
 static void test_a_layout_comes_across(void **state) {
     (void)state;
     slot_layout made, read;
-    slot_item items[5];
+    slot_item items[ITEMS];
     bytes copy = {.size = 0};
     ckd_error err;
     make_layout(&made);
@@ -207,6 +213,36 @@ static void test_a_flipped_bit_is_found(void **state) {
     close_both(&b);
 }
 
+/* ---- saves ---- */
+
+static void test_a_damaged_slot_makes_no_checkpoint(void **state) {
+    both b;
+    slot_content c;
+    ckd_error err;
+    ckd_checkpoint saved;
+    open_both(&b);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_CREATE);
+    uint8_t *at = slot_data(&b.trainers) + b.layout.items[0].place + 70000;
+    assert_int_equal(ckd_id_new(&b.request.options.checkpoint_id, &err), CKD_OK);
+    slot_publish(&b.trainers, &b.request, NULL);
+    *at ^= 1;
+    assert_int_equal(slot_read(&c, &b.agents, &err), CKD_OK);
+    assert_int_equal(slot_save(&saved, store, &b.agents, &c, &err), CKD_E_CORRUPT);
+    assert_string_equal(err.tensor, "large");
+    assert_int_equal(ckd_store_find(&saved, store, "gpt", CKD_LATEST, &err), CKD_E_NOT_FOUND);
+    *at ^= 1;
+    assert_int_equal(slot_save(&saved, store, &b.agents, &c, &err), CKD_OK);
+    assert_int_equal(saved.step, 12);
+    /* the answer was lost: the same again */
+    ckd_checkpoint again;
+    assert_int_equal(slot_save(&again, store, &b.agents, &c, &err), CKD_OK);
+    assert_memory_equal(&again.id, &saved.id, sizeof(ckd_id));
+    assert_memory_equal(&saved.id, &b.request.options.checkpoint_id, sizeof(ckd_id));
+    slot_content_free(&c);
+    ckd_store_close(store);
+    close_both(&b);
+}
+
 /* ---- shared memory and sockets ---- */
 
 static void test_memory_keeps_its_size(void **state) {
@@ -259,6 +295,7 @@ int main(void) {
         cmocka_unit_test(test_a_forged_layout_reads_nothing_outside),
         cmocka_unit_test(test_a_slot_is_good_once_it_is_published),
         cmocka_unit_test(test_a_flipped_bit_is_found),
+        tempdir_test(test_a_damaged_slot_makes_no_checkpoint),
         cmocka_unit_test(test_memory_keeps_its_size),
         cmocka_unit_test(test_another_user_is_refused),
         cmocka_unit_test(test_damaged_messages_are_refused),
