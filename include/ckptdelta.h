@@ -469,7 +469,6 @@ CKD_API void ckd_save_abort(ckd_save *save);
 /* -------------------------------------------------------------------------------------------------------- load */
 
 typedef struct ckd_load ckd_load;
-
 /* Opens a checkpoint by id for loading. Any number of loads and saves may run at the same time. */
 CKD_API ckd_status ckd_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkpoint, ckd_error *err);
 /* Returns the tensors of the checkpoint. The load owns the list. */
@@ -588,6 +587,8 @@ CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *pat
 #ifdef __cplusplus
 }
 #endif
+
+#include "ckptdelta_agent.h"    /* memory that outlives a trainer */
 #include "ckptdelta_compact.h"  /* rewriting checkpoints */
 #include "ckptdelta_loads.h"    /* planned loads */
 #include "ckptdelta_parity.h"   /* parity and repair of lost or damaged files */

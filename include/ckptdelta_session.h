@@ -158,6 +158,18 @@ typedef struct ckd_session_options {
      * before. With two, training waits less where a save takes longer than an interval, but a kill may lose two states.
      */
     uint32_t saves_under_way;
+    /*
+     * An agent that keeps snapshots in its memory and saves them (ckptdelta_agent.h, docs/agent.md). The newest complete
+     * state then outlives the trainer. "auto": the store's agent in its usual place; an absolute path: of its socket; "":
+     * none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. Where there is no agent, or it has gone,
+     * the session saves by itself, and on_message says so once. So it does with `ranks` and with tensors on devices.
+     *
+     * With an agent there are saves_under_way + 1 snapshots, which count towards its budget: snapshot_bytes has no
+     * effect. ckd_session_open waits until the agent has made durable what a trainer of the run that was killed has
+     * left. ckd_session_restore takes values from memory where the agent has those of the checkpoint; of a lossy one
+     * they are the values that were saved, without losses.
+     */
+    const char *agent;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }

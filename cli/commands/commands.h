@@ -28,6 +28,7 @@ int cmd_push(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 int cmd_attempts(int argc, char **argv);
+int cmd_agent(int argc, char **argv);
 int cmd_rebuild(int argc, char **argv);
 int cmd_complete(int argc, char **argv);
 

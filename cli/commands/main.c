@@ -43,6 +43,7 @@ static const struct command {
     {"pull", "ckptdelta pull", "copy checkpoints from another store to this one", cmd_pull},
     {"run", "ckptdelta run", "run a command, and restart it from the newest whole checkpoint", cmd_run},
     {"attempts", "ckptdelta attempts", "list what ckptdelta run has done", cmd_attempts},
+    {"agent", "ckptdelta agent", "keep the newest states in memory that outlives trainers", cmd_agent},
     {"rebuild", "ckptdelta rebuild", "rebuild the catalog from the data files", cmd_rebuild},
     /* Without a summary it is not listed: it is not meant for people. */
     {"complete", "ckptdelta complete", NULL, cmd_complete},

@@ -62,6 +62,9 @@ static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
 }
 
 static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
+    if (session_agent_restore(s, from)) {
+        return CKD_OK;
+    }
     stored_bytes *found = calloc(s->item_count + 1, sizeof(*found));
     if (!found) {
         return err_nomem(err, s->item_count * sizeof(*found), "what is to be restored");

@@ -161,8 +161,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
     return status;
 }
 
-/* Waits until the trainer has shown that the snapshot is of one step (session.h, invariant 2). */
-static ckd_status await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
+ckd_status session_await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
     pthread_mutex_lock(&s->shared.mutex);
     while (!slot->fenced) {
         pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
@@ -209,7 +208,7 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
     }
     save->sources.ignore_cached |= s->saver.parent_in_doubt;
     status = save_items(s, slot, NULL, save, one_step, err);
-    THEN(status, await_fence(&save->stats.snapshot, s, slot, err));
+    THEN(status, session_await_fence(&save->stats.snapshot, s, slot, err));
     if (status == CKD_OK) {
         s->saver.launch.tried = save->checkpoint;
         return ckd_save_commit(saved, save, err);
@@ -246,7 +245,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     }
     save->sources.ignore_cached |= s->saver.parent_in_doubt;
     status = save_items(s, slot, plan, save, one_step, &why);
-    THEN(status, await_fence(&save->stats.snapshot, s, slot, &why));
+    THEN(status, session_await_fence(&save->stats.snapshot, s, slot, &why));
     if (status != CKD_OK) {
         return err_from(err, ckd_ranks_abort(s->saver.ranks, save, &why), &why);
     }
@@ -260,7 +259,8 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     bool one_step =
         s->shared.state.durable_step != CKD_LATEST && slot->step == s->shared.state.durable_step + 1;
     saved->status = check_run_is_new(s, slot, &saved->error);
-    if (saved->status == CKD_OK) {
+    if (saved->status == CKD_OK &&
+        !session_agent_save(&saved->status, &saved->checkpoint, s, slot, one_step, &saved->error)) {
         saved->status = (s->saver.ranks ? save_collective : save_single)(&saved->checkpoint, s, slot,
                                                                          one_step, &saved->error);
     }
@@ -283,7 +283,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
 /* Waits until nobody uses the slot. Pieces that the save did not read are copied, too. */
 static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
     save_stage copied;
-    (void)await_fence(&copied, s, slot, NULL);
+    (void)session_await_fence(&copied, s, slot, NULL);
     *stall_ns = copied.work_ns;
     snapshot_finish(slot->snapshot, SNAPSHOT_ALL);
     if (slot->devices) {
@@ -354,6 +354,7 @@ static void open_store(ckd_session *s) {
         status = ckd_ranks_join(&s->saver.ranks, s->saver.store, s->options.ranks, &s->shared.open_error);
     }
     if (status == CKD_OK) {
+        session_agent_open(s);
         s->saver.store->keeps_workspace = true;
         begin_launch_check(s);
         s->saver.store->device_reference_bytes = s->options.device_reference_bytes;
@@ -387,6 +388,7 @@ void *session_saver_main(void *context) {
             save_staged(s, slot);
         }
     }
+    session_agent_leave(s);
     ckd_ranks_leave(s->saver.ranks);
     ckd_store_close(s->saver.store);
     return NULL;

@@ -216,6 +216,7 @@ static void free_memory(ckd_session *s, bool in_child) {
         free(s->items[i].weight);
     }
     cached_values_free(s, in_child);
+    session_agent_free(s, in_child);
     free(s->sources);
     free(s->device_sources);
     free(s->items);

@@ -8,6 +8,7 @@
  *   saver.c          the saver thread: turns a snapshot into a checkpoint; decoded values, retained for the next save
  *   restore.c        loads a checkpoint into the registered memory
  *   progress.c       tells `ckptdelta run` about steps and phases
+ *   agent.c          snapshots in an agent's memory, saves by the agent
  *
  * Invariants:
  * 1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
@@ -26,9 +27,11 @@
 #include <sys/types.h>
 
 #include "include/ckptdelta_session.h"
+#include "engine/session/agent.h"
 #include "engine/session/copy_threads.h"
 #include "engine/session/device_snapshot.h"
 #include "engine/session/interval.h"
+#include "engine/save/save.h"
 #include "engine/store/store.h"
 
 /* A registered tensor, or bytes if `is_bytes`. */
@@ -149,6 +152,7 @@ struct ckd_session {
     device_source *device_sources; /* of the items on devices */
     size_t device_count;
     copy_threads *copy_threads;
+    session_agent agent;
 
     atomic_int requests; /* ckd_request bits; any thread, and signal handlers */
     session_trainer trainer;
@@ -206,6 +210,12 @@ ckd_status cached_values_make(ckd_session *s, ckd_error *err);
 void cached_values_free(ckd_session *s, bool in_child);
 /* Returns the memory for an item's values; NULL: not retained. */
 void *cached_values_of(const ckd_session *s, size_t i);
+
+/*
+ * Waits until the trainer has shown that the snapshot is of one step (invariant 2). *copied: its times. Errors: STATE
+ * (it is not), those of copies on devices.
+ */
+ckd_status session_await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err);
 
 /* Records the checkpoint that the session saved or restored last, which the next save follows. */
 void session_record_last(ckd_session *s, const ckd_checkpoint *last);

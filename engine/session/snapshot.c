@@ -62,7 +62,8 @@ void snapshot_memory_free(uint8_t *memory, size_t size) {
     }
 }
 
-ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err) {
+ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, uint8_t *memory,
+                        ckd_error *err) {
     *out = NULL;
     snapshot *s = calloc(1, sizeof(*s));
     if (!s) {
@@ -78,7 +79,8 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     s->places = calloc(count + 1, sizeof(*s->places));
     s->left = calloc(count + 1, sizeof(*s->left));
     bool rest = s->pieces && s->places && s->left;
-    s->memory = rest ? snapshot_memory(&s->size, size ? size : 1) : NULL;
+    s->borrowed = memory != NULL;
+    s->memory = !rest ? NULL : memory ? memory : snapshot_memory(&s->size, size ? size : 1);
     if (!s->memory) {
         snapshot_free(s, false);
         return err_nomem(err, size, "a snapshot of the registered state");
@@ -97,7 +99,7 @@ void snapshot_free(snapshot *s, bool in_child) {
     if (s->memory && !in_child) { /* the locks are made last; a child has only the address of the memory */
         pthread_mutex_destroy(&s->mutex);
         pthread_cond_destroy(&s->copied);
-        snapshot_memory_free(s->memory, s->size);
+        snapshot_memory_free(s->borrowed ? NULL : s->memory, s->size);
     }
     free(s->left);
     free(s->places);

@@ -31,6 +31,7 @@ typedef struct snapshot {
     const snapshot_source *sources;
     size_t count;
     uint8_t *memory;        /* whole huge pages; not mapped in a forked child */
+    bool borrowed;          /* the memory is the caller's */
     size_t size;            /* of memory */
     uint64_t *places;       /* of the sources in memory */
     snapshot_piece *pieces; /* ordered by source */
@@ -53,10 +54,11 @@ void snapshot_memory_free(uint8_t *memory, size_t size);
 /* Returns the memory that a snapshot of these takes, without its small bookkeeping. */
 uint64_t snapshot_size(const snapshot_source *sources, size_t count);
 /*
- * Makes a snapshot. The caller owns the sources, which must outlive it. Allocates and touches all its memory. Errors:
- * NOMEM.
+ * Makes a snapshot. The caller owns the sources, which must outlive it. Allocates and touches all its memory, unless it
+ * is given some of snapshot_size bytes, which must outlive it, too. Errors: NOMEM.
  */
-ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, ckd_error *err);
+ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t count, uint8_t *memory,
+                        ckd_error *err);
 /*
  * Frees a snapshot that nobody uses. Accepts NULL. In a child of the process that made it, the locks are left alone: a
  * thread may appear to wait on them forever.

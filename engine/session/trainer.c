@@ -42,7 +42,8 @@ static ckd_status make_slot(ckd_session *s, ckd_error *err) {
     if (!slot->optimizers) {
         return err_nomem(err, s->item_count * sizeof(*slot->optimizers), "the optimizers' numbers");
     }
-    ckd_status status = snapshot_new(&slot->snapshot, s->sources, s->item_count, err);
+    uint8_t *memory = session_agent_memory(s, s->shared.slot_count);
+    ckd_status status = snapshot_new(&slot->snapshot, s->sources, s->item_count, memory, err);
     if (status == CKD_OK && s->device_count) {
         status = session_device_slot(s, slot, err);
     }
@@ -75,11 +76,25 @@ static bool fits_one_more(const ckd_session *s) {
     return used <= budget && host_part(s) <= budget - used;
 }
 
+/* In an agent's memory: the last state that is whole stays while others are copied or saved. */
+static ckd_status make_agent_slots(ckd_session *s, uint32_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    while (status == CKD_OK && s->shared.slot_count < count) {
+        status = make_slot(s, err);
+    }
+    s->shared.staged_max = count - 1;
+    return status;
+}
+
 /* At the first step, so that nothing is allocated later: makes one snapshot, and more if they fit. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
     if (status != CKD_OK || s->shared.slot_count > 0) {
         return status;
+    }
+    uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1;
+    if (session_agent_take_memory(s, at_once + 1)) {
+        return make_agent_slots(s, at_once + 1, err);
     }
     uint64_t size = host_part(s), budget = s->options.snapshot_bytes;
     if (budget > 0 && budget < size) {
@@ -94,7 +109,7 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     if (status == CKD_OK && cached > 0 && used <= budget && cached <= budget - used) {
         status = cached_values_make(s, err);
     }
-    uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1, useful = at_once + keeps;
+    uint32_t useful = at_once + keeps;
     while (status == CKD_OK && s->shared.slot_count < useful && fits_one_more(s)) {
         status = make_slot(s, err);
     }
@@ -133,6 +148,7 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     slot->fenced = false;
     slot->torn = false;
     keep_optimizers(s, slot);
+    session_agent_stage(s, slot);
     copy_threads_begin(s->copy_threads, slot->snapshot);
     s->shared.used++;
     s->shared.state.staged_step = step;

@@ -56,7 +56,7 @@ def test_words_that_are_not_misspelt(tmp_path):
 
 
 ALL = ["save", "import", "load", "export", "list", "show", "diff", "report", "timeline", "verify", "scrub", "parity", "repair", "pin", "tag",
-       "rename", "delete", "prune", "compact", "policy", "trash", "copy", "push", "pull", "run", "attempts", "rebuild"]
+       "rename", "delete", "prune", "compact", "policy", "trash", "copy", "push", "pull", "run", "attempts", "agent", "rebuild"]
 
 
 @pytest.mark.parametrize("command", ALL)

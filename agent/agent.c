@@ -1,0 +1,171 @@
+/* An agent: begins, takes connections, ends. */
+#include "agent/internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/threads.h"
+#include "engine/common/common.h"
+
+#define CONNECTIONS_MAX 256
+
+void agent_say(agent *a, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (a->options.on_message) {
+        a->options.on_message(a->options.message_context, text);
+    }
+}
+
+void agent_stop(agent *a) {
+    pthread_mutex_lock(&a->mutex);
+    a->stopping = true;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->mutex);
+    local_notify(a->stop);
+}
+
+/* ---- the connections ---- */
+
+static void start_connection(agent *a, int fd) {
+    pthread_t thread;
+    connection *c = calloc(1, sizeof(*c));
+    ckd_status status = c ? CKD_OK : CKD_E_NOMEM;
+    if (status == CKD_OK) {
+        *c = (connection){.agent = a, .fd = fd, .watch = local_watch_process(local_peer_process(fd))};
+        pthread_mutex_lock(&a->mutex);
+        status = a->threads < CONNECTIONS_MAX ? thread_start(&thread, connection_main, c, NULL) : CKD_E_BUSY;
+        a->threads += status == CKD_OK;
+        pthread_mutex_unlock(&a->mutex);
+    }
+    if (status == CKD_OK) {
+        pthread_detach(thread);
+        return;
+    }
+    local_close(c ? c->watch : -1);
+    local_close(fd);
+    free(c);
+}
+
+static void take_connections(agent *a) {
+    int stop_fd = a->options.stop_fd > 0 ? a->options.stop_fd : -1;
+    for (;;) {
+        bool ready[3];
+        int fd;
+        local_wait((int[]){a->listener, a->stop, stop_fd}, 3, -1, ready);
+        if (ready[1] || ready[2]) {
+            return;
+        }
+        if (ready[0] && local_accept(&fd, a->listener, NULL) == CKD_OK) {
+            start_connection(a, fd);
+        }
+    }
+}
+
+/* ---- begin and end ---- */
+
+static ckd_status lock_socket(agent *a, ckd_error *err) {
+    char path[LOCAL_PATH_MAX + 8];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    snprintf(path, sizeof(path), "%s.lock", a->socket);
+    ckd_status status = lock_acquire(&a->lock, path, LOCK_EXCLUSIVE, true, 1, &why);
+    lock_holder holder = {.process = 0};
+    if (status == CKD_E_BUSY) {
+        (void)lock_find_holder(&holder, path);
+        return err_set(err, CKD_E_BUSY, "the store %s has an agent already, process %lld", a->store,
+                       (long long)holder.process);
+    }
+    return err_from(err, status, &why);
+}
+
+/* Makes the store if there is none; says what an agent before this one has lost. */
+static ckd_status look_at_store(agent *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.on_message = a->options.on_message;
+    options.message_context = a->options.message_context;
+    ckd_status status = ckd_store_open(&store, a->store, CKD_OPEN_CREATE, &options, err);
+    THEN(status, slots_socket_path(a->socket, a->store, a->options.socket, err));
+    THEN(status, lock_socket(a, err));
+    if (status == CKD_OK) {
+        record_report(a, store);
+    }
+    ckd_store_close(store);
+    return status;
+}
+
+static ckd_status begin(agent *a, ckd_error *err) {
+    ckd_status status = look_at_store(a, err);
+    THEN(status, local_notifier(&a->stop, err));
+    THEN(status, local_listen(&a->listener, a->socket, err));
+    a->since_ns = clock_wall_ns();
+    if (status == CKD_OK && a->options.on_ready) {
+        a->options.on_ready(a->options.ready_context, a->socket);
+    }
+    return status;
+}
+
+/* Ends the threads. Errors: of a state that could not be made durable. */
+static ckd_status end_threads(agent *a, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    agent_stop(a);
+    pthread_mutex_lock(&a->mutex);
+    while (a->threads > 0) {
+        pthread_cond_wait(&a->changed, &a->mutex);
+    }
+    for (const holding *h = a->holdings; h && status == CKD_OK; h = h->next) {
+        if (!h->settled) {
+            status =
+                err_set(err, CKD_E_IO, "step %llu of run '%s' could not be made durable, and is lost: %s",
+                        (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
+        }
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return status;
+}
+
+static void release(agent *a) {
+    while (a->holdings) {
+        holding_remove(a, a->holdings);
+    }
+    if (a->listener >= 0) {
+        (void)file_remove(a->socket, true, NULL);
+    }
+    local_close(a->listener);
+    local_close(a->stop);
+    lock_release(a->lock);
+    pthread_cond_destroy(&a->changed);
+    pthread_mutex_destroy(&a->mutex);
+}
+
+static uint64_t usual_budget(void) {
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size / 2 : UINT64_C(1) << 30;
+}
+
+ckd_status ckd_agent_run(const char *store, const ckd_agent_options *options, ckd_error *err) {
+    agent a = {.store = store, .listener = -1, .stop = -1};
+    a.options = (ckd_agent_options)CKD_AGENT_OPTIONS_INIT;
+    ckd_status status = COPY_OPTIONS(&a.options, options, "ckd_agent_options", err);
+    if (status != CKD_OK || !store) {
+        return status != CKD_OK ? status : err_set(err, CKD_E_INVALID, "an agent needs the path of a store");
+    }
+    if (!a.options.memory_bytes) {
+        a.options.memory_bytes = usual_budget();
+    }
+    pthread_mutex_init(&a.mutex, NULL);
+    pthread_cond_init(&a.changed, NULL);
+    status = begin(&a, err);
+    if (status == CKD_OK) {
+        take_connections(&a);
+        status = end_threads(&a, err);
+        record_remove(&a);
+    }
+    release(&a);
+    return status;
+}

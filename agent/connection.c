@@ -1,0 +1,263 @@
+/* A connection: a session, or a question. */
+#include "agent/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/threads.h"
+
+#define NICE 10 /* the trainer's cores are its own */
+
+/* ---- answers ---- */
+
+/* Sends the outcome of a request, with what the message has beyond it. Returns false if the peer is gone. */
+static bool answer(const connection *c, slot_message *m, ckd_status status, const ckd_error *err,
+                   const ckd_checkpoint *checkpoint) {
+    slot_reply reply;
+    memset(&reply, 0, sizeof(reply));
+    reply.status = status;
+    if (status != CKD_OK) {
+        reply.error = *err;
+    }
+    if (checkpoint) {
+        reply.checkpoint = *checkpoint;
+    }
+    slot_message whole = {.kind = SLOT_REPLY, .fd_count = m->fd_count};
+    memcpy(whole.fds, m->fds, sizeof(whole.fds));
+    bytes_put(&whole.body, &reply, sizeof(reply));
+    bytes_put(&whole.body, m->body.data, m->body.size);
+    whole.body.failed |= m->body.failed;
+    bool sent = slot_message_send(c->fd, &whole, NULL) == CKD_OK;
+    bytes_free(&whole.body);
+    bytes_free(&m->body);
+    return sent;
+}
+
+static bool answer_status(const connection *c, ckd_status status, const ckd_error *err) {
+    slot_message nothing = {.fd_count = 0};
+    return answer(c, &nothing, status, err, NULL);
+}
+
+/* ---- what sessions ask for ---- */
+
+static ckd_status check_hello(const slot_hello *h, ckd_error *err) {
+    bool same = h->protocol == SLOT_PROTOCOL && h->request_bytes == sizeof(slot_request) &&
+                strncmp(h->version, ckd_version(), sizeof(h->version)) == 0;
+    return same
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_UNSUPPORTED,
+                     "the agent is of ckptdelta %s, and another build than this program: stop the agent and start "
+                     "it from the same installation",
+                     ckd_version());
+}
+
+static bool take_hello(connection *c, const slot_message *m) {
+    slot_hello hello;
+    ckd_error err;
+    ckd_status status = slot_message_get(&hello, sizeof(hello), m, &err);
+    THEN(status, check_hello(&hello, &err));
+    if (status != CKD_OK || c->holding || !hello.run[0]) {
+        return answer_status(c, status, &err) && status == CKD_OK;
+    }
+    hello.run[sizeof(hello.run) - 1] = '\0';
+    agent *a = c->agent;
+    pthread_mutex_lock(&a->mutex);
+    holding *h = holding_add(a, hello.run, c->fd, c->watch);
+    status = h ? holdings_settle(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
+    if (h && status != CKD_OK) {
+        holding_remove(a, h);
+    } else {
+        c->holding = h;
+    }
+    c->watch = h ? -1 : c->watch; /* the holding's */
+    pthread_mutex_unlock(&a->mutex);
+    return answer_status(c, status, &err) && status == CKD_OK;
+}
+
+static ckd_status open_store(connection *c, ckd_error *err) {
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = c->agent->options.threads;
+    options.on_message = c->agent->options.on_message;
+    options.message_context = c->agent->options.message_context;
+    return c->store ? CKD_OK : ckd_store_open(&c->store, c->agent->store, CKD_OPEN_CREATE, &options, err);
+}
+
+static ckd_status give_memory(connection *c, const slot_message *m, ckd_error *err) {
+    uint32_t count;
+    slot_layout layout = {.count = 0};
+    bytes encoded = {.size = 0};
+    ckd_status status = slot_message_get(&count, sizeof(count), m, err);
+    if (status == CKD_OK) {
+        bytes_put(&encoded, m->body.data + sizeof(count), m->body.size - sizeof(count));
+        status = encoded.failed ? err_nomem(err, m->body.size, "the description of a state")
+                                : slot_layout_read(&layout, &encoded, err);
+    }
+    bytes_free(&encoded);
+    THEN(status, open_store(c, err));
+    THEN(status, holding_give_memory(c->agent, c->holding, &layout, count, err));
+    slot_layout_free(&layout);
+    return status;
+}
+
+static bool take_memory(connection *c, const slot_message *m) {
+    slot_message out = {.fd_count = 0};
+    ckd_error err;
+    ckd_status status = give_memory(c, m, &err);
+    for (uint32_t i = 0; status == CKD_OK && i < c->holding->set->count; i++) {
+        out.fds[out.fd_count++] = c->holding->set->slots[i].memory.fd;
+    }
+    return answer(c, &out, status, &err, NULL);
+}
+
+static bool take_save(connection *c, const slot_message *m) {
+    slot_message nothing = {.fd_count = 0};
+    ckd_checkpoint saved = {.step = 0};
+    uint32_t slot;
+    ckd_error err;
+    ckd_status status = slot_message_get(&slot, sizeof(slot), m, &err);
+    THEN(status, holding_save(&saved, c, slot, &err));
+    return answer(c, &nothing, status, &err, &saved);
+}
+
+static bool take_recall(connection *c, const slot_message *m) {
+    slot_message out = {.fd_count = 0};
+    ckd_id id;
+    ckd_error err;
+    ckd_status status = slot_message_get(&id, sizeof(id), m, &err);
+    if (status != CKD_OK) {
+        return answer_status(c, status, &err);
+    }
+    /* until it is sent, the mutex keeps the memory from being given to another session */
+    pthread_mutex_lock(&c->agent->mutex);
+    const shared_slot *s = holdings_find(c->agent, c->holding, &id);
+    if (s) {
+        out.fds[out.fd_count++] = s->memory.fd;
+        bytes_put(&out.body, s->layout->encoded.data, s->layout->encoded.size);
+    } else {
+        status = err_set(&err, CKD_E_NOT_FOUND, "the agent does not hold the values of this checkpoint");
+    }
+    bool sent = answer(c, &out, status, &err, NULL);
+    pthread_mutex_unlock(&c->agent->mutex);
+    return sent;
+}
+
+/* ---- questions ---- */
+
+static bool take_status(const connection *c) {
+    agent *a = c->agent;
+    slot_message out = {.fd_count = 0};
+    pthread_mutex_lock(&a->mutex);
+    slot_agent about = {getpid(), a->used_bytes, a->options.memory_bytes, a->since_ns};
+    bytes_put(&out.body, &about, sizeof(about));
+    for (const holding *h = a->holdings; h; h = h->next) {
+        bytes_put(&out.body, &h->shown, sizeof(h->shown));
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return answer(c, &out, CKD_OK, NULL, NULL);
+}
+
+static bool take_drain(connection *c, const slot_message *m) {
+    uint32_t stops;
+    ckd_error err;
+    ckd_status status = slot_message_get(&stops, sizeof(stops), m, &err);
+    pthread_mutex_lock(&c->agent->mutex);
+    THEN(status, holdings_drain(c->agent, &err));
+    pthread_mutex_unlock(&c->agent->mutex);
+    bool sent = answer_status(c, status, &err);
+    if (status == CKD_OK && stops) {
+        agent_stop(c->agent);
+    }
+    return sent;
+}
+
+/* ---- the thread ---- */
+
+/* Returns whether the connection goes on. *goodbye: the session has closed it, and leaves nothing. */
+static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
+    bool session = c->holding != NULL;
+    switch (m->kind) {
+    case SLOT_HELLO:
+        return take_hello(c, m);
+    case SLOT_STATUS:
+        return take_status(c);
+    case SLOT_DRAIN:
+        return take_drain(c, m);
+    case SLOT_MEMORY:
+        return session && take_memory(c, m);
+    case SLOT_SAVE:
+        return session && take_save(c, m);
+    case SLOT_RECALL:
+        return session && take_recall(c, m);
+    case SLOT_GOODBYE:
+        *goodbye = true;
+        return false;
+    default:
+        return false;
+    }
+}
+
+/* Until the peer says goodbye or ends, or the agent stops. The first message is a hello. */
+static void serve(bool *goodbye, connection *c) {
+    bool greeted = false;
+    for (bool goes_on = true; goes_on;) {
+        bool ready[3];
+        slot_message m;
+        int watch = c->holding ? c->holding->watch : c->watch;
+        local_wait((int[]){c->fd, watch, c->agent->stop}, 3, -1, ready);
+        if (!ready[0] || ready[2] || slot_message_receive(&m, c->fd, NULL) != CKD_OK) {
+            return;
+        }
+        goes_on = (greeted || m.kind == SLOT_HELLO) && take_message(goodbye, c, &m);
+        greeted = true;
+        slot_message_free(&m);
+    }
+}
+
+/* The session has ended, in whatever way. Sessions that live on learn it when their state is durable. */
+static void end_session(connection *c, bool goodbye) {
+    agent *a = c->agent;
+    holding *h = c->holding;
+    pthread_mutex_lock(&a->mutex);
+    h->shown.connected = 0;
+    bool settles = !goodbye && h->set;
+    if (!settles) {
+        holding_remove(a, h);
+        record_write(a);
+    } else if (local_peer_gone(c->fd, h->watch)) {
+        h->fd = -1;
+    }
+    pthread_mutex_unlock(&a->mutex);
+    if (settles) {
+        holding_settle(c);
+        pthread_mutex_lock(&a->mutex);
+        /* the state stays, unless another thread has removed the holding since it was settled */
+        for (holding *left = a->holdings; left; left = left->next) {
+            if (left == h) {
+                h->fd = -1;
+            }
+        }
+        pthread_mutex_unlock(&a->mutex);
+    }
+}
+
+void *connection_main(void *context) {
+    connection *c = context;
+    agent *a = c->agent;
+    bool goodbye = false;
+    thread_lower_priority(NICE); /* before the store's workers inherit it */
+    serve(&goodbye, c);
+    if (c->holding) {
+        end_session(c, goodbye);
+    }
+    ckd_store_close(c->store);
+    local_close(c->watch);
+    local_close(c->fd);
+    free(c);
+    pthread_mutex_lock(&a->mutex);
+    a->threads--;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->mutex);
+    return NULL;
+}

@@ -1,0 +1,82 @@
+/* The side that asks how an agent is, or tells it to end. */
+#include "agent/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define END_MS 30000
+
+static ckd_status ask(slot_message *answer, const char *store, const char *socket, slot_message *request,
+                      ckd_error *err) {
+    char path[LOCAL_PATH_MAX + 1];
+    slot_reply reply;
+    int fd = -1;
+    *answer = (slot_message){.fd_count = 0};
+    ckd_status status = slots_socket_path(path, store, socket, err);
+    THEN(status, slots_connect(&fd, path, "", err));
+    if (status == CKD_E_NOT_FOUND) {
+        err_set(err, CKD_E_NOT_FOUND, "the store %s has no agent", store);
+    }
+    THEN(status, slots_ask(answer, &reply, fd, request, err));
+    local_close(fd);
+    bytes_free(&request->body);
+    return status;
+}
+
+ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const char *socket, ckd_error *err) {
+    slot_message request = {.kind = SLOT_STATUS}, answer;
+    slot_agent about;
+    *out = NULL;
+    ckd_status status = ask(&answer, store, socket, &request, err);
+    size_t head = sizeof(slot_reply) + sizeof(about);
+    if (status == CKD_OK && answer.body.size < head) {
+        status = err_set(err, CKD_E_INVALID, "the agent's answer is too short");
+    }
+    if (status == CKD_OK) {
+        memcpy(&about, answer.body.data + sizeof(slot_reply), sizeof(about));
+        size_t count = (answer.body.size - head) / sizeof(ckd_agent_session);
+        ckd_agent_state *state = calloc(1, sizeof(*state) + count * sizeof(ckd_agent_session));
+        if (state) {
+            *state = (ckd_agent_state){.process = about.process,
+                                       .memory_bytes = about.memory_bytes,
+                                       .budget_bytes = about.budget_bytes,
+                                       .since_ns = about.since_ns,
+                                       .count = count,
+                                       .sessions = (ckd_agent_session *)(state + 1)};
+            memcpy(state->sessions, answer.body.data + head, count * sizeof(ckd_agent_session));
+            *out = state;
+        } else {
+            status = err_nomem(err, answer.body.size, "an agent's state");
+        }
+    }
+    slot_message_free(&answer);
+    return status;
+}
+
+void ckd_agent_state_free(ckd_agent_state *state) {
+    free(state);
+}
+
+/* The agent holds its lock until it has ended. */
+static void await_end(const char *store, const char *socket) {
+    char path[LOCAL_PATH_MAX + 1], lock_path[LOCAL_PATH_MAX + 8];
+    file_lock *lock = NULL;
+    if (slots_socket_path(path, store, socket, NULL) == CKD_OK) {
+        snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
+        (void)lock_acquire(&lock, lock_path, LOCK_EXCLUSIVE, false, END_MS, NULL);
+        lock_release(lock);
+    }
+}
+
+ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_error *err) {
+    slot_message request = {.kind = SLOT_DRAIN}, answer;
+    uint32_t stops = stop != 0;
+    bytes_put(&request.body, &stops, sizeof(stops));
+    ckd_status status = ask(&answer, store, socket, &request, err);
+    slot_message_free(&answer);
+    if (status == CKD_OK && stop) {
+        await_end(store, socket);
+    }
+    return status;
+}

@@ -1,0 +1,167 @@
+/* Saves of what is held. */
+#include "agent/internal.h"
+
+#include <stdio.h>
+
+#include "base/file.h"
+
+#define RETRY_MS 5000
+
+/* Is another try of no use? What an operator can change (space, rights, locks) is tried again. */
+static bool is_final(ckd_status status) {
+    return status != CKD_E_NOSPACE && status != CKD_E_IO && status != CKD_E_BUSY && status != CKD_E_NOMEM &&
+           status != CKD_E_READ_ONLY;
+}
+
+static void begin_save(connection *c, const slot_request *r) {
+    agent *a = c->agent;
+    pthread_mutex_lock(&a->mutex);
+    c->holding->saving = true;
+    c->holding->shown.newest_step = r->options.step;
+    snprintf(c->holding->saves_to, sizeof(c->holding->saves_to), "%s", r->run);
+    record_write(a);
+    pthread_mutex_unlock(&a->mutex);
+}
+
+static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why,
+                     ckd_status status) {
+    agent *a = c->agent;
+    holding *h = c->holding;
+    pthread_mutex_lock(&a->mutex);
+    h->saving = false;
+    h->shown.saved += status == CKD_OK;
+    h->shown.failed += status != CKD_OK;
+    snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", status == CKD_OK ? "" : why->message);
+    if (status == CKD_OK) {
+        h->shown.durable_step = r->options.step;
+    }
+    if (status == CKD_OK || is_final(status)) {
+        h->set->done[k] = r->options.checkpoint_id;
+    }
+    record_write(a);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->mutex);
+}
+
+ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
+    slot_set *set = c->holding->set;
+    slot_content content;
+    if (!set || k >= set->count) {
+        return err_set(err, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
+    }
+    ckd_status status = slot_read(&content, &set->slots[k], err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    begin_save(c, &content.request);
+    status = slot_save(out, c->store, &set->slots[k], &content, &why);
+    end_save(c, k, &content.request, &why, status);
+    slot_content_free(&content);
+    return err_from(err, status, &why);
+}
+
+/* ---- what a trainer left behind ---- */
+
+/* Finds the good slot with the lowest step that is not done. Damaged ones are reported once, and done. */
+static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
+    bool found = false;
+    for (uint32_t i = 0; c->holding->set && i < c->holding->set->count; i++) {
+        slot_content content;
+        ckd_error why;
+        ckd_status status = slot_read(&content, &c->holding->set->slots[i], &why);
+        if (status == CKD_E_CORRUPT && !(c->holding->dropped & 1u << i)) {
+            c->holding->dropped |= 1u << i;
+            agent_say(c->agent, "a state of run '%s' is dropped: %s", c->holding->shown.run, why.message);
+        }
+        if (status != CKD_OK) {
+            continue;
+        }
+        const ckd_save_options *o = &content.request.options;
+        bool done = memcmp(&c->holding->set->done[i], &o->checkpoint_id, sizeof(ckd_id)) == 0;
+        if (!done && (!found || o->step < *step)) {
+            *slot = i;
+            *step = o->step;
+            found = true;
+        }
+        slot_content_free(&content);
+    }
+    return found;
+}
+
+/* Errors: of a save that may succeed later. */
+static ckd_status save_left(connection *c, ckd_error *err) {
+    uint32_t k;
+    uint64_t step;
+    while (next_left(&k, &step, c)) {
+        ckd_checkpoint saved;
+        ckd_status status = holding_save(&saved, c, k, err);
+        if (status == CKD_OK) {
+            agent_say(
+                c->agent,
+                "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
+                c->holding->shown.run, (unsigned long long)step);
+        } else if (is_final(status)) {
+            agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
+                      (unsigned long long)step, c->holding->shown.run, err->message);
+        } else {
+            return status;
+        }
+    }
+    return CKD_OK;
+}
+
+static bool stop_comes(const agent *a) {
+    bool ready;
+    local_wait(&a->stop, 1, RETRY_MS, &ready);
+    return ready;
+}
+
+void holding_settle(connection *c) {
+    agent *a = c->agent;
+    holding *h = c->holding;
+    for (bool last = false;;) {
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        ckd_status status = save_left(c, &why);
+        pthread_mutex_lock(&a->mutex);
+        bool first = status != CKD_OK && !h->stuck;
+        h->settled = status == CKD_OK;
+        h->stuck = status != CKD_OK;
+        h->ended_ns = clock_monotonic_ns();
+        pthread_cond_broadcast(&a->changed);
+        pthread_mutex_unlock(&a->mutex);
+        if (first) {
+            agent_say(a, "what the trainer of run '%s' left is not durable yet, the agent tries again: %s",
+                      h->shown.run, why.message);
+        }
+        if (status == CKD_OK || last) {
+            return;
+        }
+        last = stop_comes(a);
+    }
+}
+
+ckd_status holdings_drain(agent *a, ckd_error *err) {
+    for (bool waiting = true; waiting;) {
+        waiting = false;
+        for (const holding *h = a->holdings; h; h = h->next) {
+            if (h->stuck) {
+                return err_set(err, CKD_E_BUSY,
+                               "step %llu of run '%s' is only in memory and cannot be made durable: %s",
+                               (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
+            }
+            bool ended = h->fd < 0 || local_peer_gone(h->fd, h->watch);
+            waiting |= h->saving || (ended && !h->settled);
+        }
+        if (waiting) {
+            pthread_cond_wait(&a->changed, &a->mutex);
+        }
+    }
+    for (holding *h = a->holdings, *next; h; h = next) {
+        next = h->next;
+        if (h->settled) {
+            holding_remove(a, h);
+        }
+    }
+    return CKD_OK;
+}

@@ -1,0 +1,208 @@
+/* The memory of sessions. */
+#include "agent/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+holding *holding_add(agent *a, const char *run, int fd, int watch) {
+    holding *h = calloc(1, sizeof(*h));
+    if (!h) {
+        return NULL;
+    }
+    h->fd = fd;
+    h->watch = watch;
+    h->shown.connected = 1;
+    h->shown.process = local_peer_process(fd);
+    h->shown.newest_step = h->shown.durable_step = CKD_LATEST;
+    snprintf(h->shown.run, sizeof(h->shown.run), "%s", run);
+    snprintf(h->saves_to, sizeof(h->saves_to), "%s", run);
+    h->next = a->holdings;
+    a->holdings = h;
+    return h;
+}
+
+static void free_set(slot_set *set) {
+    if (set) {
+        for (uint32_t i = 0; i < set->count; i++) {
+            shared_memory_release(&set->slots[i].memory, false);
+        }
+        slot_layout_free(&set->layout);
+        free(set);
+    }
+}
+
+void holding_remove(agent *a, holding *h) {
+    holding **place = &a->holdings;
+    while (*place != h) {
+        place = &(*place)->next;
+    }
+    *place = h->next;
+    a->used_bytes -= h->set ? h->set->bytes : 0;
+    free_set(h->set);
+    local_close(h->watch);
+    free(h);
+}
+
+static bool same_run(const holding *a, const holding *b) {
+    return a != b && strcmp(a->shown.run, b->shown.run) == 0;
+}
+
+ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
+    for (;;) {
+        bool waiting = false;
+        for (const holding *h = a->holdings; h; h = h->next) {
+            if (!same_run(h, own) || h->settled || (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
+                continue;
+            }
+            if (h->stuck) {
+                return err_set(
+                    err, CKD_E_BUSY,
+                    "the agent holds step %llu of run '%s', which a trainer that died has left and which "
+                    "cannot be made durable at present: %s",
+                    (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
+            }
+            waiting = true;
+        }
+        if (!waiting || a->stopping) {
+            return waiting ? err_set(err, CKD_E_BUSY, "the agent is ending") : CKD_OK;
+        }
+        pthread_cond_wait(&a->changed, &a->mutex);
+    }
+}
+
+/* ---- giving memory ---- */
+
+static uint64_t step_of(const shared_slot *s) {
+    slot_content c;
+    bool good = slot_read(&c, s, NULL) == CKD_OK;
+    uint64_t step = good ? c.request.options.step + 1 : 0;
+    slot_content_free(&c);
+    return step;
+}
+
+/* The slot with the oldest state is overwritten first. */
+static void sort_slots(slot_set *set) {
+    for (uint32_t i = 1; i < set->count; i++) {
+        for (uint32_t k = i; k > 0 && step_of(&set->slots[k]) < step_of(&set->slots[k - 1]); k--) {
+            shared_slot moved = set->slots[k];
+            ckd_id done = set->done[k];
+            set->slots[k] = set->slots[k - 1];
+            set->done[k] = set->done[k - 1];
+            set->slots[k - 1] = moved;
+            set->done[k - 1] = done;
+        }
+    }
+}
+
+/* Takes the slots of a dead trainer of the run, if they fit; removes all that its dead trainers have. */
+static slot_set *take_over(agent *a, const holding *own, const slot_layout *layout, uint32_t count) {
+    slot_set *found = NULL;
+    for (holding *h = a->holdings, *next; h; h = next) {
+        next = h->next;
+        if (!same_run(h, own) || !h->settled) {
+            continue;
+        }
+        /* A trainer that lives although its connection has ended still writes to its slots. */
+        if (!found && h->set && h->watch >= 0 && local_peer_gone(-1, h->watch) && h->set->count == count &&
+            slot_layout_equal(&h->set->layout, layout)) {
+            found = h->set;
+            a->used_bytes -= found->bytes;
+            h->set = NULL;
+        }
+        holding_remove(a, h);
+    }
+    return found;
+}
+
+/* Removes states of dead trainers, which are durable, until there is room. Returns false if there is not. */
+static bool make_room(agent *a, uint64_t need) {
+    while (a->used_bytes > a->options.memory_bytes || need > a->options.memory_bytes - a->used_bytes) {
+        holding *oldest = NULL;
+        for (holding *h = a->holdings; h; h = h->next) {
+            if (h->settled && (!oldest || h->ended_ns < oldest->ended_ns)) {
+                oldest = h;
+            }
+        }
+        if (!oldest) {
+            return false;
+        }
+        holding_remove(a, oldest);
+    }
+    return true;
+}
+
+static ckd_status make_set(slot_set **out, slot_layout *layout, uint32_t count, ckd_error *err) {
+    slot_set *set = calloc(1, sizeof(*set));
+    if (!set) {
+        return err_nomem(err, sizeof(*set), "slots");
+    }
+    set->layout = *layout;
+    *layout = (slot_layout){.count = 0};
+    set->bytes = count * set->layout.size;
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+        set->slots[i].layout = &set->layout;
+        status = shared_memory_make(&set->slots[i].memory, set->layout.size, err);
+        set->count += status == CKD_OK;
+    }
+    if (status != CKD_OK) {
+        free_set(set);
+        return status;
+    }
+    *out = set;
+    return CKD_OK;
+}
+
+ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32_t count, ckd_error *err) {
+    if (h->set || count < 1 || count > SLOTS_MAX) {
+        return err_set(err, CKD_E_INVALID, "a session asks once for 1 to %d slots", SLOTS_MAX);
+    }
+    uint64_t need = count * layout->size;
+    pthread_mutex_lock(&a->mutex);
+    slot_set *set = take_over(a, h, layout, count);
+    bool room = make_room(a, need);
+    a->used_bytes += room ? need : 0;
+    pthread_mutex_unlock(&a->mutex);
+    if (!room) {
+        free_set(set);
+        return err_set(
+            err, CKD_E_NOMEM,
+            "%u slots of this state take %llu MiB, and the agent may hold %llu MiB in all: start it with a "
+            "larger --budget",
+            (unsigned)count, (unsigned long long)(need >> 20) + 1,
+            (unsigned long long)(a->options.memory_bytes >> 20));
+    }
+    ckd_status status = CKD_OK;
+    if (set) {
+        sort_slots(set);
+    } else {
+        status = make_set(&set, layout, count, err);
+    }
+    pthread_mutex_lock(&a->mutex);
+    h->set = status == CKD_OK ? set : NULL;
+    h->shown.memory_bytes = h->set ? need : 0;
+    a->used_bytes -= h->set ? 0 : need;
+    pthread_mutex_unlock(&a->mutex);
+    return status;
+}
+
+/* ---- finding values ---- */
+
+static bool has_values(const shared_slot *s, const ckd_id *checkpoint) {
+    slot_content c;
+    bool good = slot_read(&c, s, NULL) == CKD_OK;
+    bool yes = good && memcmp(&c.request.options.checkpoint_id, checkpoint, sizeof(*checkpoint)) == 0;
+    slot_content_free(&c);
+    return yes;
+}
+
+const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint) {
+    for (const holding *h = a->holdings; h; h = h->next) {
+        for (uint32_t i = 0; h->set && (h == own || h->settled) && i < h->set->count; i++) {
+            if (has_values(&h->set->slots[i], checkpoint)) {
+                return &h->set->slots[i];
+            }
+        }
+    }
+    return NULL;
+}

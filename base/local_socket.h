@@ -1,0 +1,60 @@
+/*
+ * Unix sockets between processes of one user on one machine. They carry bytes, and descriptors beside them. Sends and
+ * receives finish what they began, through signals and short counts. All descriptors close on exec.
+ */
+#ifndef BASE_LOCAL_SOCKET_H
+#define BASE_LOCAL_SOCKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+
+#define LOCAL_PATH_MAX 107 /* bytes of a socket's path */
+#define LOCAL_FDS_MAX  4   /* descriptors of one message */
+
+/*
+ * Listens at a path, where it replaces a socket that nobody serves: the caller holds a lock that says so. The socket
+ * has mode 0600. Errors: INVALID (the path is too long), EXISTS (something else has the name), IO.
+ */
+ckd_status local_listen(int *out, const char *path, ckd_error *err);
+/* Errors: NOT_FOUND (nobody listens there), INVALID (too long a path; another user listens), IO. */
+ckd_status local_connect(int *out, const char *path, ckd_error *err);
+/*
+ * Takes a connection that waits; its receives fail after 30 s of silence in the middle of a message. Errors: READ_ONLY
+ * (the peer is another user), IO.
+ */
+ckd_status local_accept(int *out, int listener, ckd_error *err);
+/* May this user talk to a process of `own`? */
+bool local_peer_allowed(uid_t peer, uid_t own);
+/* The peer's process as this process sees it; 0: not visible from here. */
+pid_t local_peer_process(int fd);
+/* A descriptor that becomes readable when the process has ended; -1: there is none. */
+int local_watch_process(pid_t process);
+/* Has the peer closed its end, or has its process ended? watch: of local_watch_process. */
+bool local_peer_gone(int fd, int watch);
+/* Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. */
+void local_wait(const int *fds, size_t count, int timeout_ms, bool *ready);
+
+/* Errors: IO; sys_errno is EPIPE or ECONNRESET if the peer is gone. */
+ckd_status local_send(int fd, const void *data, size_t size, const int *fds, size_t fd_count, ckd_error *err);
+/*
+ * Receives exactly `size` bytes, and up to LOCAL_FDS_MAX descriptors, which the caller closes. fds NULL: descriptors
+ * that come are closed. Errors: IO; sys_errno is ECONNRESET if the peer has closed its end.
+ */
+ckd_status local_receive(int fd, void *to, size_t size, int *fds, size_t *fd_count, ckd_error *err);
+void local_close(int fd); /* accepts -1 */
+
+/* A descriptor that local_notify makes readable for good. Errors: IO. */
+ckd_status local_notifier(int *out, ckd_error *err);
+void local_notify(int notifier);
+
+/*
+ * Makes a folder of this user alone, or accepts it if it is there. Errors: READ_ONLY (it is somebody else's, or others
+ * may write to it), IO.
+ */
+ckd_status local_private_folder(const char *path, ckd_error *err);
+
+#endif

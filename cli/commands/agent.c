@@ -1,0 +1,327 @@
+/* ckptdelta agent: runs an agent, or asks the one of a store. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/commands/commands.h"
+#include "cli/output/output.h"
+
+enum { OPT_BUDGET = 0x200, OPT_DETACH, OPT_SOCKET, OPT_STATUS, OPT_DRAIN, OPT_STOP, OPT_EXPLAIN };
+
+static const struct argp_option options_table[] = {
+    {"budget", OPT_BUDGET, "SIZE", 0,
+     "Hold at most this much memory, such as 200G [default: half of the machine's]", 1},
+    {"detach", OPT_DETACH, 0, 0,
+     "Go on in the background, in a session of its own, once trainers can connect. What ends the job leaves it alone",
+     1},
+    {"status", OPT_STATUS, 0, 0, "Show what the agent holds", 2},
+    {"explain", OPT_EXPLAIN, 0, 0, "Say what would survive now, and what would be lost", 2},
+    {"drain", OPT_DRAIN, 0, 0,
+     "Return when everything complete is durable; memory of dead trainers is then free", 2},
+    {"stop", OPT_STOP, 0, 0, "As --drain, then end the agent", 2},
+    {"socket", OPT_SOCKET, "FILE", 0,
+     "Where it listens, an absolute path [default: a file in /tmp/ckptdelta-UID, by the store's path]", 3},
+    {0},
+};
+
+static const char doc[] =
+    "Keep the newest states of a node's trainers in memory that outlives them. A trainer whose session is told to use the "
+    "agent (CKPTDELTA_AGENT=auto in its environment) copies its states into the agent's memory, and the agent saves them "
+    "to the store. When the trainer is killed, the agent makes the newest complete state durable at once, and a restarted "
+    "trainer takes it from memory. Start one agent a node and store, outside of what may be killed with the job. SIGTERM "
+    "and SIGINT end it after everything complete is durable. Exit status 1 if something could not be."
+    "\vExamples:\n"
+    "  ckptdelta agent ckpts --detach\n"
+    "  CKPTDELTA_AGENT=auto python train.py\n"
+    "  ckptdelta agent ckpts --status\n"
+    "  ckptdelta agent ckpts --stop\n";
+
+typedef struct arguments {
+    cli_options common;
+    uint64_t budget;
+    const char *socket;
+    bool detach;
+    int action; /* an option of the second group; 0: run an agent */
+} arguments;
+
+static void take_action(arguments *a, int key, struct argp_state *state) {
+    if (a->action) {
+        argp_error(state, "choose one of --status, --explain, --drain and --stop");
+    }
+    a->action = key;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = &a->common;
+        return 0;
+    case OPT_BUDGET:
+        if (!cli_parse_size(&a->budget, arg) || !a->budget) {
+            argp_error(state, "--budget is a size such as 64G, not '%s'", arg);
+        }
+        return 0;
+    case OPT_DETACH:
+        a->detach = true;
+        return 0;
+    case OPT_SOCKET:
+        if (arg[0] != '/') {
+            argp_error(state, "--socket is an absolute path, not '%s'", arg);
+        }
+        a->socket = arg;
+        return 0;
+    case OPT_STATUS:
+    case OPT_EXPLAIN:
+    case OPT_DRAIN:
+    case OPT_STOP:
+        take_action(a, key, state);
+        return 0;
+    case ARGP_KEY_END:
+        if (a->action && (a->budget || a->detach)) {
+            argp_error(state, "--budget and --detach go with the start of an agent");
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ status */
+
+static json_t *json_step(uint64_t step) {
+    return step == CKD_LATEST ? json_null() : json_integer((json_int_t)step);
+}
+
+static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
+    json_t *sessions = json_array();
+    for (size_t i = 0; i < s->count; i++) {
+        const ckd_agent_session *x = &s->sessions[i];
+        cli_json_append(&sessions,
+                        json_pack("{s:o, s:I, s:b, s:I, s:o, s:o, s:I, s:I, s:o}", "run",
+                                  cli_json_text(x->run), "pid", (json_int_t)x->process, "connected",
+                                  x->connected, "memory_bytes", (json_int_t)x->memory_bytes, "newest_step",
+                                  json_step(x->newest_step), "durable_step", json_step(x->durable_step),
+                                  "saved", (json_int_t)x->saved, "failed", (json_int_t)x->failed, "trouble",
+                                  cli_json_text(x->trouble[0] ? x->trouble : NULL)));
+    }
+    return cli_json_print(
+        json_pack("{s:i, s:I, s:o, s:I, s:I, s:o}", "schema", 1, "pid", (json_int_t)s->process, "since",
+                  cli_json_text(cli_text_time(s->since_ns).text), "memory_bytes", (json_int_t)s->memory_bytes,
+                  "budget_bytes", (json_int_t)s->budget_bytes, "sessions", sessions),
+        err);
+}
+
+static void step_cell(cli_table *t, uint64_t step) {
+    if (step == CKD_LATEST) {
+        cli_table_cell(t, "-");
+    } else {
+        cli_table_cell(t, "%" PRIu64, step);
+    }
+}
+
+static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
+    printf("process %" PRId64 ", since %s, holds %s of %s\n", s->process, cli_text_time(s->since_ns).text,
+           cli_text_size(s->memory_bytes).text, cli_text_size(s->budget_bytes).text);
+    cli_table *t = cli_table_new("RUN|>PID|TRAINER|>MEMORY|>NEWEST|>DURABLE|>SAVED|>FAILED|TROUBLE");
+    for (size_t i = 0; i < s->count; i++) {
+        const ckd_agent_session *x = &s->sessions[i];
+        cli_table_cell(t, "%s", x->run);
+        cli_table_cell(t, "%" PRId64, x->process);
+        cli_table_cell(t, "%s", x->connected ? "connected" : "dead");
+        cli_table_cell(t, "%s", cli_text_size(x->memory_bytes).text);
+        step_cell(t, x->newest_step);
+        step_cell(t, x->durable_step);
+        cli_table_cell(t, "%" PRIu64, x->saved);
+        cli_table_cell(t, "%" PRIu64, x->failed);
+        cli_table_cell(t, "%s", x->trouble[0] ? x->trouble : "-");
+    }
+    return cli_table_print(t, err);
+}
+
+/* ----------------------------------------------------------------------------------------------------- explain */
+
+static void explain_session(const ckd_agent_session *x) {
+    cli_print_clean(stdout, x->run);
+    if (x->newest_step == CKD_LATEST) {
+        puts(": nothing complete is in memory yet. If the trainer is killed, it goes on from the store.");
+        return;
+    }
+    if (!x->connected) {
+        printf(": the trainer is dead. Its step %" PRIu64
+               " is in memory, where a restart on this node takes it from.\n",
+               x->newest_step);
+    } else {
+        printf(": step %" PRIu64 " is in memory. If the trainer is killed, nothing of it is lost.\n",
+               x->newest_step);
+    }
+    if (x->newest_step == x->durable_step) {
+        puts("  It is durable: if this node or the agent fails, it is in the store.");
+    } else if (x->durable_step == CKD_LATEST) {
+        puts("  It is not durable yet: if this node or the agent fails now, it is lost.");
+    } else {
+        printf("  It is not durable yet: if this node or the agent fails now, step %" PRIu64
+               " is the newest.\n",
+               x->durable_step);
+    }
+    if (x->trouble[0]) {
+        fputs("  The last save failed: ", stdout);
+        cli_print_clean(stdout, x->trouble);
+        putchar('\n');
+    }
+}
+
+static void explain(const ckd_agent_state *s) {
+    if (!s->count) {
+        puts("No trainer uses the agent. Set CKPTDELTA_AGENT=auto in a trainer's environment.");
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        explain_session(&s->sessions[i]);
+    }
+}
+
+static ckd_status show(const arguments *a, ckd_error *err) {
+    ckd_agent_state *state = NULL;
+    ckd_status status = ckd_agent_ask(&state, a->common.store, a->socket, err);
+    if (status == CKD_OK && a->common.json) {
+        status = print_json(state, err);
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
+        if (a->action == OPT_EXPLAIN) {
+            explain(state);
+        } else {
+            status = print_table(state, err);
+        }
+    }
+    ckd_agent_state_free(state);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------- run */
+
+/* Signals that end the agent arrive as bytes to read. Blocked before any thread is started. */
+static ckd_status take_signals(int *out, ckd_error *err) {
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigprocmask(SIG_BLOCK, &ends, NULL);
+    *out = signalfd(-1, &ends, SFD_CLOEXEC);
+    return *out >= 0 ? CKD_OK : cli_error_sys(err, errno, NULL, "cannot wait for signals");
+}
+
+typedef struct starting {
+    const arguments *with;
+    int parent; /* tells the process that waits for the start; -1: nobody waits */
+} starting;
+
+/* Whoever reads what the command printed sees its end. */
+static void leave_terminal(void) {
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = STDIN_FILENO; nothing >= 0 && fd <= STDERR_FILENO; fd++) {
+        dup2(nothing, fd);
+    }
+    close(nothing);
+}
+
+static void on_ready(void *context, const char *socket) {
+    starting *s = context;
+    if (s->parent >= 0) {
+        char ready = 'r';
+        ssize_t written = write(s->parent, &ready, 1);
+        (void)written;
+        close(s->parent);
+        s->parent = -1;
+        leave_terminal();
+    } else if (cli_prints_text(&s->with->common)) {
+        printf("listens at %s\n", socket);
+        fflush(stdout);
+    }
+}
+
+static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
+    starting start = {a, parent};
+    ckd_agent_options o = CKD_AGENT_OPTIONS_INIT;
+    ckd_status status = take_signals(&o.stop_fd, err);
+    o.socket = a->socket;
+    o.memory_bytes = a->budget;
+    o.threads = a->common.threads;
+    o.on_message = cli_on_message;
+    o.message_context = (void *)(uintptr_t)&a->common;
+    o.on_ready = on_ready;
+    o.ready_context = &start;
+    THEN(status, ckd_agent_run(a->common.store, &o, err));
+    return status;
+}
+
+/*
+ * The parent waits until trainers can connect. *code: the status that it exits with, which is the child's if the agent
+ * has not started; -1 in the child.
+ */
+static ckd_status detach(int *code, int *to_parent, ckd_error *err) {
+    int ends[2], status = 0;
+    char byte;
+    *code = -1;
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return cli_error_sys(err, errno, NULL, "cannot start a process");
+    }
+    pid_t child = fork();
+    if (child < 0) {
+        return cli_error_sys(err, errno, NULL, "cannot start a process");
+    }
+    if (child > 0) {
+        close(ends[1]);
+        *code = CLI_DONE;
+        if (read(ends[0], &byte, 1) != 1) {
+            *code =
+                waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : CLI_FAILED;
+        }
+        return CKD_OK;
+    }
+    close(ends[0]);
+    setsid();
+    *to_parent = ends[1];
+    return CKD_OK;
+}
+
+static int run_agent(const arguments *a) {
+    ckd_error err;
+    int code = -1, to_parent = -1;
+    ckd_status status = a->detach ? detach(&code, &to_parent, &err) : CKD_OK;
+    if (status == CKD_OK && code >= 0) {
+        return code;
+    }
+    THEN(status, serve(a, to_parent, &err));
+    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+}
+
+static ckd_status drain(const arguments *a, ckd_error *err) {
+    bool stops = a->action == OPT_STOP;
+    ckd_status status = ckd_agent_drain(a->common.store, a->socket, stops, err);
+    if (status == CKD_OK && a->common.json) {
+        status = cli_json_print(json_pack("{s:i, s:b}", "schema", 1, "stopped", stops), err);
+    } else if (status == CKD_OK && cli_prints_text(&a->common)) {
+        puts(stops ? "everything complete is durable; the agent has ended"
+                   : "everything complete is durable");
+    }
+    return status;
+}
+
+int cmd_agent(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {options_table, parse, "[STORE]", doc, children, 0, 0};
+    arguments a = {.common.command = "agent"};
+    cli_parse_arguments(&argp, argc, argv, &a);
+    if (!a.action) {
+        return run_agent(&a);
+    }
+    ckd_error err;
+    ckd_status status = a.action == OPT_STATUS || a.action == OPT_EXPLAIN ? show(&a, &err) : drain(&a, &err);
+    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+}

@@ -1,0 +1,45 @@
+/*
+ * A session whose snapshots lie in an agent's memory, and whose saves the agent makes. Without an agent, or when it has
+ * gone, the session does everything itself, and a message says so once. Internal to engine/session/.
+ */
+#ifndef ENGINE_SESSION_AGENT_H
+#define ENGINE_SESSION_AGENT_H
+
+#include "engine/slots/slots.h"
+
+/* Under store_turn, but for `slots` and `count`, which are fixed from the first step on. */
+typedef struct session_agent {
+    bool connected;
+    int fd;
+    slot_layout layout;
+    shared_slot slots[SLOTS_MAX];
+    uint32_t count; /* 0: the session has its own snapshots */
+} session_agent;
+
+struct session_slot;
+
+/* Connects if the session is to have an agent. The saver, when it has opened the store. */
+void session_agent_open(ckd_session *s);
+/* At the first step: takes memory for so many snapshots. Returns false if the session must make its own. */
+bool session_agent_take_memory(ckd_session *s, uint32_t count);
+/* The memory of a snapshot; NULL: the session's own. */
+uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
+/* A snapshot is about to be copied into the slot. */
+void session_agent_stage(ckd_session *s, const struct session_slot *slot);
+/*
+ * Has the agent save a staged slot. Returns false if the session must save it itself. one_step: as for save_item. The
+ * caller holds store_turn.
+ */
+bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *s, struct session_slot *slot,
+                        bool one_step, ckd_error *err);
+/*
+ * Takes a checkpoint's values from the agent's memory, each verified. Returns false if they must be loaded, also after
+ * some were taken. The caller holds store_turn.
+ */
+bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from);
+/* Says goodbye: nothing is left to save. The caller is the saver, or holds store_turn. */
+void session_agent_leave(ckd_session *s);
+/* Frees the memory, which no snapshot uses any more. */
+void session_agent_free(ckd_session *s, bool in_child);
+
+#endif

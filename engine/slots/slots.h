@@ -1,0 +1,169 @@
+/*
+ * The interface of engine/slots/ for other rooms: memory that a session shares with an agent, and what they say to each
+ * other. README.md has an overview.
+ */
+#ifndef ENGINE_SLOTS_SLOTS_H
+#define ENGINE_SLOTS_SLOTS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/bytes.h"
+#include "base/local_socket.h"
+#include "base/shared_memory.h"
+#include "engine/store/store.h"
+#include "include/ckptdelta.h"
+#include "include/ckptdelta_agent.h"
+
+#define SLOTS_MAX      3                   /* good, previous, being written */
+#define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
+#define SLOT_PROTOCOL  1
+#define SLOT_BYTES_MAX (UINT64_C(1) << 50)
+#define SLOT_ITEMS_MAX (1u << 22)
+
+/* ---- layout.c: what a slot holds, and where ---- */
+
+typedef struct slot_item {
+    ckd_tensor tensor; /* without data; of bytes, only the name */
+    uint64_t bytes;
+    bool is_bytes;
+    uint64_t place; /* in the slot's data */
+    uint64_t piece; /* number of its first piece */
+} slot_item;
+
+/* The same items in the same order give the same layout in every process. */
+typedef struct slot_layout {
+    bytes encoded; /* as it is sent; the items' names and shapes are in it */
+    slot_item *items;
+    size_t count;
+    uint64_t pieces, data_bytes;
+    uint64_t optimizers_at, hashes_at, data_at, size; /* in the slot's memory */
+} slot_layout;
+
+/* Encodes items, of which tensor, bytes and is_bytes are set. Errors: NOMEM. */
+ckd_status slot_layout_make(slot_layout *out, const slot_item *items, size_t count, ckd_error *err);
+/* Takes what another process has encoded, and trusts none of it. Empties `encoded`. Errors: INVALID, NOMEM. */
+ckd_status slot_layout_read(slot_layout *out, bytes *encoded, ckd_error *err);
+bool slot_layout_equal(const slot_layout *a, const slot_layout *b);
+/*
+ * Returns the item with the tensor's name, region, shape and dtype, or these bytes; NULL: there is none. hint: where to
+ * look first.
+ */
+const slot_item *slot_layout_find(const slot_layout *l, const slot_item *wanted, size_t hint);
+void slot_layout_free(slot_layout *l);
+
+/* ---- slot.c: the memory of a slot ---- */
+
+/* What the save of a slot needs besides its values. The session writes it; a copy is checked before use. */
+typedef struct slot_request {
+    ckd_save_options options; /* its pointers mean nothing in another process; the strings are below */
+    char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
+    uint8_t has_parent, has_resumed, has_metric;
+    uint8_t one_step; /* one step after its parent: the optimizers predict */
+    uint8_t launch_has_last, launch_own;
+    char launch_run[CKD_RUN_MAX + 1];
+    ckd_id launch_last, launch_tried;
+    uint64_t launch_step;
+    uint64_t begun_ns, copied_ns, stall_ns; /* of the snapshot, on this machine's monotonic clock */
+} slot_request;
+
+typedef struct shared_slot {
+    shared_memory memory;
+    const slot_layout *layout;
+} shared_slot;
+
+/* The writer: the values may change from now on, and the slot is no longer good. */
+void slot_begin(shared_slot *s);
+/* The writer: the values are complete. optimizers: by item; NULL: none. One store makes the slot good. */
+void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimizer *optimizers);
+/* The writer's values of an item. */
+uint8_t *slot_data(const shared_slot *s);
+
+/* A good slot as it was when it was read: everything but its values. */
+typedef struct slot_content {
+    slot_request request;
+    ckd_optimizer *optimizers; /* by item */
+    uint64_t *hashes;          /* by piece */
+} slot_content;
+/* Errors: NOT_FOUND (it is not good), CORRUPT (its head is damaged), NOMEM. */
+ckd_status slot_read(slot_content *out, const shared_slot *s, ckd_error *err);
+void slot_content_free(slot_content *c);
+/* Compares all values with their hashes. Errors: CORRUPT, naming the tensor. */
+ckd_status slot_verify(const shared_slot *s, const slot_content *c, ckd_error *err);
+/* Copies an item's values, and compares the copy with their hashes. Errors: CORRUPT. */
+ckd_status slot_copy_item(void *to, const shared_slot *s, const slot_content *c, const slot_item *item,
+                          ckd_error *err);
+
+/* ---- slot_save.c ---- */
+/*
+ * Makes a checkpoint of a good slot, unless the store has one of its id already, which is success. The values are
+ * verified after they were read and before the commit. Errors: CORRUPT (the slot), those of ckd_save_begin to
+ * ckd_save_commit.
+ */
+ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
+                     ckd_error *err);
+
+/* ---- message.c: what sessions and agents say ---- */
+
+typedef enum slot_message_kind {
+    SLOT_HELLO = 1, /* slot_hello; the first message of every connection */
+    SLOT_MEMORY, /* u32: number of slots, then a layout; answered with that many descriptors, the oldest state first */
+    SLOT_SAVE,    /* u32: a slot that is good; answered when it is durable */
+    SLOT_RECALL,  /* ckd_id of a checkpoint; answered with the slot that has its values, and the layout */
+    SLOT_GOODBYE, /* everything is durable and the session ends */
+    SLOT_STATUS,  /* answered with slot_agent, then ckd_agent_session of each */
+    SLOT_DRAIN,   /* u32: 1 to stop then; answered when everything good is durable */
+    SLOT_REPLY    /* slot_reply, then what the request asks for */
+} slot_message_kind;
+
+typedef struct slot_hello {
+    uint32_t protocol, request_bytes;
+    char version[16];          /* of the library */
+    char run[CKD_RUN_MAX + 1]; /* "": a question, no session */
+} slot_hello;
+
+typedef struct slot_reply {
+    ckd_status status;
+    ckd_error error;
+    ckd_checkpoint checkpoint;
+} slot_reply;
+
+typedef struct slot_agent {
+    int64_t process;
+    uint64_t memory_bytes, budget_bytes, since_ns;
+} slot_agent;
+
+typedef struct slot_message {
+    slot_message_kind kind;
+    bytes body;
+    int fds[LOCAL_FDS_MAX];
+    size_t fd_count;
+} slot_message;
+
+/* Sends the body and the descriptors, which stay the caller's. Errors: IO, NOMEM. */
+ckd_status slot_message_send(int fd, const slot_message *m, ckd_error *err);
+/* Errors: IO (the peer is gone), INVALID (no message of ours), NOMEM. */
+ckd_status slot_message_receive(slot_message *out, int fd, ckd_error *err);
+/* Closes descriptors that nobody has taken. Accepts a zeroed message. */
+void slot_message_free(slot_message *m);
+/* Copies the body's first `size` bytes. Errors: INVALID (it is shorter). */
+ckd_status slot_message_get(void *to, size_t size, const slot_message *m, ckd_error *err);
+
+/* ---- client.c ---- */
+
+/*
+ * Finds where the agent of a store listens. where: NULL or "auto" for the usual place, which depends on the user and on
+ * the store's path; or a path. Errors: INVALID, NOT_FOUND (there is no such store), those of local_private_folder.
+ */
+ckd_status slots_socket_path(char out[LOCAL_PATH_MAX + 1], const char *store, const char *where,
+                             ckd_error *err);
+/* Connects and says hello. run "": to ask something. Errors: NOT_FOUND (no agent), UNSUPPORTED, the agent's. */
+ckd_status slots_connect(int *out, const char *path, const char *run, ckd_error *err);
+/*
+ * Sends a request and waits for its answer, which the caller frees. reply: the answer's head. Errors: the agent's, as
+ * reply->status; IO with answer->kind 0 if the agent is gone.
+ */
+ckd_status slots_ask(slot_message *answer, slot_reply *reply, int fd, const slot_message *request,
+                     ckd_error *err);
+
+#endif

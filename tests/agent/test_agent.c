@@ -1,0 +1,512 @@
+/* An agent and its trainers, as processes that are killed: the newest complete state survives and comes back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "engine/session/session.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/trainers.h"
+
+#define ROWS 400
+
+static char store[600], agent_socket[600], said_path[600], full_path[600];
+
+static void on_ready(void *context, const char *path) {
+    (void)path;
+    (void)!write(*(int *)context, "r", 1);
+}
+
+/* What agents and sessions say goes to one file, a line each. */
+static void say(void *context, const char *message) {
+    FILE *f = fopen(said_path, "a");
+    (void)context;
+    if (f) {
+        fprintf(f, "%s\n", message);
+        fclose(f);
+    }
+}
+
+static unsigned times_said(const char *text) {
+    char line[2048];
+    unsigned count = 0;
+    FILE *f = fopen(said_path, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        count += strstr(line, text) != NULL;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return count;
+}
+
+/* The disk is full as long as a file says so. */
+static int full_disk(void *context, file_op step, const char *path) {
+    (void)context;
+    (void)path;
+    return step == FILE_OP_WRITE && access(full_path, F_OK) == 0 ? ENOSPC : 0;
+}
+
+static pid_t start_agent(uint64_t budget) {
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    pid_t agent = fork();
+    if (agent == 0) {
+        ckd_agent_options o = CKD_AGENT_OPTIONS_INIT;
+        o.socket = agent_socket;
+        o.memory_bytes = budget;
+        o.threads = 1;
+        o.on_message = say;
+        o.on_ready = on_ready;
+        o.ready_context = &ready[1];
+        close(ready[0]);
+        file_set_fault_hook(full_disk, NULL);
+        _exit(ckd_agent_run(store, &o, NULL) == CKD_OK ? 0 : 1);
+    }
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    return agent;
+}
+
+static void end_process(pid_t process, int number) {
+    int status;
+    if (number) {
+        kill(process, number);
+    }
+    assert_int_equal(waitpid(process, &status, 0), process);
+    assert_true(number ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void stop_agent(pid_t agent) {
+    ckd_error err;
+    must(ckd_agent_drain(store, agent_socket, 1, &err), &err);
+    end_process(agent, 0);
+}
+
+static ckd_session_options options_with(const char *agent) {
+    static ckd_store_options said;
+    ckd_session_options o = session_options();
+    said = *o.store;
+    said.on_message = say;
+    o.store = &said;
+    o.agent = agent;
+    return o;
+}
+
+/* As trainer_check, in a process that must not run on with the test when it fails. */
+static bool has_state(const trainer *t, uint64_t step) {
+    trainer *other = trainer_new(ROWS);
+    trainer_set(other, step);
+    bool same = other->step == t->step && memcmp(other->loader, t->loader, sizeof(t->loader)) == 0;
+    for (unsigned i = 0; i < TRAINER_TENSORS; i++) {
+        same = same && memcmp(other->layers[i], t->layers[i], ROWS * 64 * sizeof(float)) == 0;
+    }
+    trainer_free(other);
+    return same;
+}
+
+/*
+ * A trainer in a process of its own: it goes on from the newest state, and saves until it is killed. It reports its
+ * steps. `until`: the last step, after which it closes its session.
+ */
+static pid_t start_trainer(int *steps, uint64_t until) {
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    pid_t process = fork();
+    if (process == 0) {
+        ckd_session_options o = options_with(agent_socket);
+        ckd_session *s;
+        ckd_checkpoint from = {.step = 0};
+        ckd_error err;
+        trainer *t = trainer_new(ROWS);
+        bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+        ckd_status status = good ? ckd_session_restore(&from, s, CKD_LATEST, &err) : CKD_E_STATE;
+        good = status == CKD_OK || status == CKD_E_NOT_FOUND;
+        good = good && (from.step == 0 || has_state(t, from.step));
+        for (uint64_t step = from.step + 1; good && step <= until; step++) {
+            trainer_set(t, step);
+            good = ckd_session_step(s, step, &err) == CKD_OK;
+            (void)!write(pipes[1], &step, sizeof(step));
+        }
+        good = good && ckd_session_close(s, &err) == CKD_OK;
+        if (!good) {
+            say(NULL, err.message);
+        }
+        _exit(good ? 0 : 1);
+    }
+    close(pipes[1]);
+    *steps = pipes[0];
+    return process;
+}
+
+static uint64_t await_step(int steps, uint64_t step) {
+    uint64_t seen = 0;
+    while (seen < step && read(steps, &seen, sizeof(seen)) == sizeof(seen)) {
+    }
+    assert_true(seen >= step);
+    return seen;
+}
+
+/* Returns the last step that it reported before it ended. */
+static uint64_t last_step(int steps, uint64_t seen) {
+    uint64_t step;
+    while (read(steps, &step, sizeof(step)) == sizeof(step)) {
+        seen = step;
+    }
+    close(steps);
+    return seen;
+}
+
+static int set_up(void **state) {
+    int code = tempdir_setup(state);
+    snprintf(store, sizeof(store), "%s/store", (char *)*state);
+    snprintf(agent_socket, sizeof(agent_socket), "%s/agent", (char *)*state);
+    snprintf(full_path, sizeof(full_path), "%s/full", (char *)*state);
+    snprintf(said_path, sizeof(said_path), "%s/said", (char *)*state);
+    return code;
+}
+
+static void restore_and_check(const char *dir, const char *agent, uint64_t step) {
+    ckd_session_options o = options_with(agent);
+    ckd_checkpoint from;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(dir, &o, t);
+    trainer_spoil(t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_true(from.step >= step);
+    trainer_check(t, from.step);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+}
+
+/* ---- tests ---- */
+
+static void test_a_session_with_an_agent(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_agent_state *about;
+    ckd_session_state figures;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 5);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&figures, s);
+    assert_true(figures.saved == 5 && figures.durable_step == 5 && figures.failed == 0);
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_int_equal(about->process, agent);
+    assert_int_equal(about->count, 1);
+    assert_true(about->sessions[0].connected && about->sessions[0].process == getpid());
+    assert_true(about->sessions[0].newest_step == 5 && about->sessions[0].durable_step == 5);
+    assert_true(about->sessions[0].saved == 5 && about->memory_bytes > 0);
+    ckd_agent_state_free(about);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    for (uint64_t step = 1; step <= 5; step++) {
+        stored_check(*state, TRAINER_RUN, step, ROWS);
+    }
+    stop_agent(agent);
+    assert_int_equal(times_said(""), 0);
+}
+
+/* A kill at any moment: every state that was handed over whole is durable afterwards, and the newest comes back. */
+static void test_killed_trainers(void **state) {
+    pid_t agent = start_agent(0);
+    uint64_t reached = 0;
+    for (unsigned i = 0; i < 12; i++) {
+        int steps;
+        pid_t process = start_trainer(&steps, UINT64_MAX);
+        uint64_t seen = await_step(steps, reached + 1 + i % 3);
+        clock_sleep_ns(i * UINT64_C(700000));
+        end_process(process, SIGKILL);
+        seen = last_step(steps, seen);
+        ckd_error err;
+        must(ckd_agent_drain(store, agent_socket, 0, &err), &err);
+        ckd_checkpoint newest;
+        ckd_store *opened = store_reopen(*state, CKD_OPEN_READ);
+        must(ckd_store_find(&newest, opened, TRAINER_RUN, CKD_LATEST, &err), &err);
+        ckd_store_close(opened);
+        /* the newest state that ckd_session_step returned from may not have its hashes yet */
+        assert_true(newest.step + 1 >= seen && newest.step <= seen + 1);
+        stored_check(*state, TRAINER_RUN, newest.step, ROWS);
+        reached = newest.step;
+    }
+    int steps;
+    end_process(start_trainer(&steps, reached + 3), 0);
+    assert_int_equal(last_step(steps, 0), reached + 3);
+    stop_agent(agent);
+    restore_and_check(*state, "", reached + 3);
+    assert_int_equal(times_said("lost"), 0);
+    assert_int_equal(times_said("saves by itself"), 0);
+}
+
+/* A checkpoint whose chunk files are gone can only come from memory. */
+static void hide_chunks(const char *from, const char *to) {
+    char path[700], other[700];
+    ckd_error err;
+    snprintf(path, sizeof(path), "%s/data/%s", store, from);
+    snprintf(other, sizeof(other), "%s/data/%s", store, to);
+    must(file_rename(path, other, &err), &err);
+}
+
+static void test_a_restart_takes_values_from_memory(void **state) {
+    (void)state;
+    pid_t agent = start_agent(0);
+    int steps;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    (void)await_step(steps, 4);
+    end_process(process, SIGKILL);
+    close(steps);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_checkpoint from;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s;
+    must(ckd_session_open(&s, store, &o, &err), &err); /* waits until the agent has saved what is left */
+    must(session_register(s, t, &err), &err);
+    trainer_spoil(t);
+    hide_chunks("c", "hidden");
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    hide_chunks("hidden", "c");
+    assert_true(from.step >= 3);
+    trainer_check(t, from.step);
+    /* it takes the memory over, and goes on */
+    uint64_t next = from.step + 1;
+    ckd_agent_state *about;
+    iterate_through(s, t, next, next + 3);
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_true(about->count == 1 && about->memory_bytes == about->sessions[0].memory_bytes);
+    ckd_agent_state_free(about);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(*state, TRAINER_RUN, next + 3, ROWS);
+    stop_agent(agent);
+}
+
+static void test_the_agent_is_killed(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 3);
+    end_process(agent, SIGKILL);
+    iterate_through(s, t, 4, 9);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    for (uint64_t step = 1; step <= 9; step++) {
+        stored_check(*state, TRAINER_RUN, step, ROWS);
+    }
+    assert_int_equal(times_said("the agent has gone"), 1);
+    /* another one takes the place of the socket that nobody serves; nothing was lost */
+    agent = start_agent(0);
+    restore_and_check(*state, agent_socket, 9);
+    stop_agent(agent);
+    assert_int_equal(times_said("lost"), 0);
+}
+
+/* Both are killed, as when a node fails: only what was in memory alone is lost, and the next agent says it. */
+static void test_an_agent_that_restarts_says_what_was_lost(void **state) {
+    (void)state;
+    char path[700];
+    ckd_error err;
+    bytes text = {.size = 0};
+    pid_t agent = start_agent(0);
+    trainer_run(*state, ROWS, 1, 2);
+    end_process(agent, SIGKILL);
+    snprintf(path, sizeof(path), "%s.held", agent_socket);
+    bytes_put(&text, "2 run\n3 run\n7 other\n", 20);
+    file_writer *f;
+    must(file_create(&f, path, 0, &err), &err);
+    must(file_append(f, text.data, text.size, &err), &err);
+    must(file_close(f, &err), &err);
+    bytes_free(&text);
+    agent = start_agent(0);
+    assert_int_equal(times_said("lost step 3 of run 'run'"), 1);
+    assert_int_equal(times_said("lost step 7 of run 'other'"), 1);
+    assert_int_equal(times_said("lost"), 2);
+    stop_agent(agent);
+    assert_false(file_exists(path));
+}
+
+static void test_no_agent_and_too_little_memory(void **state) {
+    ckd_error err;
+    ckd_agent_state *about;
+    trainer_run(*state, ROWS, 1, 1);
+    assert_int_equal(ckd_agent_ask(&about, store, agent_socket, &err), CKD_E_NOT_FOUND);
+    restore_and_check(*state, agent_socket, 1);
+    assert_int_equal(times_said("no agent takes this session"), 1);
+    pid_t agent = start_agent(1000);
+    ckd_session_options o = options_with(agent_socket);
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    must(ckd_session_restore(NULL, s, CKD_LATEST, &err), &err);
+    iterate_through(s, t, 2, 4);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stored_check(*state, TRAINER_RUN, 4, ROWS);
+    assert_int_equal(times_said("--budget"), 1);
+    /* a second agent */
+    ckd_agent_options two = CKD_AGENT_OPTIONS_INIT;
+    two.socket = agent_socket;
+    assert_int_equal(ckd_agent_run(store, &two, &err), CKD_E_BUSY);
+    stop_agent(agent);
+}
+
+/* The options that change how slots are used: lazy copies, two saves under way, losses. */
+static void test_kinds_of_sessions(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_save_options save = *o.save;
+    ckd_error err;
+    ckd_session_state figures;
+    save.fidelity = CKD_COARSE;
+    o.save = &save;
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    o.saves_under_way = 2;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 6);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&figures, s);
+    assert_true(figures.saved == 6 && figures.failed == 0);
+    /* values in memory are those that were saved */
+    ckd_checkpoint from;
+    trainer_spoil(t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_int_equal(from.step, 6);
+    assert_int_equal(from.fidelity, CKD_COARSE);
+    trainer_check(t, 6);
+    iterate_through(s, t, 7, 8);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 8);
+    ckd_agent_state *about;
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_true(about->count == 0 && about->memory_bytes == 0);
+    ckd_agent_state_free(about);
+    stop_agent(agent);
+    assert_int_equal(times_said(""), 0);
+}
+
+/* The restart has other tensors: the old memory is no use to it, and does not stay beside the new one. */
+static void test_a_restart_with_another_layout(void **state) {
+    pid_t agent = start_agent(0);
+    int steps;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    (void)await_step(steps, 3);
+    end_process(process, SIGKILL);
+    close(steps);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_checkpoint from;
+    ckd_error err;
+    ckd_agent_state *about;
+    trainer *t = trainer_new(2 * ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    assert_int_equal(ckd_session_restore(&from, s, CKD_LATEST, &err), CKD_E_MISMATCH);
+    uint64_t reached = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    ckd_session_close(s, NULL);
+    ckd_save_options save = *o.save;
+    save.run = "wider";
+    o.save = &save;
+    s = session_of(*state, &o, t);
+    iterate_through(s, t, reached + 1, reached + 2);
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_int_equal(about->count, 2);
+    assert_int_equal(about->memory_bytes, about->sessions[0].memory_bytes + about->sessions[1].memory_bytes);
+    ckd_agent_state_free(about);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stop_agent(agent);
+}
+
+/* A connection that breaks while the trainer lives: nobody gets the memory that it still writes to. */
+static void test_memory_of_a_live_trainer_is_not_taken_over(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_error err;
+    trainer *t = trainer_new(ROWS), *u = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 2);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    shutdown(s->agent.fd, SHUT_RDWR);
+    ckd_session *v = session_of(*state, &o, u);
+    must(ckd_session_restore(NULL, v, CKD_LATEST, &err), &err);
+    trainer_check(u, 2);
+    iterate_through(v, u, 3, 3);
+    must(ckd_session_wait(v, CKD_DURABLE, &err), &err);
+    assert_int_equal(v->agent.count, 2);
+    /* the memory of the two is not the same */
+    uint8_t before = slot_data(&v->agent.slots[0])[0];
+    for (unsigned i = 0; i < 2; i++) {
+        memset(slot_data(&s->agent.slots[i]), before ^ 0xff, 1);
+    }
+    assert_int_equal(slot_data(&v->agent.slots[0])[0], before);
+    /* the first one notices, and finds that another launch goes on */
+    assert_int_equal(iterate_and_wait(s, t, 3, &err), CKD_E_EXISTS);
+    (void)ckd_session_close(s, NULL);
+    must(ckd_session_close(v, &err), &err);
+    trainer_free(t);
+    trainer_free(u);
+    stop_agent(agent);
+}
+
+static void test_what_is_left_waits_for_space(void **state) {
+    pid_t agent = start_agent(0);
+    int steps;
+    ckd_error err;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    uint64_t seen = await_step(steps, 3);
+    fclose(fopen(full_path, "w"));
+    seen = last_step(steps, seen); /* its next save fails, and it ends with an error */
+    int how;
+    assert_int_equal(waitpid(process, &how, 0), process);
+    assert_true(WIFEXITED(how));
+    for (unsigned i = 0; i < 3000 && times_said("the agent tries again") == 0; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_int_equal(ckd_agent_drain(store, agent_socket, 1, &err), CKD_E_BUSY);
+    restore_and_check(*state, agent_socket, 1); /* it works without the agent meanwhile */
+    assert_int_equal(times_said("no agent takes this session"), 1);
+    uint64_t before = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    assert_int_equal(unlink(full_path), 0);
+    for (unsigned i = 0; i < 3000 && ckd_agent_drain(store, agent_socket, 0, &err) != CKD_OK; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_true(checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step > before);
+    stop_agent(agent);
+    restore_and_check(*state, "", before + 1);
+}
+
+int main(void) {
+    signal(SIGPIPE, SIG_DFL);
+#define agent_test(test) cmocka_unit_test_setup_teardown(test, set_up, tempdir_teardown)
+    const struct CMUnitTest tests[] = {
+        agent_test(test_a_session_with_an_agent),
+        agent_test(test_killed_trainers),
+        agent_test(test_a_restart_takes_values_from_memory),
+        agent_test(test_the_agent_is_killed),
+        agent_test(test_an_agent_that_restarts_says_what_was_lost),
+        agent_test(test_no_agent_and_too_little_memory),
+        agent_test(test_kinds_of_sessions),
+        agent_test(test_a_restart_with_another_layout),
+        agent_test(test_memory_of_a_live_trainer_is_not_taken_over),
+        agent_test(test_what_is_left_waits_for_space),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,235 @@
+"""ckptdelta agent, with trainers that are killed: the newest complete state survives, and a restart goes on from it."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support_cli import COMMAND, FAILED, NOT_FOUND, USAGE, check_documented, run
+
+TRAINER = str(Path(COMMAND).with_name("examples") / "session")
+STEPS = 2000
+
+
+class Node:
+    """A store, its agent, and trainers. The example examples/session.c saves every fifth step."""
+
+    def __init__(self, folder):
+        self.folder, self.store, self.socket = folder, folder / "store", folder / "agent.socket"
+        self.env = dict(os.environ, CKPTDELTA_AGENT=str(self.socket))
+        self.agents = []
+
+    def agent(self, *args, **options):
+        return run("agent", self.store, "--socket", self.socket, *args, **options)
+
+    def start(self, *args):
+        agent = subprocess.Popen([COMMAND, "agent", self.store, "--socket", self.socket, *args], stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True)
+        self.agents.append(agent)
+        assert agent.stdout.readline() == f"listens at {self.socket}\n"
+        return agent
+
+    def stop(self):
+        self.agent("--stop", "-q")
+        for agent in self.agents:
+            out, err = agent.communicate(timeout=60)
+            assert (agent.returncode, out) == (0, "")
+        return err
+
+    def train(self, steps=STEPS, env=None):
+        return subprocess.Popen([TRAINER, self.store, str(steps)], stdout=subprocess.PIPE, text=True, env=env or self.env)
+
+    def sessions(self):
+        return self.agent("--status", "--json").json()["sessions"]
+
+    def newest(self):
+        return max((c["step"] for c in run("list", self.store, "--json").json()["checkpoints"]), default=0)
+
+    def close(self):
+        for agent in self.agents:
+            agent.kill()
+            agent.communicate()
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def saved(node, count):
+    def enough():
+        sessions = node.sessions()
+        return sessions and sessions[0]["saved"] >= count
+    return enough
+
+
+def test_killed_trainers(node):
+    """Each restart goes on from the newest state, and the weights end as those of a training that nothing has stopped."""
+    node.start()
+    pauses = random.Random(4)
+    reached = 0
+    for _ in range(4):
+        trainer = node.train()
+        until(saved(node, 2))
+        time.sleep(pauses.random() * 0.1)
+        trainer.kill()
+        trainer.communicate()
+        session, = node.sessions()
+        before = reached
+        node.agent("--drain", "-q")
+        assert node.sessions() == []
+        reached = node.newest()
+        assert reached >= session["newest_step"] > before
+    assert node.train(reached + 5).communicate()[0].splitlines()[0] == f"resumes after step {reached}"
+    node.stop()
+    run("verify", node.store)
+    # The same without interruption and without an agent.
+    plain = node.folder / "plain"
+    subprocess.run([TRAINER, plain, str(reached + 5)], stdout=subprocess.PIPE, check=True, env=dict(node.env, CKPTDELTA_AGENT=""))
+    states = []
+    for store in (node.store, plain):
+        run("load", store, "--step", reached + 5, "-o", node.folder / "out.safetensors", "--force")
+        states.append((node.folder / "out.safetensors").read_bytes())
+    assert states[0] == states[1]
+
+
+def memories(agent):
+    """The descriptors of the agent's memory, as files that this user may write to."""
+    folder = Path(f"/proc/{agent.pid}/fd")
+    return [fd for fd in folder.iterdir() if "memfd:ckptdelta" in os.readlink(fd)]
+
+
+def test_flipped_bits_are_not_restored(node):
+    agent = node.start()
+    trainer = node.train()
+    until(saved(node, 3))
+    trainer.kill()
+    trainer.communicate()
+    until(lambda: not node.sessions()[0]["connected"] and node.sessions()[0]["newest_step"] == node.sessions()[0]["durable_step"])
+    assert len(memories(agent)) == 2
+    for memory in memories(agent):
+        with open(memory, "r+b") as f:
+            f.seek(-5000, os.SEEK_END)
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 4]))
+    reached = node.newest()
+    assert node.train(reached + 5).communicate()[0].startswith(f"resumes after step {reached}\n")
+    node.stop()
+    plain = subprocess.run([TRAINER, node.folder / "plain", str(reached + 5)], stdout=subprocess.PIPE, check=True,
+                           env=dict(node.env, CKPTDELTA_AGENT=""))
+    again = subprocess.run([TRAINER, node.store, "0"], stdout=subprocess.PIPE, check=True, env=dict(node.env, CKPTDELTA_AGENT=""))
+    assert plain.stdout.splitlines()[1] == again.stdout.splitlines()[1]
+
+
+def test_the_agent_is_killed(node):
+    """The trainer goes on by itself. Another agent takes the place of the socket that nobody serves."""
+    agent = node.start()
+    trainer = node.train(150)
+    until(saved(node, 2))
+    agent.kill()
+    assert trainer.communicate(timeout=120)[0].startswith("resumes after step 0\n") and trainer.returncode == 0
+    assert node.newest() == 150
+    assert node.socket.is_socket()
+    node.agent("--status", expect=NOT_FOUND)
+    node.agents.clear()
+    node.start()
+    assert node.train(155).communicate()[0].startswith("resumes after step 150\n")
+    node.stop()
+    assert not node.socket.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_agent(node, number):
+    agent = node.start()
+    trainer = node.train(150)
+    until(saved(node, 1))
+    agent.send_signal(number)
+    assert agent.wait(60) == 0
+    assert trainer.communicate(timeout=120)[0].startswith("resumes") and trainer.returncode == 0
+    assert node.newest() == 150
+    run("verify", node.store)
+
+
+def test_status_and_explain(node):
+    assert "has no agent" in node.agent("--status", expect=NOT_FOUND).err
+    node.start("--budget", "1G")
+    empty = node.agent("--status", "--json").json()
+    check_documented(empty, "`agent --status`")
+    assert empty["sessions"] == [] and empty["budget_bytes"] == 2**30 and empty["memory_bytes"] == 0
+    assert "No trainer uses the agent" in node.agent("--explain").out
+    trainer = node.train()
+    until(saved(node, 1))
+    trainer.send_signal(signal.SIGSTOP)
+    session, = node.agent("--status", "--json").json()["sessions"]
+    assert session["run"] == "toy" and session["pid"] == trainer.pid and session["connected"] and session["trouble"] is None
+    assert session["memory_bytes"] > 2 * 400_000
+    assert "If the trainer is killed, nothing of it is lost" in node.agent("--explain").out
+    assert "connected" in node.agent("--status").out
+    trainer.kill()
+    trainer.communicate()
+    until(lambda: "the trainer is dead" in node.agent("--explain").out)
+    until(lambda: "It is durable" in node.agent("--explain").out)
+    assert node.agent("--drain").out == "everything complete is durable\n"
+    assert node.agent("--drain", "--json").json() == {"schema": 1, "stopped": False}
+    assert node.agent("--stop", "--json").json() == {"schema": 1, "stopped": True}
+    node.agent("--stop", expect=NOT_FOUND)
+
+
+def test_detached(node):
+    """It has a session of its own, and the command returns when trainers can connect."""
+    node.agent("--detach")
+    pid = node.agent("--status", "--json").json()["pid"]
+    assert os.getsid(pid) == pid != os.getsid(0)
+    again = node.agent("--detach", expect=FAILED)
+    assert f"has an agent already, process {pid}" in again.err and again.err.count("\n") == 1
+    assert node.train(10).communicate()[0].startswith("resumes after step 0\n")
+    node.agent("--stop", "-q")
+    assert node.newest() == 10
+    node.agent("--status", expect=NOT_FOUND)
+
+
+def test_the_usual_place(node):
+    """Without --socket, agents of two stores and their trainers find each other by the stores' paths."""
+    stores = [node.folder / name for name in ("a", "b")]
+    for store in stores:
+        run("agent", store, "--detach")
+    try:
+        env = dict(node.env, CKPTDELTA_AGENT="auto")
+        for store in stores:
+            subprocess.run([TRAINER, store, "20"], stdout=subprocess.PIPE, check=True, env=env)
+        for store in stores:
+            folder = Path(f"/tmp/ckptdelta-{os.geteuid()}")
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert all(s.stat().st_mode & 0o777 == 0o600 for s in folder.glob("*.agent"))
+            assert run("agent", store, "--status", "--json").json()["sessions"] == []
+    finally:
+        for store in stores:
+            run("agent", store, "--stop", "-q")
+
+
+def test_budget_too_small(node):
+    node.start("--budget", "100K")
+    assert node.train(20).communicate()[0].startswith("resumes after step 0\n")
+    assert node.sessions() == [] and node.newest() == 20
+    node.stop()
+
+
+def test_usage(node):
+    for args in (["--budget", "0"], ["--budget", "x"], ["--status", "--stop"], ["--detach", "--drain"]):
+        node.agent(*args, expect=USAGE)
+    run("agent", node.store, "--socket", "relative", expect=USAGE)
+    run("agent", node.store, "--socket", "/" + 120 * "x", expect=USAGE)
