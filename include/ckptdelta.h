@@ -325,8 +325,7 @@ typedef struct ckd_save_options {
     void *progress_context;
     ckd_fidelity role_fidelity[6]; /* indexed by ckd_role: overrides `fidelity` for tensors of that role */
     int effort;                    /* of lossy fidelities: 1 (fast) ... 9 (small); 0: 5 */
-    double
-        target_bits; /* lossy deltas: bits for a weight and its moments, as errors allow; 0: the fidelity's */
+    double target_bits;  /* lossy deltas: bits for a weight and its moments, as errors allow; 0: no target */
     double target_ratio; /* the same as a ratio to the raw bytes; set at most one of the two */
     /* lossy: bound on every error, in RMS of its matrix (in a stack: each; if large: each 16 Mi elements); 0: none */
     double max_error;
@@ -457,9 +456,8 @@ CKD_API ckd_status ckd_save_blob(ckd_save *save, const char *name, const void *d
 /*
  * Commits a save of one rank (world 1): syncs the data, publishes the manifest and updates the catalog, in this order.
  * After CKD_OK the checkpoint survives a power cut. Frees the save even on failure, in which case nothing is committed.
- * info may be NULL. Errors: STATE (an earlier call on this save failed, even if the caller ignored it), EXISTS (another
- * writer was first), MISMATCH (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO,
- * NOMEM.
+ * info may be NULL. Errors: STATE (an earlier call failed, even if the caller ignored it), EXISTS (another writer was
+ * first), MISMATCH (regions do not tile a tensor), NOT_FOUND (the parent was deleted), BUSY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err);
 
