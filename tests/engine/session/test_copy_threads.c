@@ -55,7 +55,7 @@ static void begin(scene *s, uint32_t threads) {
     s->source = (snapshot_source){s->state, BYTES, 0};
     sem_init(&s->told.called, 0, 0);
     sem_init(&s->told.let_go, 0, 0);
-    assert_int_equal(snapshot_new(&s->snapshot, &s->source, 1, NULL), CKD_OK);
+    assert_int_equal(snapshot_new(&s->snapshot, &s->source, 1, NULL, NULL), CKD_OK);
     assert_int_equal(copy_threads_start(&s->copy_threads, threads, tell, &s->told, NULL), CKD_OK);
 }
 
