@@ -102,7 +102,7 @@ static ckd_save *begin(ckd_store *store, uint64_t step, ckd_fidelity fidelity) {
     return save;
 }
 
-/* Returns a tensor's role in the checkpoint. Writes its coding_text to `coding_text`, of 32 bytes. */
+/* Returns a tensor's role in the checkpoint. Writes its coding to `coding_text`, of 32 bytes. */
 static ckd_role stored_as(char *coding_text, ckd_store *store, const ckd_checkpoint *c, const char *name) {
     ckd_tensor_list *list;
     ckd_role role = CKD_ROLE_AUTO;
@@ -110,7 +110,7 @@ static ckd_role stored_as(char *coding_text, ckd_store *store, const ckd_checkpo
     for (size_t i = 0; i < list->count; i++) {
         if (strcmp(list->items[i].name, name) == 0) {
             role = list->items[i].role;
-            snprintf(coding_text, 32, "%s", list->items[i].coding_text);
+            snprintf(coding_text, 32, "%s", list->items[i].coding);
         }
     }
     ckd_tensor_list_free(list);
