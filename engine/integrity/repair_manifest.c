@@ -388,6 +388,11 @@ static ckd_status try_generations(rewriting *w, ckd_error *err) {
 
 static ckd_status rewrite(rewriting *w, ckd_error *err) {
     ckd_status status = CKD_E_CORRUPT;
+    if (!w->known->created_ns) {
+        return err_set(
+            err, status,
+            "what data/q keeps of it is damaged, so it is unknown whether its chunk files are complete");
+    }
     for (int i = 0; i < 2 * SEARCHES && status == CKD_E_CORRUPT; i++) {
         w->where = (search)(i / 2);
         w->live_first = i % 2;

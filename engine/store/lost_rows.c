@@ -49,15 +49,37 @@ ckd_status lost_row_keep(const ckd_store *store, const ckd_checkpoint *c, const 
     return err_in_file(err, status, lost_file_path(store, c, end).text);
 }
 
+/*
+ * What the name alone tells, if the file is damaged or cannot be read now. The checkpoint stays lost: a repair cannot tell
+ * whether it has found all of it.
+ */
+static bool read_name(manifest *out, const char *name, size_t length) {
+    char text[CKD_RUN_MAX + 96];
+    manifest_name n;
+    ckd_id id;
+    size_t before_id = length > CKD_ID_TEXT ? length - CKD_ID_TEXT : 0;
+    snprintf(text, sizeof(text), "%.*s", (int)before_id, name);
+    if (!before_id || name[before_id] != '.' || !id_parse(&id, name + before_id + 1) ||
+        !manifest_name_parse(&n, text)) {
+        return false;
+    }
+    *out = (manifest){.checkpoint = {.id = id, .step = n.step, .generation = n.generation}};
+    memcpy(out->checkpoint.run, n.run, sizeof(n.run));
+    return true;
+}
+
 bool lost_row_read(manifest *out, const ckd_store *store, const char *name, const char *end) {
     bytes data = {0};
     pathname p = path_of(store->path, DIR_DAMAGED, name);
     size_t length = strlen(name);
-    bool matches = length > strlen(end) && strcmp(name + length - strlen(end), end) == 0 &&
-                   file_read_all(&data, p.text, METADATA_MAX, NULL) == CKD_OK &&
-                   manifest_decode(out, &store->id, data.data, data.size, p.text, NULL) == CKD_OK;
+    if (length <= strlen(end) || strcmp(name + length - strlen(end), end) != 0) {
+        return false;
+    }
+    ckd_status status = file_read_all(&data, p.text, METADATA_MAX, NULL);
+    THEN(status, manifest_decode(out, &store->id, data.data, data.size, p.text, NULL));
     bytes_free(&data);
-    return matches;
+    bool of_another = status == CKD_E_NOT_FOUND || status == CKD_E_MISMATCH;
+    return status == CKD_OK || (!of_another && read_name(out, name, length - strlen(end)));
 }
 
 void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {

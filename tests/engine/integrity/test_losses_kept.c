@@ -159,6 +159,31 @@ static const char *make_folder(const char *dir, int number) {
     return path;
 }
 
+/* What was kept of it is damaged. The name of the file still tells what is lost, and a repair does not guess. */
+static void test_what_was_kept_is_damaged(void **state) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    char name[300];
+    dir_list list;
+    scene_make(*state, 0, 3);
+    remove_manifest(*state, 2);
+    open_and_close(*state);
+    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/q"), NULL), CKD_OK);
+    assert_int_equal(list.count, 1);
+    snprintf(name, sizeof(name), "data/q/%s", list.names[0]);
+    dir_list_free(&list);
+    write_whole_file(store_path_of(*state, name), "noise", 5);
+    check_named(*state, SCENE_RUN "@2");
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(ckd_store_repair(&r, store, NULL, &err), &err);
+    assert_true(r->repaired_count == 0 && r->left->damage_count == 1);
+    assert_non_null(strstr(r->left->damage[0].what, "what data/q keeps of it is damaged"));
+    ckd_repair_result_free(r);
+    assert_int_equal(ckd_compact(NULL, store, NULL, NULL), CKD_E_STATE);
+    ckd_store_close(store);
+    assert_int_equal(files_in(*state, "data/c"), 3);
+}
+
 /* Any read of the deletion mark fails, or all do. */
 static void test_the_deletion_mark_cannot_be_read(void **state) {
     static const int errnums[] = {EIO, EMFILE};
@@ -570,6 +595,7 @@ static void test_a_deletion_without_the_catalog(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        tempdir_test(test_what_was_kept_is_damaged),
         tempdir_test(test_the_deletion_mark_cannot_be_read),
         tempdir_test(test_a_rebuild_cannot_read_the_deletion_mark),
         tempdir_test(test_data_q_cannot_be_written),
