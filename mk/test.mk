@@ -55,7 +55,7 @@ $(B)/tests/test_power_cut: $(POWER_OBJ)
 
 # Tests of the command's parts link with all of it but its main().
 CLI_PART_OBJ := $(filter-out $(B)/obj/cli/commands/main.o,$(CLI_OBJ))
-CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_decide% $(B)/tests/test_liveness% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
+CLI_TESTS := $(filter $(B)/tests/test_cli% $(B)/tests/test_decide% $(B)/tests/test_liveness% $(B)/tests/test_candidates% $(B)/tests/test_safetensors% $(B)/tests/fuzz_safetensors% \
     $(B)/fuzz/fuzz_safetensors% $(B)/tests/fuzz_layout% $(B)/fuzz/fuzz_layout% \
     $(B)/tests/fuzz_prices% $(B)/fuzz/fuzz_prices%,$(TESTS) $(REPLAYS) $(FUZZERS))
 $(CLI_TESTS): EXTRA_OBJ = $(CLI_PART_OBJ) $(JANSSON_LIBS)

@@ -98,6 +98,32 @@ static const ckd_damage *harmful(const ckd_verify_result *r) {
     return NULL;
 }
 
+typedef struct limited {
+    const candidates_rule *rule;
+    uint64_t until; /* monotonic */
+    bool expired;
+} limited;
+
+static int on_limited_progress(void *context, uint64_t done, uint64_t total) {
+    limited *l = context;
+    if (l->rule->on_progress && l->rule->on_progress(l->rule->progress_context, done, total)) {
+        return 1;
+    }
+    l->expired = supervise_monotonic() > l->until;
+    return l->expired;
+}
+
+static void say_unverified(const candidates_rule *rule, const char *ref) {
+    char text[SUPERVISE_TEXT_MAX];
+    snprintf(text, sizeof(text),
+             "%s has not been verified to the end after %" PRIu64
+             " s; the attempt starts from it, and verifies what it loads",
+             ref, rule->options->verify_limit_s);
+    if (rule->options->on_message) {
+        rule->options->on_message(rule->options->message_context, text);
+    }
+}
+
 static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *c,
                            const candidates_rule *rule, ckd_error *err) {
     ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
@@ -105,14 +131,24 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     o.step = c->step;
     o.one_step = 1;
     o.quick = rule->options->quick;
-    o.on_progress = rule->on_progress;
-    o.progress_context = rule->progress_context;
+    limited l = {rule, supervise_monotonic() + rule->options->verify_limit_s * SECOND, false};
+    o.on_progress = on_limited_progress;
+    o.progress_context = &l;
+    char ref[SUPERVISE_REF_MAX];
+    candidate_ref(ref, c);
+    *whole = rule->options->verify_limit_s == 0;
+    if (*whole) {
+        return CKD_OK;
+    }
     ckd_verify_result *r = NULL;
     ckd_status status = ckd_store_verify(&r, store, &o, err);
+    if (status == CKD_E_CANCELLED && l.expired) {
+        say_unverified(rule, ref);
+        *whole = true;
+        return CKD_OK;
+    }
     *whole = status == CKD_OK && !harmful(r);
     if (status == CKD_OK && !*whole) {
-        char ref[SUPERVISE_REF_MAX];
-        candidate_ref(ref, c);
         say_damaged(rule, ref, harmful(r));
     }
     ckd_verify_result_free(r);

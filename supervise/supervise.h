@@ -88,7 +88,9 @@ typedef struct supervise_options {
     uint64_t
         rewind_on_nan; /* goes so many good checkpoints back if the newest is not finite; 0: nobody looks */
     bool quick;        /* verifies stored checksums only */
-    uint32_t threads;  /* for verification; 0: one per core */
+    uint64_t
+        verify_limit_s; /* a checkpoint whose verification takes longer counts as whole; 0: none is verified */
+    uint32_t threads;   /* for verification; 0: one per core */
     ckd_message_fn on_message;
     void *message_context;
 } supervise_options;

@@ -14,6 +14,7 @@ enum {
     OPT_MAX_RESTARTS,
     OPT_MAX_FUTILE,
     OPT_QUICK,
+    OPT_VERIFY_LIMIT,
     OPT_HANG,
     OPT_HANG_FLOOR,
     OPT_ON_HANG,
@@ -45,6 +46,9 @@ static const struct argp_option options_table[] = {
      "back [default: values are not looked at]",
      5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
+    {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,
+     "Start from a checkpoint whose check takes longer than this, as a load checks what it reads [default: 10m]",
+     5},
     {0},
 };
 
@@ -169,6 +173,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_REWIND:
         a->with.rewind_on_nan = parse_count("--rewind-on-nan", arg, 1, state);
         return 0;
+    case OPT_VERIFY_LIMIT:
+        a->with.verify_limit_s = parse_time("--verify-limit", arg, state);
+        return 0;
     case OPT_QUICK:
         a->with.quick = true;
         return 0;
@@ -225,7 +232,8 @@ int cmd_run(int argc, char **argv) {
                             .max_pause_s = 600,
                             .max_restarts = 100,
                             .max_futile = 3,
-                            .hang_floor_s = 300}};
+                            .hang_floor_s = 300,
+                            .verify_limit_s = 600}};
     argc = cut_command(&a, argc, argv);
     cli_parse_arguments(&argp, argc, argv, &a);
     a.with.store = a.common.store;
