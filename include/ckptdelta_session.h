@@ -214,6 +214,9 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  * now, else of the runs that it branched off, else of a branch. Later saves record that they were resumed from it. If
  * it is not the newest of its run, they continue in a branch. `from` (may be NULL) receives the checkpoint.
  *
+ * With `ranks` it is collective. Rank 0 chooses the checkpoint, and all ranks load it, or get the error of the first rank
+ * that failed, whose registered memory may have changed.
+ *
  * Errors: NOT_FOUND (no such checkpoint; nothing was changed), MISMATCH (it lacks a tensor or bytes, or has another
  * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one, or the newest
  * of a later branch, is damaged; see restore_older), BUSY (another process holds the store's lock), those of ckd_load_all.

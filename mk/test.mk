@@ -102,11 +102,17 @@ $(FUZZERS): $(B)/fuzz/%: $(B)/obj/tests/fuzz/%.o $(UNCHECKED) $(TEST_SUPPORT_OBJ
 	    $(CMOCKA_LIBS) $(CKD_LIBS)
 
 # Run by tests/mpi/check_mpi.sh. The libraries are found beside the program's folder.
-MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks $(B)/tests/mpi_load)
-$(MPI_TESTS): $(B)/tests/%: $(B)/obj/tests/mpi/%.o $(MPI_LIB) $(SHARED_LIB)
+MPI_TESTS := $(if $(HAVE_MPI),$(B)/tests/mpi_ranks $(B)/tests/mpi_load $(B)/tests/mpi_nomem)
+$(filter-out %/mpi_nomem,$(MPI_TESTS)): $(B)/tests/%: $(B)/obj/tests/mpi/%.o $(MPI_LIB) $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	@$(CC) $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta_mpi -lckptdelta $(MPI_LIBS)
+
+# The library's allocations fail when the test says so.
+$(B)/tests/mpi_nomem: $(B)/obj/tests/mpi/mpi_nomem.o $(MPI_OBJ) $(B)/obj/internal.a
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) $(foreach f,malloc calloc realloc,-Wl$(comma)--wrap=$(f)) -o $@ $^ $(CKD_LIBS) $(MPI_LIBS)
 
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) $(FUZZ_SUPPORT_SRC)) $(POWER_OBJ)
 

@@ -1,4 +1,7 @@
-/* The ranks' messages over MPI: sizes first, then bytes in pieces that fit an MPI count. */
+/*
+ * The ranks' messages over MPI: sizes first, then bytes in pieces that fit an MPI count. Nobody sends before those who
+ * receive have the memory, and a rank without it still takes part in every call of MPI. Otherwise others would wait.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +13,7 @@
 typedef struct mpi_group {
     MPI_Comm comm;
     int rank, world;
+    uint64_t *sizes; /* rank 0: of what each rank sends */
 } mpi_group;
 
 ckd_status mpi_failed(ckd_error *err, ckd_status status, const char *format, const char *why) {
@@ -58,42 +62,62 @@ static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
     return status;
 }
 
-static ckd_status receive_all(mpi_group *g, const ckd_bytes *part, ckd_bytes *all, const uint64_t *sizes,
-                              ckd_error *err) {
+static ckd_status reserve_all(const mpi_group *g, ckd_bytes *all, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (int r = 0; r < g->world && status == CKD_OK; r++) {
-        status = reserve(&all[r], sizes[r], err);
-        if (status == CKD_OK && r > 0) {
-            status = receive(g, &all[r], r, err);
-        } else if (status == CKD_OK && part->size) {
-            memcpy(all[r].data, part->data, part->size);
-        }
+        status = reserve(&all[r], g->sizes[r], err);
     }
     return status;
 }
 
+static ckd_status receive_all(mpi_group *g, const ckd_bytes *part, ckd_bytes *all, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    if (part->size) {
+        memcpy(all[0].data, part->data, part->size);
+    }
+    for (int r = 1; r < g->world && status == CKD_OK; r++) {
+        status = receive(g, &all[r], r, err);
+    }
+    return status;
+}
+
+/* Without memory on rank 0 nothing is sent. The other ranks learn it from its answer. */
 static ckd_status gather(void *context, const ckd_bytes *part, ckd_bytes *all, ckd_error *err) {
     mpi_group *g = context;
     uint64_t size = part->size;
-    uint64_t *sizes = g->rank == 0 ? calloc((size_t)g->world, sizeof(*sizes)) : NULL;
-    if (g->rank == 0 && !sizes) {
-        return mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "sizes");
-    }
+    ckd_status room = CKD_OK;
     ckd_status status =
-        mpi_check(MPI_Gather(&size, 1, MPI_UINT64_T, sizes, 1, MPI_UINT64_T, 0, g->comm), err);
-    if (status == CKD_OK) {
-        status = g->rank == 0 ? receive_all(g, part, all, sizes, err) : send(g, part, err);
+        mpi_check(MPI_Gather(&size, 1, MPI_UINT64_T, g->sizes, 1, MPI_UINT64_T, 0, g->comm), err);
+    if (status == CKD_OK && g->rank == 0) {
+        room = reserve_all(g, all, err);
     }
-    free(sizes);
-    return status;
+    int receives = room == CKD_OK;
+    if (status == CKD_OK) {
+        status = mpi_check(MPI_Bcast(&receives, 1, MPI_INT, 0, g->comm), err);
+    }
+    if (status != CKD_OK || !receives) {
+        return status != CKD_OK ? status : room;
+    }
+    return g->rank == 0 ? receive_all(g, part, all, err) : send(g, part, err);
 }
 
+/* If one rank has no memory, all fail. */
 static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     mpi_group *g = context;
     uint64_t size = g->rank == 0 ? data->size : 0;
+    ckd_status room = CKD_OK;
     ckd_status status = mpi_check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK && g->rank != 0) {
-        status = reserve(data, size, err);
+        room = reserve(data, size, err);
+    }
+    int here = room == CKD_OK, all = 0;
+    if (status == CKD_OK) {
+        status = mpi_check(MPI_Allreduce(&here, &all, 1, MPI_INT, MPI_LAND, g->comm), err);
+    }
+    if (status == CKD_OK && !all) {
+        return room != CKD_OK
+                   ? room
+                   : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "an answer, on another rank");
     }
     for (size_t at = 0; at < size && status == CKD_OK; at += MPI_PIECE) {
         int count = (int)(size - at < MPI_PIECE ? size - at : MPI_PIECE);
@@ -105,16 +129,18 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
 static void leave(void *context) {
     mpi_group *g = context;
     MPI_Comm_free(&g->comm);
+    free(g->sizes);
     free(g);
 }
 
 /* Makes all ranks fail if one of them cannot join, so nobody waits for it. */
-static ckd_status agree(mpi_group *g, ckd_status status_here, ckd_error *err) {
+static ckd_status agree(MPI_Comm comm, ckd_status status_here, ckd_error *err) {
     struct {
         int status, rank;
-    } own = {(int)status_here, g->rank}, worst = {0, 0};
+    } own = {(int)status_here, 0}, worst = {0, 0};
     ckd_error *caller_err = status_here == CKD_OK ? err : NULL; /* otherwise it already holds an error */
-    ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, g->comm), caller_err);
+    MPI_Comm_rank(comm, &own.rank);
+    ckd_status status = mpi_check(MPI_Allreduce(&own, &worst, 1, MPI_2INT, MPI_MAXLOC, comm), caller_err);
     if (status_here != CKD_OK || status != CKD_OK || worst.status == CKD_OK) {
         return status_here != CKD_OK ? status_here : status;
     }
@@ -123,20 +149,39 @@ static ckd_status agree(mpi_group *g, ckd_status status_here, ckd_error *err) {
     return mpi_failed(err, (ckd_status)worst.status, "%s could not join: its error says why", who);
 }
 
-ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err) {
-    *out = NULL;
+/* Collective. Takes over the communicator, also on failure. */
+static ckd_status make_group(mpi_group **out, MPI_Comm comm, ckd_error *err) {
+    int rank, world;
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &world);
     mpi_group *g = calloc(1, sizeof(*g));
-    if (!g) {
-        return mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "a group of ranks");
-    }
-    ckd_status status = mpi_check(MPI_Comm_dup(comm, &g->comm), err);
+    uint64_t *sizes = calloc(rank == 0 ? (size_t)world : 1, sizeof(*sizes));
+    ckd_status status =
+        g && sizes ? CKD_OK : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "a group of ranks");
+    status = agree(comm, status, err);
     if (status != CKD_OK) {
+        MPI_Comm_free(&comm);
+        free(sizes);
         free(g);
         return status;
     }
-    MPI_Comm_set_errhandler(g->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(g->comm, &g->rank);
-    MPI_Comm_size(g->comm, &g->world);
+    *g = (mpi_group){.comm = comm, .rank = rank, .world = world, .sizes = sizes};
+    *out = g;
+    return CKD_OK;
+}
+
+ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_error *err) {
+    *out = NULL;
+    MPI_Comm copy;
+    mpi_group *g;
+    ckd_status status = mpi_check(MPI_Comm_dup(comm, &copy), err);
+    if (status == CKD_OK) {
+        status = make_group(&g, copy, err);
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_transport t = CKD_TRANSPORT_INIT;
     t.context = g;
     t.rank = (uint32_t)g->rank;
@@ -149,7 +194,7 @@ ckd_status ckd_mpi_join(ckd_ranks **out, ckd_store *store, MPI_Comm comm, ckd_er
     o.world = t.world;
     o.transport = &t;
     ckd_ranks *ranks = NULL;
-    status = agree(g, ckd_ranks_join(&ranks, store, &o, err), err);
+    status = agree(g->comm, ckd_ranks_join(&ranks, store, &o, err), err);
     if (status == CKD_OK) {
         *out = ranks;
     } else if (ranks) {

@@ -163,6 +163,11 @@ bool process_lives(pid_t pid);
 uint64_t process_start_time(pid_t pid);
 /* Is it a descendant of `above`? */
 bool process_is_below(pid_t pid, pid_t above);
+/*
+ * Finds a process of an attempt on this machine, by its environment: the command, or what it started. 0: there is none,
+ * or it is another user's.
+ */
+pid_t process_of_attempt(const char *store, const char *run, uint64_t number);
 /* Sends a signal to all children of this process, except those in process group `group`. 0: no exception. */
 void children_signal(int number, pid_t group);
 /* The orders that a keeper is forked with. keeper_run never returns. */

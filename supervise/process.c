@@ -12,6 +12,8 @@
 
 #include "supervise/internal.h"
 
+#define ENVIRONMENT_MAX ((size_t)1 << 20)
+
 /* The state of a process and its parent. Both follow the name, which may contain anything. '?': not known. */
 static char look_at(pid_t *parent, pid_t pid) {
     char path[64], text[512];
@@ -69,6 +71,58 @@ static pid_t next_child(DIR *all) {
         }
     }
     return 0;
+}
+
+/* Does the environment, in which each variable ends with a zero byte, have this variable? */
+static bool has_variable(const char *environment, size_t size, const char *variable) {
+    size_t length = strlen(variable) + 1;
+    for (size_t at = 0; at + length <= size;) {
+        if (memcmp(environment + at, variable, length) == 0) {
+            return true;
+        }
+        const char *end = memchr(environment + at, '\0', size - at);
+        at = end ? (size_t)(end - environment) + 1 : size;
+    }
+    return false;
+}
+
+/* Reads the environment that a process was started with. Those of other users cannot be read. */
+static size_t read_environment(char *to, size_t size, pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t done = 0;
+    for (ssize_t n; fd >= 0 && done < size && (n = read(fd, to + done, size - done)) > 0;) {
+        done += (size_t)n;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return done;
+}
+
+pid_t process_of_attempt(const char *store, const char *run, uint64_t number) {
+    char in_store[4200], of_run[CKD_RUN_MAX + 32], of_attempt[64];
+    snprintf(in_store, sizeof(in_store), "CKPTDELTA_STORE=%s", store);
+    snprintf(of_run, sizeof(of_run), "CKPTDELTA_RUN=%s", run);
+    snprintf(of_attempt, sizeof(of_attempt), "CKPTDELTA_ATTEMPT=%llu", (unsigned long long)number);
+    char *environment = malloc(ENVIRONMENT_MAX);
+    DIR *all = environment ? opendir("/proc") : NULL;
+    pid_t found = 0;
+    for (struct dirent *entry; all && !found && (entry = readdir(all));) {
+        pid_t pid = (pid_t)strtol(entry->d_name, NULL, 10);
+        size_t size = pid > 1 && pid != getpid() ? read_environment(environment, ENVIRONMENT_MAX, pid) : 0;
+        found = size && has_variable(environment, size, of_attempt) &&
+                        has_variable(environment, size, of_run) &&
+                        has_variable(environment, size, in_store) && process_lives(pid)
+                    ? pid
+                    : 0;
+    }
+    if (all) {
+        closedir(all);
+    }
+    free(environment);
+    return found;
 }
 
 void children_signal(int number, pid_t group) {

@@ -172,6 +172,41 @@ static void take_stock(supervisor *s, attempt *a, bool *older) {
     candidates_free(&now);
 }
 
+/* Returns when the time is up, or at once if a signal asks to stop. */
+static void pause_for(supervisor *s, double seconds) {
+    uint64_t until = supervise_monotonic() + (uint64_t)(seconds * (double)SECOND);
+    for (uint64_t now; !stop_asked(s) && (now = supervise_monotonic()) < until;) {
+        uint64_t left_ms = (until - now) / 1000000 + 1;
+        struct pollfd polled = {s->signals, POLLIN, 0};
+        poll(&polled, 1, left_ms < 1000 ? (int)left_ms : 1000);
+    }
+}
+
+/*
+ * If the keeper was killed with the supervisor, the command may still run: it was only told to end. Two commands must
+ * not train the same run.
+ */
+static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *err) {
+    uint64_t until = supervise_monotonic() + (s->options.grace_s + 10) * SECOND;
+    bool told = false;
+    for (pid_t pid; !stop_asked(s) && (pid = process_of_attempt(s->store, a->run, a->number));) {
+        if (supervise_monotonic() > until) {
+            return supervise_error(err, CKD_E_BUSY,
+                                   "attempt %" PRIu64
+                                   " of %s still runs as process %d, but its supervisor is "
+                                   "gone: end that process first",
+                                   a->number, a->run, (int)pid);
+        }
+        if (!told) {
+            say(s, "waiting for attempt %" PRIu64 ", which still runs as process %d, to end", a->number,
+                (int)pid);
+        }
+        told = true;
+        pause_for(s, 0.2);
+    }
+    return CKD_OK;
+}
+
 /* The journal shows an attempt without an end: its supervisor was killed, or its machine went down. */
 static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -180,6 +215,10 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
         bool older;
         if (a->end != ATTEMPT_RUNNING) {
             continue;
+        }
+        status = wait_for_leftover(s, a, err);
+        if (status != CKD_OK || stop_asked(s)) {
+            return status;
         }
         take_stock(s, a, &older);
         a->end = ATTEMPT_LOST;
@@ -292,16 +331,6 @@ static double draw(void) {
     uint32_t bits = 0;
     return getrandom(&bits, sizeof(bits), GRND_NONBLOCK) == sizeof(bits) ? (double)bits / (double)UINT32_MAX
                                                                          : 0.5;
-}
-
-/* Returns when the time is up, or at once if a signal asks to stop. */
-static void pause_for(supervisor *s, double seconds) {
-    uint64_t until = supervise_monotonic() + (uint64_t)(seconds * (double)SECOND);
-    for (uint64_t now; !stop_asked(s) && (now = supervise_monotonic()) < until;) {
-        uint64_t left_ms = (until - now) / 1000000 + 1;
-        struct pollfd polled = {s->signals, POLLIN, 0};
-        poll(&polled, 1, left_ms < 1000 ? (int)left_ms : 1000);
-    }
 }
 
 static ckd_status choose(supervisor *s, ckd_error *err) {

@@ -27,7 +27,7 @@ static const struct argp_option options_table[] = {
      "How long COMMAND may take to end, before everything that it started is killed [default: 60s]", 2},
     {"pause", OPT_PAUSE, "TIME", 0,
      "Wait about this long before the first restart, and twice as long each time [default: 5s]", 3},
-    {"max-pause", OPT_MAX_PAUSE, "TIME", 0, "But never longer than this [default: 10m]", 3},
+    {"max-pause", OPT_MAX_PAUSE, "TIME", 0, "The longest time to wait before a restart [default: 10m]", 3},
     {"max-restarts", OPT_MAX_RESTARTS, "N", 0, "Give up after N restarts [default: 100]", 4},
     {"max-futile", OPT_MAX_FUTILE, "N", 0,
      "Give up after N attempts in a row without a newer checkpoint [default: 3]", 4},

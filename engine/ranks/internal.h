@@ -140,6 +140,14 @@ typedef struct rank_message {
 /* Writes a message. `why` is used if status is an error. Release with ckd_bytes_free. No data: out of memory. */
 ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
                              size_t size);
+/*
+ * The same in memory that is used again for each message, and needs none for an error, or for RANK_MESSAGE_SURE bytes:
+ * a rank that sent nothing would leave the others waiting. If longer data find no memory, the message is that error.
+ */
+#define RANK_MESSAGE_SURE 512u
+bool rank_message_reserve(bytes *to); /* false: out of memory */
+ckd_bytes rank_message_put(bytes *to, ckd_status status, const ckd_error *why, bool over, const void *data,
+                           size_t size);
 /* Reads any bytes as a message. Fills err if the status is an error. */
 rank_message rank_message_read(const ckd_bytes *message, ckd_error *err);
 /* Sets err to a rank's error and prefixes it with the rank. err must not be `why`. */

@@ -8,16 +8,41 @@
 
 #define OVER 0x80000000u /* flag in the status: the group ends with this message */
 
+static void put_message(bytes *to, ckd_status status, const ckd_error *why, bool over, const void *data,
+                        size_t size) {
+    bytes_put_u32(to, (uint32_t)status | (over ? OVER : 0));
+    bytes_put_u32(to, status ? (uint32_t)why->sys_errno : 0);
+    bytes_put_u64(to, status ? why->offset : 0);
+    bytes_put_string(to, status ? why->message : "");
+    bytes_put_string(to, status ? why->tensor : "");
+    bytes_put_string(to, status ? why->file : "");
+    bytes_put(to, data, size);
+}
+
+bool rank_message_reserve(bytes *to) {
+    bool reserved = bytes_extend(to, sizeof(ckd_error) + RANK_MESSAGE_SURE + 64) != NULL;
+    bytes_clear(to);
+    return reserved;
+}
+
+ckd_bytes rank_message_put(bytes *to, ckd_status status, const ckd_error *why, bool over, const void *data,
+                           size_t size) {
+    bytes_clear(to);
+    put_message(to, status, why, over, data, size);
+    if (to->failed) {
+        ckd_error lack = {0};
+        err_nomem(&lack, size, "a message to the other ranks");
+        to->failed = false;
+        bytes_clear(to);
+        put_message(to, CKD_E_NOMEM, &lack, over, NULL, 0);
+    }
+    return (ckd_bytes){to->data, to->size};
+}
+
 ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
                              size_t size) {
     bytes to = {0};
-    bytes_put_u32(&to, (uint32_t)status | (over ? OVER : 0));
-    bytes_put_u32(&to, status ? (uint32_t)why->sys_errno : 0);
-    bytes_put_u64(&to, status ? why->offset : 0);
-    bytes_put_string(&to, status ? why->message : "");
-    bytes_put_string(&to, status ? why->tensor : "");
-    bytes_put_string(&to, status ? why->file : "");
-    bytes_put(&to, data, size);
+    put_message(&to, status, why, over, data, size);
     if (to.failed) {
         bytes_free(&to);
     }

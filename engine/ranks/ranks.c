@@ -16,12 +16,24 @@ struct ckd_ranks {
     rank_files *files; /* NULL: another transport than the store's directory */
     uint32_t rank, world;
     plan_cache *plans;
-    bool broken; /* an exchange did not complete: ranks do not know where the others are */
+    bytes message, reply;  /* what this rank sends, and rank 0's answer */
+    ckd_bytes *all, *sent; /* rank 0: one for each rank */
+    bool broken;           /* an exchange did not complete: ranks do not know where the others are */
 };
 
 ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
     *out = (ckd_transport){0};
     return struct_copy(out, sizeof(*out), transport, SIZE_UP_TO(ckd_transport, leave), "ckd_transport", err);
+}
+
+/* An exchange must not fail for lack of memory: the other ranks would wait for this one. */
+static ckd_status reserve_messages(ckd_ranks *g, const ckd_ranks_options *o, ckd_error *err) {
+    size_t world = o->rank == 0 ? o->world : 1;
+    g->all = calloc(world, sizeof(*g->all));
+    g->sent = calloc(world, sizeof(*g->sent));
+    return g->all && g->sent && rank_message_reserve(&g->message) && rank_message_reserve(&g->reply)
+               ? CKD_OK
+               : err_nomem(err, world * sizeof(*g->all), "messages between ranks");
 }
 
 ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
@@ -53,6 +65,7 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     status = store_check_writable(store, err);
     ckd_ranks *g = status == CKD_OK ? calloc(1, sizeof(*g)) : NULL;
     THEN(status, g ? plan_cache_new(&g->plans, 0, err) : err_nomem(err, sizeof(*g), "a group of ranks"));
+    THEN(status, reserve_messages(g, &o, err));
     if (status == CKD_OK && o.transport) {
         g->transport = transport;
     } else if (status == CKD_OK) {
@@ -76,6 +89,10 @@ void ckd_ranks_leave(ckd_ranks *g) {
             g->transport.leave(g->transport.context);
         }
         plan_cache_free(g->plans);
+        bytes_free(&g->message);
+        bytes_free(&g->reply);
+        free(g->all);
+        free(g->sent);
         free(g);
     }
 }
@@ -88,10 +105,11 @@ typedef struct exchange {
     ckd_ranks *g;
     combine_fn combine;
     void *context;
-    ckd_bytes message; /* contains the answer; must be released */
+    ckd_bytes message; /* contains the answer; rank 0's belongs to the group, others release it */
     ckd_bytes answer;
-    bool agreed; /* all ranks have the same result */
-    bool over;   /* some rank is at another point: the group ends with this exchange */
+    bool commits; /* rank 0's result stands, whether the others learn it or not */
+    bool agreed;  /* all ranks have the same result */
+    bool over;    /* some rank is at another point: the group ends with this exchange */
 } exchange;
 
 /* Opens all messages. Returns the error of the first rank that has one, with its rank. */
@@ -114,37 +132,34 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     ckd_ranks *g = x->g;
     ckd_error why = *lost;
     bytes answer = {0};
-    ckd_bytes *sent = calloc(g->world, sizeof(*sent));
-    ckd_status status = sent ? gathered : err_nomem(&why, g->world * sizeof(*sent), "what ranks sent");
-    THEN(status, open_all(sent, all, g->world, &why));
-    THEN(status, x->combine(x->context, sent, &answer, &why));
+    ckd_status status = gathered;
+    THEN(status, open_all(g->sent, all, g->world, &why));
+    THEN(status, x->combine(x->context, g->sent, &answer, &why));
     if (status == CKD_OK && answer.failed) {
         status = err_nomem(&why, answer.size, "an answer");
     }
     x->over = gathered != CKD_OK;
-    x->message = rank_message_write(status, &why, x->over, answer.data, answer.size);
-    ckd_status result =
-        x->message.data ? g->transport.broadcast(g->transport.context, &x->message, NULL) : CKD_E_NOMEM;
-    x->agreed = result == CKD_OK;
-    if (status == CKD_OK && x->message.data) {
-        x->answer = rank_message_read(&x->message, NULL).inside;
+    x->message = rank_message_put(&g->reply, status, &why, x->over, answer.data, answer.size);
+    if (status == CKD_OK) { /* unless the answer found no memory */
+        rank_message m = rank_message_read(&x->message, &why);
+        x->answer = m.inside;
+        status = m.status;
     }
+    ckd_error lost_answer = {0};
+    ckd_status told = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
+    x->agreed = told == CKD_OK;
     bytes_free(&answer);
-    free(sent);
-    return err_from(err, status, &why);
+    return status == CKD_OK && !x->commits ? err_from(err, told, &lost_answer) : err_from(err, status, &why);
 }
 
 static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *err) {
     ckd_ranks *g = x->g;
     ckd_error why = {0};
-    ckd_bytes *all = calloc(g->world, sizeof(*all));
-    ckd_status status = all ? g->transport.gather(g->transport.context, message, all, &why)
-                            : err_nomem(&why, g->world * sizeof(*all), "what ranks sent");
-    status = answer_all(x, all, status, &why, err);
-    for (uint32_t r = 0; all && r < g->world; r++) {
-        ckd_bytes_free(&all[r]);
+    ckd_status status = g->transport.gather(g->transport.context, message, g->all, &why);
+    status = answer_all(x, g->all, status, &why, err);
+    for (uint32_t r = 0; r < g->world; r++) {
+        ckd_bytes_free(&g->all[r]);
     }
-    free(all);
     return status;
 }
 
@@ -170,18 +185,40 @@ static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why
             err, CKD_E_STATE,
             "an earlier exchange with the other ranks was not completed: call ckd_ranks_leave, then ckd_ranks_join");
     }
-    ckd_bytes message = rank_message_write(own, why, false, data->data, data->size);
-    ckd_status status = !message.data     ? err_nomem(err, data->size, "a message")
-                        : x->g->rank == 0 ? coordinate(x, &message, err)
-                                          : participate(x, &message, err);
+    ckd_bytes message = rank_message_put(&x->g->message, own, why, false, data->data, data->size);
+    ckd_status status = x->g->rank == 0 ? coordinate(x, &message, err) : participate(x, &message, err);
     x->g->broken = !x->agreed || x->over;
-    ckd_bytes_free(&message);
     return status;
 }
 
 static void end_exchange(exchange *x) {
-    ckd_bytes_free(&x->message);
+    if (x->g->rank != 0) {
+        ckd_bytes_free(&x->message);
+    }
     x->answer = (ckd_bytes){NULL, 0};
+}
+
+static ckd_status pass_on(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
+    (void)context;
+    (void)err;
+    bytes_put(answer, sent[0].data, sent[0].size);
+    return CKD_OK;
+}
+
+ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
+                       ckd_error *err) {
+    exchange x = {.g = g, .combine = pass_on};
+    ckd_bytes sent = {data, g->rank == 0 ? size : 0};
+    ckd_status status = run_exchange(&x, own, why, &sent, err);
+    if (status == CKD_OK && x.answer.size != size) {
+        g->broken = true;
+        status = err_set(err, CKD_E_CORRUPT, "rank 0 sent something else than this rank expects");
+    }
+    if (status == CKD_OK && size) {
+        memcpy(data, x.answer.data, size);
+    }
+    end_exchange(&x);
+    return status;
 }
 
 /* ---- planning ---- */
@@ -222,12 +259,15 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
     ckd_plan *plan = NULL;
     ckd_status status = run_exchange(&x, CKD_OK, NULL, own_tensors, err);
     if (status == CKD_OK) {
-        status = plan_read(&plan, x.answer.data, x.answer.size, err);
-        g->broken = g->broken || status != CKD_OK; /* the others have a plan and continue */
+        ckd_error why = {0};
+        ckd_status read = plan_read(&plan, x.answer.data, x.answer.size, &why);
+        status = ranks_agree(g, read, &why, NULL, 0, err); /* all have the plan, or none */
     }
     if (status == CKD_OK) {
         plan_cache_add(g->plans, plan);
         *out = plan;
+    } else {
+        ckd_plan_free(plan);
     }
     end_exchange(&x);
     return status;
@@ -283,23 +323,6 @@ static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answe
     return status;
 }
 
-static ckd_status all_well(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
-    (void)context;
-    (void)sent;
-    (void)err;
-    bytes_put_u8(answer, 1);
-    return CKD_OK;
-}
-
-/* Returns CKD_OK if all ranks have begun. */
-static ckd_status check_all_begun(ckd_ranks *g, ckd_status own, const ckd_error *why, ckd_error *err) {
-    exchange x = {.g = g, .combine = all_well};
-    ckd_bytes nothing = {NULL, 0};
-    ckd_status status = run_exchange(&x, own, why, &nothing, err);
-    end_exchange(&x);
-    return status;
-}
-
 /* From now on the save fails as soon as another rank is found dead. It is committed only if no rank has given it up. */
 static void watch_others(ckd_save *save, const ckd_ranks *g) {
     if (g->files && g->world > 1) {
@@ -329,9 +352,9 @@ ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options 
             memcpy(b.options.checkpoint_id.bytes, x.answer.data, sizeof(ckd_id));
             begun = ckd_save_begin(&b.save, g->store, &b.options, &why);
         }
-        status = check_all_begun(g, begun, &why, err);
+        status = ranks_agree(g, begun, &why, NULL, 0, err);
     } else if (status == CKD_OK) {
-        status = check_all_begun(g, CKD_OK, &why, err);
+        status = ranks_agree(g, CKD_OK, &why, NULL, 0, err);
     }
     end_exchange(&x);
     if (status != CKD_OK) {
@@ -353,6 +376,7 @@ typedef struct commitment {
 
 /* The answer names the manifest. */
 #define ANSWER_MOST (2 + CKD_RUN_MAX + 8 + 4)
+_Static_assert(ANSWER_MOST <= RANK_MESSAGE_SURE, "a committed checkpoint must not be reported as an error");
 static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     commitment *c = context;
     uint32_t world = c->g->world;
@@ -478,7 +502,7 @@ static ckd_status take_outcome(commitment *c, const exchange *x, ckd_status stat
 static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, const ckd_error *failed,
                          ckd_error *err) {
     commitment c = {.g = g, .save = save};
-    exchange x = {.g = g, .combine = publish_parts, .context = &c};
+    exchange x = {.g = g, .combine = publish_parts, .context = &c, .commits = true};
     ckd_part part = {NULL, 0};
     ckd_error why = {0};
     ckd_status status = failed ? err_from(&why, failed->status ? failed->status : CKD_E_STATE, failed)

@@ -7,4 +7,12 @@
 /* members.c: Removes the files of dead ranks from data/r. The caller holds the publish lock. */
 ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
 
+/*
+ * All ranks call it, each with the status of its work; `why` belongs to an error. If all are well, `data` becomes that of
+ * rank 0; `size` is the same on all, and may be 0. Else all get the error of the first rank that has one. Errors besides:
+ * STATE (an earlier exchange was not completed), those of the transport.
+ */
+ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
+                       ckd_error *err);
+
 #endif

@@ -4,8 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/save/save.h"
 #include "engine/common/common.h"
+#include "engine/ranks/ranks.h"
+#include "engine/save/save.h"
 
 typedef struct stored_bytes {
     void *data;
@@ -88,7 +89,7 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
  * Makes later saves record that they were resumed from it. The next one is a delta on it, in a branch if the run has
  * gone further.
  */
-static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_checkpoint *newest) {
+static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_id *newest) {
     snprintf(s->run, sizeof(s->run), "%s", from->run);
     snprintf(s->parent_run, sizeof(s->parent_run), "%s", from->run);
     s->save.parent_run = s->save.base ? NULL : s->parent_run;
@@ -97,7 +98,7 @@ static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_ch
     s->save.resumed_from_run = s->resumed_run;
     s->save.resumed_from_step = from->step;
     session_record_last(s, from);
-    bool rewound = !id_equal(&from->id, &newest->id);
+    bool rewound = !id_equal(&from->id, newest);
     s->save.on_duplicate =
         rewound && s->on_duplicate == CKD_DUPLICATE_ERROR ? CKD_DUPLICATE_BRANCH : s->on_duplicate;
     pthread_mutex_lock(&s->shared.mutex);
@@ -203,22 +204,96 @@ static ckd_status find_latest(ckd_checkpoint *out, ckd_session *s, ckd_error *er
     return err_from(err, status, &why);
 }
 
-/* The caller holds store_turn. */
-static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+/* A checkpoint to restore, and the newest of its run. */
+typedef struct place {
+    ckd_checkpoint from;
+    ckd_id newest;
+} place;
+
+static ckd_status find_place(place *out, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
-    ckd_error why = {.offset = CKD_NO_OFFSET};
     /* the previous launch may have died after this one opened the store, and before its last save was in the catalog */
     ckd_status status = store_refresh_catalog(s->saver.store, err);
-    THEN(status, step == CKD_LATEST ? find_latest(from, s, err) : find_step(from, s, step, err));
-    THEN(status, ckd_store_find(&newest, s->saver.store, from->run, CKD_LATEST, err));
+    THEN(status, step == CKD_LATEST ? find_latest(&out->from, s, err) : find_step(&out->from, s, step, err));
+    THEN(status, ckd_store_find(&newest, s->saver.store, out->from.run, CKD_LATEST, err));
+    out->newest = status == CKD_OK ? newest.id : out->newest;
+    return status;
+}
+
+/* A place as rank 0 sends it: run, step, the checkpoint's id, the id of the newest. */
+enum {
+    AT_STEP = CKD_RUN_MAX + 1,
+    AT_ID = AT_STEP + 8,
+    AT_NEWEST = AT_ID + sizeof(ckd_id),
+    PLACE_BYTES = AT_NEWEST + sizeof(ckd_id)
+};
+
+static void put_place(uint8_t to[PLACE_BYTES], const place *p) {
+    memcpy(to, p->from.run, CKD_RUN_MAX + 1);
+    store_le64(to + AT_STEP, p->from.step);
+    memcpy(to + AT_ID, p->from.id.bytes, sizeof(ckd_id));
+    memcpy(to + AT_NEWEST, p->newest.bytes, sizeof(ckd_id));
+}
+
+/* Finds the checkpoint that rank 0 has chosen. */
+static ckd_status take_place(place *out, ckd_session *s, const uint8_t chosen[PLACE_BYTES], ckd_error *err) {
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step = load_le64(chosen + AT_STEP);
+    ckd_id id;
+    memcpy(run, chosen, sizeof(run));
+    run[CKD_RUN_MAX] = '\0';
+    memcpy(&id, chosen + AT_ID, sizeof(id));
+    memcpy(&out->newest, chosen + AT_NEWEST, sizeof(id));
+    ckd_status status = store_refresh_catalog(s->saver.store, err);
+    THEN(status, ckd_store_find(&out->from, s->saver.store, run, step, err));
+    if (status == CKD_OK && !id_equal(&out->from.id, &id)) {
+        status = err_set(err, CKD_E_NOT_FOUND, "%s@%llu is another checkpoint here than on rank 0", run,
+                         (unsigned long long)step);
+    }
+    return status;
+}
+
+/*
+ * Rank 0 chooses, as ranks may see different states of the store: one that is being saved to, on a network file system.
+ * No rank goes on before all have loaded that checkpoint.
+ */
+static ckd_status load_together(place *p, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_ranks *ranks = s->saver.ranks;
+    bool chooses = s->save.rank == 0;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    uint8_t chosen[PLACE_BYTES] = {0};
+    ckd_status status = chooses ? find_place(p, s, step, &why) : CKD_OK;
+    if (chooses && status == CKD_OK) {
+        put_place(chosen, p);
+    }
+    status = ranks_agree(ranks, status, &why, chosen, sizeof(chosen), err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    ckd_status own = chooses ? CKD_OK : take_place(p, s, chosen, &why);
+    THEN(own, load_into(s, &p->from, &why));
+    return ranks_agree(ranks, own, &why, NULL, 0, err);
+}
+
+static ckd_status load_alone(place *p, ckd_session *s, uint64_t step, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = find_place(p, s, step, err);
     if (status == CKD_OK) {
         do {
-            status = load_into(s, from, &why);
-        } while (status != CKD_OK && take_older(from, s, &why));
+            status = load_into(s, &p->from, &why);
+        } while (status != CKD_OK && take_older(&p->from, s, &why));
         err_from(err, status, &why);
     }
+    return status;
+}
+
+/* The caller holds store_turn. */
+static ckd_status restore(ckd_checkpoint *from, ckd_session *s, uint64_t step, ckd_error *err) {
+    place p = {.from = {.step = 0}};
+    ckd_status status = (s->saver.ranks ? load_together : load_alone)(&p, s, step, err);
     if (status == CKD_OK) {
-        resume_from(s, from, &newest);
+        *from = p.from;
+        resume_from(s, from, &p.newest);
         s->saver.reference = NULL;
     }
     return status;

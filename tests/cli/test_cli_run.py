@@ -462,6 +462,50 @@ def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
     assert job.steps() == [("gpt", 1)]
 
 
+def kill_with_keeper(process):
+    keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    process.send_signal(signal.SIGSTOP)
+    os.kill(int(keeper), signal.SIGKILL)
+    process.kill()
+    process.wait(timeout=60)  # its command still has the pipes
+
+
+def test_a_command_that_outlives_its_supervisor_and_keeper_is_not_started_twice(job):
+    trainer = job.trainer("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if attempt == 1:
+            open("ready", "w").close()
+            while not os.path.exists("again"):
+                time.sleep(0.02)
+            time.sleep(1)
+        train(1)
+    """)
+    process = job.begin(*trainer)
+    assert until(exists(job.folder / "ready"))
+    kill_with_keeper(process)
+    second = job.begin(*trainer, options=["--grace", "0s"])
+    assert "waiting for attempt 1, which still runs as process" in second.stderr.readline()
+    (job.folder / "again").touch()
+    out, err = job.finish(second)
+    assert job.starts() == ["1 None", "2 gpt@1"]
+    assert job.attempts()[0]["reason"] == "supervisor died"
+
+
+def test_a_command_that_does_not_end_is_named(job):
+    process = job.begin("sh", "-c", "trap '' TERM; touch ready; sleep 600 & echo $! >pid; wait; sleep 600")
+    assert until(exists(job.folder / "pid"))
+    kill_with_keeper(process)
+    out, err = job.begin("touch", "started", options=["--grace", "0s"]).communicate(timeout=60)
+    assert "attempt 1 of gpt still runs as process" in err and "end that process first" in err
+    assert not (job.folder / "started").exists()
+    for pid in [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) > 1]:
+        try:
+            if job.marker.encode() in open(f"/proc/{pid}/environ", "rb").read():
+                os.kill(int(pid), signal.SIGKILL)
+        except OSError:
+            pass
+
+
 def test_one_supervisor_for_a_run(job):
     process = job.begin(*job.trainer(SAVES_AND_STOPS))
     assert until(exists(job.folder / "ready"))

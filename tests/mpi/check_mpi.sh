@@ -1,7 +1,7 @@
 #!/bin/sh
 # Saves and loads under mpirun. 4 ranks save; 2, 3 and 1 continue the chain. Overlapping layouts are refused.
-# If a rank cannot join, no rank can. If a rank is killed, no committed checkpoint is lost. What 4 ranks store
-# is at most 1.15 times what one stores.
+# If a rank cannot join, no rank can. If one has no memory, all fail, and none waits. If a rank is killed, no
+# committed checkpoint is lost. What 4 ranks store is at most 1.15 times what one stores.
 set -u
 build=${CKPTDELTA_BUILD:?the build folder}
 program=$build/tests/mpi_ranks
@@ -52,6 +52,12 @@ one=$(must 1 "$root/one" bytes 0)
 [ $((four * 100)) -le $((one * 115)) ] || die "4 ranks store $four bytes, one stores $one"
 [ -z "$(ls "$store/data/i")" ] || die "something was left over: $(ls "$store/data/i")"
 echo "4 ranks store $four bytes, one $one"
+
+# Each stride starts elsewhere with another seed.
+seed=${CKD_SWEEP_SEED:-0}
+run mpi_nomem 3 "$root/nomem" plan $((1 + seed % 7)) 7 || { cat "$root/log"; die "a plan without memory"; }
+run mpi_nomem 3 "$root/nomem" save $((1 + seed % 31)) 31 || { cat "$root/log"; die "a save without memory"; }
+"$build/ckptdelta" verify "$root/nomem" >"$root/log" 2>&1 || { cat "$root/log"; die "verify after saves without memory"; }
 
 # Other numbers of ranks load together what 4 ranks saved. They get the bits of a plain load, and read each
 # stored byte once.

@@ -38,6 +38,15 @@ def test_a_finished_job_that_is_started_again_saves_nothing(store):
     assert store.find(run="gpt").step == 27
 
 
+@pytest.mark.parametrize("run, elsewhere, warns", [("gpt", False, False), ("gpt~2", False, False), ("gtp", False, True), ("gtp", True, False)])
+def test_a_run_that_ckptdelta_run_does_not_watch(store, monkeypatch, caplog, tmp_path, run, elsewhere, warns):
+    monkeypatch.setenv("CKPTDELTA_STORE", str(tmp_path / "other" if elsewhere else store.path))
+    monkeypatch.setenv("CKPTDELTA_RUN", "gpt")
+    with caplog.at_level("WARNING", "ckptdelta"):
+        assert train(store, 10, run) is False
+    assert any("was started for the run gpt" in r.getMessage() for r in caplog.records) == warns
+
+
 def test_a_restored_step_is_saved_already_also_if_it_is_not_the_newest(store):
     train(store, 25)
     training = Training(1)

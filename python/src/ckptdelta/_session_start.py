@@ -20,13 +20,27 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
+def _is_supervised(store: Store) -> bool:
+    """Does `ckptdelta run` restart this process from checkpoints of the store?"""
+    where = os.environ.get("CKPTDELTA_STORE", "")
+    return bool(os.environ.get("CKPTDELTA_RUN")) and bool(where) and os.path.realpath(where) == os.path.realpath(store.path)
+
+
+def _warn_of_other_run(store: Store, run: str) -> None:
+    """Saves to another run are no progress for `ckptdelta run`. Branches of its run (RUN~2) are."""
+    watched = os.environ.get("CKPTDELTA_RUN", "")
+    if _is_supervised(store) and run.split("~")[0] != watched.split("~")[0]:
+        logger.warning("this session saves to the run %s, but `ckptdelta run` was started for the run %s: it neither counts these saves as "
+                       "progress nor restarts from them", run, watched)
+
+
 def told_place(store: Store, run: str) -> tuple[int, str] | None:
     """(step, "RUN@STEP") of the checkpoint that `ckptdelta run` has chosen for this attempt; None: it has not, or for another run.
 
     The second is "" if only the step is known.
     """
-    step, where = os.environ.get("CKPTDELTA_STEP", ""), os.environ.get("CKPTDELTA_STORE", "")
-    if os.environ.get("CKPTDELTA_RUN") != run or not where or os.path.realpath(where) != os.path.realpath(store.path):
+    step = os.environ.get("CKPTDELTA_STEP", "")
+    if os.environ.get("CKPTDELTA_RUN") != run or not _is_supervised(store):
         return None
     return (int(step), os.environ.get("CKPTDELTA_CHECKPOINT", "")) if step.isdecimal() and step.isascii() else None
 
@@ -61,6 +75,7 @@ class Start:
         self.restored = -1
         self._store, self._run, self._ranks, self._parent = store, run, ranks, parent
         self._looked = False
+        _warn_of_other_run(store, run)
         if parent is not None:
             self._check_parent(*parent)
         # steps up to this one are another training's; -1: none are
