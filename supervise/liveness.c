@@ -151,11 +151,12 @@ static size_t last_rank(const liveness *l, const ckd_progress_slot *slots, const
     return last;
 }
 
-static void name_rank(char text[64], const ckd_progress_slot *slot) {
+#define NAME_MAX_BYTES 60
+static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) {
     if (slot->rank < CKD_PROGRESS_NO_RANK) {
-        snprintf(text, 64, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
     } else {
-        snprintf(text, 64, "process %" PRIu64, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "process %" PRIu64, slot->pid);
     }
 }
 
@@ -163,7 +164,7 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
                      const bool *gone, size_t count) {
     size_t last = last_rank(l, slots, gone, count), ahead = 0, watched = 0;
     uint64_t top = 0;
-    char who[64] = "", state[80], allowed[48] = "", others[64] = "";
+    char who[NAME_MAX_BYTES] = "", state[56], allowed[40] = "", others[48] = "";
     if (last == SIZE_MAX) {
         snprintf(text, SUPERVISE_TEXT_MAX, "not known");
         return;
@@ -190,9 +191,10 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
     if (ahead > 0) {
         snprintf(others, sizeof(others), "; others are at step %" PRIu64, top);
     }
-    if (liveness_limit(l, slot) < INFINITY) {
-        snprintf(allowed, sizeof(allowed), ", %.0f s are allowed", liveness_limit(l, slot));
+    double limit = liveness_limit(l, slot);
+    if (limit < INFINITY) {
+        snprintf(allowed, sizeof(allowed), ", %" PRIu64 " s are allowed", (uint64_t)limit);
     }
-    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %.0f s%s%s", who, state, l->silent_s[last], allowed,
-             others);
+    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %" PRIu64 " s%s%s", who, state, (uint64_t)l->silent_s[last],
+             allowed, others);
 }
