@@ -89,8 +89,8 @@ typedef struct ckd_progress_slot {
     uint64_t apart_ns; /* evaluation and saving since the last step */
     uint64_t timed;    /* steps whose time is known: those that followed a step */
     uint64_t reserved[5];
-    /* How long these took, without apart_ns, in us; step number i of them at i % CKD_PROGRESS_WINDOW. */
-    uint32_t took_us[CKD_PROGRESS_WINDOW];
+    /* How long these took, without apart_ns, in ms; step number i of them at i % CKD_PROGRESS_WINDOW. */
+    uint32_t took_ms[CKD_PROGRESS_WINDOW];
 } ckd_progress_slot;
 
 #ifdef __cplusplus

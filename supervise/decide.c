@@ -46,6 +46,14 @@ uint64_t decide_failures(const attempt *history, size_t count, const char *from)
     return failures;
 }
 
+uint64_t decide_longest_start(const attempt *history, size_t count) {
+    uint64_t longest = 0;
+    for (size_t i = 0; i < count; i++) {
+        longest = history[i].resume_ns > longest ? history[i].resume_ns : longest;
+    }
+    return longest;
+}
+
 uint64_t decide_doublings(const attempt *history, size_t count) {
     uint64_t hung = 0;
     for (; count > 0 && history[count - 1].hung && hung < 2; count--) {

@@ -71,6 +71,8 @@ bool attempt_progressed(const attempt *a);
 uint64_t decide_failures(const attempt *history, size_t count, const char *from);
 /* The newest attempts: those since the command last succeeded or the supervisor last gave up. Reduces *count. */
 const attempt *decide_current(const attempt *history, size_t *count);
+/* The longest time from the start of an attempt to its first step, in ns; 0: none is known. */
+uint64_t decide_longest_start(const attempt *history, size_t count);
 /* How many times the limits of hangs are doubled: once for each of the last attempts in a row that hung, up to 2. */
 uint64_t decide_doublings(const attempt *history, size_t count);
 
@@ -209,6 +211,8 @@ void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns);
 typedef struct liveness {
     double floor_s;                           /* no silence of a step is too long before this */
     double longest_s[CKD_PROGRESS_ENDED + 1]; /* by phase: silences that ended by themselves */
+    double start_s;                           /* the longest start of earlier attempts; 0: none is known */
+    bool learned;                             /* at the last look, some rank had made enough steps */
     double silent_s[PROGRESS_SLOTS];
     ckd_progress_slot seen[PROGRESS_SLOTS]; /* at the last look */
 } liveness;
@@ -217,7 +221,7 @@ typedef struct liveness {
  * ended. A phase that is not known becomes CKD_PROGRESS_TRAINING.
  */
 bool liveness_look(liveness *l, ckd_progress_slot *slots, const bool *gone, size_t count, double passed_s);
-/* How long a rank may be silent, in seconds. */
+/* How long a rank may be silent, in seconds; INFINITY: nothing is known. */
 double liveness_limit(const liveness *l, const ckd_progress_slot *slot);
 /* Names the rank that holds up the others. */
 void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
@@ -248,6 +252,7 @@ typedef struct watch_rule {
     const supervise_options *options;
     const progress *progress;
     uint64_t doublings;  /* decide_doublings */
+    uint64_t start_ns;   /* decide_longest_start */
     ckd_id newest;       /* checkpoint at the start; zero: none */
     trace_orders orders; /* without pids */
 } watch_rule;

@@ -2,9 +2,12 @@
  * Does training hang? A pure function of the slots, of what was seen in them before, and of the time that has passed.
  *
  * A rank is silent from its last step or change of phase on. It hangs if it is silent for longer than a limit, which
- * is learned from the times of its own steps. While it starts, evaluates or waits for a save, the limit is generous.
+ * is learned from the times of its own steps. While it evaluates or waits for a save, the limit is generous. Its start and
+ * its first steps have a limit only if there is something to compare with: ranks that have made more steps, or the starts
+ * of earlier attempts.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +20,10 @@
 #define MEDIANS     10 /* a step may take so many times the median, */
 #define DEVIATIONS  30 /* or be so many median deviations above it, */
 #define LONGEST     3  /* or so many times the longest silence that ended by itself */
-#define GENEROUS    12 /* of the floor, for what is no step */
+#define KNOWN       10 /* and what is no step, so many times the longest of its kind */
+#define SAVE        12 /* floors */
+#define START       12
+#define EVALUATION  72
 
 static int ascending(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -29,12 +35,12 @@ static double middle(uint32_t *values, size_t count) {
     return ((double)values[(count - 1) / 2] + (double)values[count / 2]) / 2;
 }
 
-/* The times of the newest steps in us, the first steps of the process left out. Returns how many. */
+/* The times of the newest steps in ms, the first steps of the process left out. Returns how many. */
 static size_t step_times(uint32_t out[CKD_PROGRESS_WINDOW], const ckd_progress_slot *slot) {
     size_t count = 0;
     uint64_t end = slot->timed, begin = end > CKD_PROGRESS_WINDOW ? end - CKD_PROGRESS_WINDOW : 0;
     for (uint64_t i = begin < FIRST_STEPS ? FIRST_STEPS : begin; i < end; i++) {
-        out[count++] = slot->took_us[i % CKD_PROGRESS_WINDOW];
+        out[count++] = slot->took_ms[i % CKD_PROGRESS_WINDOW];
     }
     return count;
 }
@@ -43,20 +49,33 @@ static double greater(double a, double b) {
     return a > b ? a : b;
 }
 
-double liveness_limit(const liveness *l, const ckd_progress_slot *slot) {
+/* A limit for steps, if there are enough to learn from; else INFINITY. */
+static double step_limit(const liveness *l, const ckd_progress_slot *slot) {
     uint32_t times[CKD_PROGRESS_WINDOW];
-    size_t count = step_times(times, slot), phase = slot->phase;
-    double generous = greater(GENEROUS * l->floor_s, LONGEST * l->longest_s[phase]);
-    if (phase != CKD_PROGRESS_TRAINING || count < FEWEST) {
-        return generous;
+    size_t count = step_times(times, slot);
+    if (count < FEWEST) {
+        return INFINITY;
     }
     double median = middle(times, count);
     for (size_t i = 0; i < count; i++) {
         double off = (double)times[i] - median;
         times[i] = (uint32_t)(off < 0 ? -off : off);
     }
-    double learned = greater(MEDIANS * median, median + DEVIATIONS * middle(times, count)) / 1e6;
-    return greater(greater(l->floor_s, learned), LONGEST * l->longest_s[phase]);
+    double learned = greater(MEDIANS * median, median + DEVIATIONS * middle(times, count)) / 1e3;
+    return greater(greater(l->floor_s, learned), LONGEST * l->longest_s[CKD_PROGRESS_TRAINING]);
+}
+
+double liveness_limit(const liveness *l, const ckd_progress_slot *slot) {
+    double known = KNOWN * l->longest_s[slot->phase];
+    if (slot->phase == CKD_PROGRESS_EVALUATION) {
+        return greater(EVALUATION * l->floor_s, known);
+    }
+    if (slot->phase == CKD_PROGRESS_SAVING) {
+        return greater(SAVE * l->floor_s, known);
+    }
+    double limit = slot->phase == CKD_PROGRESS_TRAINING ? step_limit(l, slot) : INFINITY;
+    bool comparable = l->learned || (slot->phase == CKD_PROGRESS_START && l->start_s > 0);
+    return limit == INFINITY && comparable ? greater(START * l->floor_s, KNOWN * l->start_s) : limit;
 }
 
 /* What the process may have written is not trusted. */
@@ -92,8 +111,10 @@ static bool is_same(const ckd_progress_slot *a, const ckd_progress_slot *b) {
 
 bool liveness_look(liveness *l, ckd_progress_slot *slots, const bool *gone, size_t count, double passed_s) {
     bool hung = false;
+    l->learned = false;
     for (size_t i = 0; i < count; i++) {
         slots[i].phase = phase_of(&slots[i]);
+        l->learned = l->learned || (is_watched(&slots[i], gone[i]) && step_limit(l, &slots[i]) < INFINITY);
     }
     for (size_t i = 0; i < count; i++) {
         ckd_progress_slot *before = &l->seen[i];
@@ -130,11 +151,12 @@ static size_t last_rank(const liveness *l, const ckd_progress_slot *slots, const
     return last;
 }
 
-static void name_rank(char text[64], const ckd_progress_slot *slot) {
+#define NAME_MAX_BYTES 60
+static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) {
     if (slot->rank < CKD_PROGRESS_NO_RANK) {
-        snprintf(text, 64, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
     } else {
-        snprintf(text, 64, "process %" PRIu64, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "process %" PRIu64, slot->pid);
     }
 }
 
@@ -142,7 +164,7 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
                      const bool *gone, size_t count) {
     size_t last = last_rank(l, slots, gone, count), ahead = 0, watched = 0;
     uint64_t top = 0;
-    char who[64] = "", state[80], others[64] = "";
+    char who[NAME_MAX_BYTES] = "", state[56], allowed[40] = "", others[48] = "";
     if (last == SIZE_MAX) {
         snprintf(text, SUPERVISE_TEXT_MAX, "not known");
         return;
@@ -169,6 +191,10 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
     if (ahead > 0) {
         snprintf(others, sizeof(others), "; others are at step %" PRIu64, top);
     }
-    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %.0f s, %.0f s are allowed%s", who, state,
-             l->silent_s[last], liveness_limit(l, slot), others);
+    double limit = liveness_limit(l, slot);
+    if (limit < INFINITY) {
+        snprintf(allowed, sizeof(allowed), ", %" PRIu64 " s are allowed", (uint64_t)limit);
+    }
+    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %" PRIu64 " s%s%s", who, state, (uint64_t)l->silent_s[last],
+             allowed, others);
 }

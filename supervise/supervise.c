@@ -276,6 +276,7 @@ static process_end attend(supervisor *s, process *p, attempt *a, const progress 
         .options = &s->options,
         .progress = steps,
         .doublings = decide_doublings(s->history.items, s->history.count - 1),
+        .start_ns = decide_longest_start(s->history.items, s->history.count - 1),
         .newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}},
         .orders = {s->options.on_hang, &s->before, s->options.grace_s, p->keeper, p->pid, NULL, 0}});
     process_end end = wait_for(s, p, a, w);

@@ -47,6 +47,7 @@ watch *watch_new(const watch_rule *rule) {
         w->interval_ns > LONGEST_NS) { /* a store is not listed that often */
         w->interval_ns = LONGEST_NS;
     }
+    w->liveness.start_s = (double)rule->start_ns / (double)SECOND;
     w->liveness.floor_s = (double)o->hang_floor_s * (double)((uint64_t)1 << rule->doublings);
     return w;
 }

@@ -139,8 +139,8 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
 /* The time since the last step belongs to this one, unless training was started anew in between. */
 static void time_step(ckd_progress_slot *slot, uint64_t now) {
     uint64_t since = READ(slot->step_ns) + READ(slot->apart_ns), timed = READ(slot->timed);
-    uint64_t us = now > since ? (now - since) / 1000 : 0;
-    WRITE(slot->took_us[timed % CKD_PROGRESS_WINDOW], us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
+    uint64_t ms = now > since ? (now - since) / 1000000 : 0;
+    WRITE(slot->took_ms[timed % CKD_PROGRESS_WINDOW], ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX);
     WRITE(slot->timed, timed + 1);
 }
 

@@ -50,7 +50,7 @@ class Slot:
     def made(self, step):
         now = time.monotonic_ns()
         if self.steps:
-            self.took[self.timed % 64] = min((now - self.step_ns - self.apart_ns) // 1000, 2**32 - 1)
+            self.took[self.timed % 64] = min((now - self.step_ns - self.apart_ns) // 1000000, 2**32 - 1)
             self.timed += 1
         else:
             self.first_step, self.first_ns, self.phase = step, now, TRAINING

@@ -1,5 +1,6 @@
 """Sessions of two ranks, below torchrun, below `ckptdelta run`. Skipped where torch is not installed, or was built without distributed."""
 
+import json
 import subprocess
 import sys
 
@@ -72,3 +73,7 @@ def test_the_ranks_resume_bit_for_bit_from_the_checkpoint_that_was_chosen(tmp_pa
     with ckptdelta.open(tmp_path / "store") as store:
         assert [str(c) for c in store.checkpoints()] == ["gpt@2", "gpt@4", "gpt@6", "gpt~2@6", "gpt~2@8", "gpt~2@9"]
         assert [c.world for c in store.checkpoints()] == [2] * 6
+    # Both ranks, which torchrun has started, have reported their steps to the supervisor.
+    listed = subprocess.run([COMMAND, "attempts", tmp_path / "store", "--json"], stdout=subprocess.PIPE, check=True)
+    attempts = json.loads(listed.stdout)["attempts"]
+    assert [(a["first_trained"], a["last_trained"], a["steps_lost"]) for a in attempts] == [(1, 5, None), (5, 7, 1), (5, 9, 3)]

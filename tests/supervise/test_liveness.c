@@ -1,4 +1,5 @@
 /* When training hangs: stories of slots, told to the pure function that judges them. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +55,7 @@ static bool wait_s(job *j, double seconds) {
 static void step(job *j, size_t rank, double took_s) {
     ckd_progress_slot *slot = &j->slots[rank];
     if (slot->steps > 0) {
-        slot->took_us[slot->timed++ % CKD_PROGRESS_WINDOW] = (uint32_t)(took_s * 1e6);
+        slot->took_ms[slot->timed++ % CKD_PROGRESS_WINDOW] = (uint32_t)(took_s * 1e3);
     }
     slot->steps++;
     slot->step++;
@@ -109,17 +110,53 @@ static void test_the_limit_is_learned(void **state) {
 static void test_the_first_steps_are_left_out(void **state) {
     (void)state;
     job *j = new_job(1);
-    assert_false(wait_s(j, 25)); /* reads data */
-    assert_false(train(j, 3, 90));
+    assert_false(wait_s(j, 10000)); /* reads data */
+    assert_false(train(j, 3, 900));
     assert_false(train(j, 8, 0.5));
-    assert_true(liveness_limit(&j->live, &j->slots[0]) == 12 * FLOOR_S); /* not enough of them */
+    assert_true(liveness_limit(&j->live, &j->slots[0]) == INFINITY); /* not enough of them */
     assert_false(train(j, 1, 0.5));
     assert_true(liveness_limit(&j->live, &j->slots[0]) == FLOOR_S);
-    /* It never begins. */
+    assert_true(wait_s(j, 11));
+}
+
+/* Steps that are reported when they are saved, every other hour. */
+static void test_rare_steps(void **state) {
+    (void)state;
+    job *j = new_job(1);
+    assert_false(train(j, 20, 7200));
+    assert_true(liveness_limit(&j->live, &j->slots[0]) == 72000);
+}
+
+/* A start is compared with those of earlier attempts. Without any there is nothing to say. */
+static void test_a_start_that_takes_too_long(void **state) {
+    (void)state;
+    job *j = new_job(1);
+    assert_false(wait_s(j, 100000));
+    attempt h[3] = {{.resume_ns = 0}, {.resume_ns = 50 * SECOND}, {.resume_ns = SECOND}};
+    assert_int_equal(decide_longest_start(h, 3), 50 * SECOND);
+    assert_int_equal(decide_longest_start(h, 1), 0);
     j = new_job(1);
-    assert_false(wait_s(j, 120));
-    assert_true(wait_s(j, 1));
-    assert_non_null(strstr(j->reason, "rank 0 (process 100) has made no step yet for 120 s"));
+    j->live.start_s = 1;
+    assert_false(wait_s(j, 119));
+    assert_true(wait_s(j, 2));
+    assert_string_equal(j->reason, "rank 0 (process 100) has made no step yet for 120 s, 120 s are allowed");
+    j = new_job(1);
+    j->live.start_s = 50;
+    assert_false(wait_s(j, 499));
+    assert_true(wait_s(j, 2));
+}
+
+/* Of the first one it is known only that it is no step. */
+static void test_the_first_evaluation_and_save(void **state) {
+    (void)state;
+    static const double limits[] = {
+        [CKD_PROGRESS_EVALUATION] = 72 * FLOOR_S, [CKD_PROGRESS_SAVING] = 12 * FLOOR_S};
+    for (uint64_t phase = CKD_PROGRESS_EVALUATION; phase <= CKD_PROGRESS_SAVING; phase++) {
+        job *j = new_job(1);
+        enter(j, 0, phase);
+        assert_false(wait_s(j, limits[phase]));
+        assert_true(wait_s(j, 2));
+    }
 }
 
 static void test_evaluation_and_saving_are_known(void **state) {
@@ -134,9 +171,9 @@ static void test_evaluation_and_saving_are_known(void **state) {
             assert_false(train(j, 100, 0.5));
         }
         assert_true(liveness_limit(&j->live, &j->slots[0]) == FLOOR_S);
-        /* It has taken 110 s, and may take three times as long. */
+        /* It has taken 110 s, and may take ten times as long. */
         enter(j, 0, phase);
-        assert_false(wait_s(j, 325));
+        assert_false(wait_s(j, 1090));
         assert_true(wait_s(j, 20));
         assert_non_null(
             strstr(j->reason, phase == CKD_PROGRESS_SAVING ? "waits for a save for" : "evaluates for"));
@@ -187,7 +224,7 @@ static void test_ranks_wait_for_one_that_evaluates(void **state) {
     assert_false(wait_s(j, 5));
     assert_false(train(j, 100, 0.5));
     enter(j, 0, CKD_PROGRESS_EVALUATION);
-    assert_true(wait_s(j, 400));
+    assert_true(wait_s(j, 1100));
     assert_non_null(strstr(j->reason, "rank 0 (process 100) evaluates for"));
 }
 
@@ -247,6 +284,9 @@ int main(void) {
         cmocka_unit_test(test_a_hang_is_noticed),
         cmocka_unit_test(test_the_limit_is_learned),
         cmocka_unit_test(test_the_first_steps_are_left_out),
+        cmocka_unit_test(test_rare_steps),
+        cmocka_unit_test(test_a_start_that_takes_too_long),
+        cmocka_unit_test(test_the_first_evaluation_and_save),
         cmocka_unit_test(test_evaluation_and_saving_are_known),
         cmocka_unit_test(test_a_pause_that_ended_was_no_hang),
         cmocka_unit_test(test_the_slowest_rank_counts),
