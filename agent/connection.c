@@ -251,6 +251,9 @@ void *connection_main(void *context) {
     if (c->holding) {
         end_session(c, goodbye);
     }
+    if (goodbye) {
+        (void)answer_status(c, CKD_OK, NULL);
+    }
     ckd_store_close(c->store);
     local_close(c->watch);
     local_close(c->fd);

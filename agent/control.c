@@ -80,3 +80,19 @@ ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_
     }
     return status;
 }
+
+/* An agent does not answer a session before the run is settled. */
+ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err) {
+    char path[LOCAL_PATH_MAX + 1];
+    slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
+    slot_reply reply;
+    int fd = -1;
+    ckd_status status = slots_socket_path(path, store, socket, err);
+    THEN(status, slots_connect(&fd, path, run, err));
+    if (status == CKD_OK) {
+        (void)slots_ask(&answer, &reply, fd, &goodbye, NULL);
+        slot_message_free(&answer);
+    }
+    local_close(fd);
+    return status;
+}

@@ -65,6 +65,12 @@ CKD_API ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const
                                  ckd_error *err);
 CKD_API void ckd_agent_state_free(ckd_agent_state *state);
 /*
+ * Returns when what trainers of a run have left in the agent's memory, because they were killed, is durable. A session
+ * waits for this when it is opened. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (it
+ * cannot be made durable at present).
+ */
+CKD_API ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err);
+/*
  * Returns when every complete state in the agent's memory is durable; memory of trainers that have died is then free.
  * stop: the agent has ended, too. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Then it
  * stays in memory, and the agent does not end.

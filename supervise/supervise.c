@@ -334,6 +334,22 @@ static double draw(void) {
                                                                          : 0.5;
 }
 
+/*
+ * An agent may just be making durable what the last attempt left in its memory. An attempt that starts from the
+ * checkpoint before would go back, and begin a branch.
+ */
+static void await_agent(const supervisor *s) {
+    ckd_error why;
+    const char *agent = getenv("CKPTDELTA_AGENT");
+    if (!agent || !agent[0] || strcmp(agent, "0") == 0) {
+        return;
+    }
+    ckd_status status = ckd_agent_settle(s->store, agent, s->options.run, &why);
+    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+        say(s, "the agent: %s", why.message);
+    }
+}
+
 static ckd_status choose(supervisor *s, ckd_error *err) {
     size_t count = s->history.count;
     const attempt *current = decide_current(s->history.items, &count);
@@ -364,6 +380,7 @@ static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
                                 s->options.max_futile};
     bool older = false;
+    await_agent(s);
     ckd_status status = choose_patiently(s, err);
     if (s->stopped_by) {
         return CKD_OK;
@@ -375,6 +392,7 @@ static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     }
     attempt *a = last_attempt(s);
     s->started_here++;
+    await_agent(s);
     take_stock(s, a, &older);
     *d = decide(&rules, &(decide_facts){.history = s->history.items,
                                         .count = s->history.count,

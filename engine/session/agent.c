@@ -43,8 +43,10 @@ void session_agent_open(ckd_session *s) {
 
 void session_agent_leave(ckd_session *s) {
     if (s->agent.connected) {
-        slot_message goodbye = {.kind = SLOT_GOODBYE};
-        (void)slot_message_send(s->agent.fd, &goodbye, NULL);
+        slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
+        slot_reply reply;
+        (void)slots_ask(&answer, &reply, s->agent.fd, &goodbye, NULL);
+        slot_message_free(&answer);
         local_close(s->agent.fd);
         s->agent.connected = false;
         s->agent.fd = -1;

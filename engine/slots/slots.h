@@ -110,7 +110,7 @@ typedef enum slot_message_kind {
     SLOT_MEMORY, /* u32: number of slots, then a layout; answered with that many descriptors, the oldest state first */
     SLOT_SAVE,    /* u32: a slot that is good; answered when it is durable */
     SLOT_RECALL,  /* ckd_id of a checkpoint; answered with the slot that has its values, and the layout */
-    SLOT_GOODBYE, /* everything is durable and the session ends */
+    SLOT_GOODBYE, /* the session ends; answered when its memory is free */
     SLOT_STATUS,  /* answered with slot_agent, then ckd_agent_session of each */
     SLOT_DRAIN,   /* u32: 1 to stop then; answered when everything good is durable */
     SLOT_REPLY    /* slot_reply, then what the request asks for */

@@ -228,6 +228,29 @@ def test_budget_too_small(node):
     node.stop()
 
 
+def test_the_supervisor_waits_for_the_agent(node):
+    """An attempt starts from what the one before left in memory, and begins no branch."""
+    node.start()
+    script = node.folder / "attempt.sh"
+    script.write_text(f"""
+        if [ "$CKPTDELTA_ATTEMPT" -le 4 ]; then
+            "{TRAINER}" "$CKPTDELTA_STORE" 100000 >/dev/null & trainer=$!
+            begun=${{CKPTDELTA_STEP:-0}}
+            until [ "$("{COMMAND}" list "$CKPTDELTA_STORE" -q --json | grep -o '"step": [0-9]*' | wc -l)" -ge $((begun / 5 + 2)) ]; do
+                sleep 0.05
+            done
+            kill -9 $trainer; wait $trainer; exit 1
+        fi
+        echo "$CKPTDELTA_STEP" >"{node.folder}/last"
+    """)
+    run("run", node.store, "--run", "toy", "--pause", "0s", "--", "sh", script, env=node.env, expect_message="")
+    newest = node.newest()
+    node.agent("--drain", "-q")
+    assert node.newest() == newest == int((node.folder / "last").read_text())
+    assert {c["run"] for c in run("list", node.store, "--json").json()["checkpoints"]} == {"toy"}
+    node.stop()
+
+
 def test_usage(node):
     for args in (["--budget", "0"], ["--budget", "x"], ["--status", "--stop"], ["--detach", "--drain"]):
         node.agent(*args, expect=USAGE)

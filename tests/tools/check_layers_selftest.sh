@@ -32,6 +32,7 @@ clean_tree() {
     mkdir -p "$tree/engine/save" "$tree/engine/store"
     printf '#include "engine/store/store.h"\n#include "engine/save/save.h"\n#include "engine/save/private.h"\n' >"$tree/engine/save/room.c"
     printf '#include "engine/store/view.h"\n' >"$tree/tests/test_view.c"
+    printf 'void f(void) {\n    p = mmap(0);\n}\n' >"$tree/base/shared_memory.c"
     printf 'int six(int a, int (*b)(int, int), int c, int d, int e,\n        int f) {\n    return a;\n}\n' >"$tree/engine/save/six.c"
 }
 
@@ -79,6 +80,12 @@ finds cli/new.c 1 '#include "supervise/internal.h"'
 finds supervise/new.c 1 '#include "cli/cli.h"'
 finds supervise/new.c 1 '#include "base/file.h"'
 finds engine/new.c 1 '#include "supervise/supervise.h"'
+finds engine/new.c 1 '#include "agent/agent.h"'
+finds cli/new.c 1 '#include "agent/internal.h"'
+finds agent/new.c 1 '#include "engine/store/store.h"'
+finds agent/new.c 1 '#include "engine/slots/private.h"'
+finds agent/new.c 1 '#include "codec/codec.h"'
+finds agent/new.c 2 'void f(void) {\n    x = open (a);\n}'
 finds examples/new.c 1 '#include "base/file.h"'
 finds bench/new.c 1 '#include "catalog/catalog.h"'
 # Rooms: a room that uses one above it, a folder that is no room, and a call without an include.
