@@ -125,6 +125,14 @@ static void check(const arguments *a, struct argp_state *state) {
     }
 }
 
+static uint64_t parse_floor(const char *arg, struct argp_state *state) {
+    uint64_t seconds = parse_time("--hang-floor", arg, state);
+    if (seconds == 0) {
+        argp_error(state, "--hang-floor is at least 1s");
+    }
+    return seconds;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state) {
     arguments *a = state->input;
     switch (key) {
@@ -162,10 +170,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         parse_hang(a, arg, state);
         return 0;
     case OPT_HANG_FLOOR:
-        a->with.hang_floor_s = parse_time("--hang-floor", arg, state);
-        if (a->with.hang_floor_s == 0) {
-            argp_error(state, "--hang-floor is at least 1s");
-        }
+        a->with.hang_floor_s = parse_floor(arg, state);
         return 0;
     case OPT_ON_HANG:
         a->with.on_hang = arg;
