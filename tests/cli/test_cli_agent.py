@@ -174,7 +174,9 @@ def test_status_and_explain(node):
     trainer = node.train()
     until(saved(node, 1))
     trainer.send_signal(signal.SIGSTOP)
-    session, = node.agent("--status", "--json").json()["sessions"]
+    status = node.agent("--status", "--json").json()
+    check_documented(status, "`agent --status`")
+    session, = status["sessions"]
     assert session["run"] == "toy" and session["pid"] == trainer.pid and session["connected"] and session["trouble"] is None
     assert session["memory_bytes"] > 2 * 400_000
     assert "If the trainer is killed, nothing of it is lost" in node.agent("--explain").out
@@ -184,8 +186,10 @@ def test_status_and_explain(node):
     until(lambda: "the trainer is dead" in node.agent("--explain").out)
     until(lambda: "It is durable" in node.agent("--explain").out)
     assert node.agent("--drain").out == "everything complete is durable\n"
-    assert node.agent("--drain", "--json").json() == {"schema": 1, "stopped": False}
-    assert node.agent("--stop", "--json").json() == {"schema": 1, "stopped": True}
+    for option, stopped in ("--drain", False), ("--stop", True):
+        done = node.agent(option, "--json").json()
+        check_documented(done, f"`agent {option}`")
+        assert done["stopped"] is stopped
     node.agent("--stop", expect=NOT_FOUND)
 
 
