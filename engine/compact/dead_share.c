@@ -73,7 +73,7 @@ static void record_left(ckd_store *store, const char *run, const left_over *left
     key_of(key, run);
     snprintf(text, sizeof(text), "%" PRIu64 "%s", left->dead, left->told ? " told" : "");
     pthread_mutex_lock(&store->mutex);
-    if (store_sync_catalog(store, NULL) == CKD_OK) {
+    if (store_refresh_catalog_locked(store, NULL) == CKD_OK) {
         (void)store_record_meta(store, key, text, NULL);
     }
     pthread_mutex_unlock(&store->mutex);

@@ -44,7 +44,7 @@ static ckd_status upgrade_rest(const compaction *c, ckd_error *err) {
     THEN(status, manifest_set_upgrade_all(&n, store, err));
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
-    if (store_sync_catalog(store, &why) != CKD_OK) {
+    if (store_refresh_catalog_locked(store, &why) != CKD_OK) {
         store_message(
             store, "the catalog could not be updated; the next save or open for writing will update it: %s",
             why.message);

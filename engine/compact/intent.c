@@ -75,7 +75,7 @@ static ckd_status write_intent(compact_intent *i, const compaction *compact, con
  */
 static ckd_status check_still_listed(ckd_store *store, const id_set *needed, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_sync_catalog(store, err);
+    ckd_status status = store_refresh_catalog_locked(store, err);
     for (size_t i = 0; i < needed->count && status == CKD_OK; i++) {
         ckd_checkpoint found;
         status = catalog_find_id(&found, store->catalog, &needed->ids[i], err);

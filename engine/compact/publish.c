@@ -100,7 +100,7 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
 static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};
     ckd_error why = {0};
-    ckd_status status = store_sync_catalog(store, &why);
+    ckd_status status = store_refresh_catalog_locked(store, &why);
     THEN(status, catalog_find_id(&now, store->catalog, &c->id, &why));
     if (status != CKD_OK || now.generation != c->generation) {
         store_use_memory_catalog(store, NULL);
@@ -113,7 +113,7 @@ static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
 static ckd_status publish_locked(bool *undecided, ckd_store *store, const manifest *m, const bytes *encoded,
                                  ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_sync_catalog(store, err);
+    ckd_status status = store_refresh_catalog_locked(store, err);
     THEN(status, check_unchanged(store, m, err));
     THEN(status, publish_bytes(undecided, store, &m->checkpoint, encoded, err));
     if (status == CKD_OK) {

@@ -205,7 +205,7 @@ ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, rep
 
 /*
  * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes over
- * the list and the publish lock. Errors: BUSY; as store_sync_catalog.
+ * the list and the publish lock. Errors: BUSY; as store_refresh_catalog_locked.
  */
 ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
 

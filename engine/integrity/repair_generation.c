@@ -142,7 +142,7 @@ static void find_dropped(bool *dropped, const search *s, const manifest_set *n) 
 /* If it still listed the newest generation, this handle would not see the older one. */
 static void update_catalog(ckd_store *store) {
     ckd_error why = {0};
-    if (store_sync_catalog(store, &why) != CKD_OK) {
+    if (store_refresh_catalog_locked(store, &why) != CKD_OK) {
         store_use_memory_catalog(store, NULL);
         store_message(
             store, "the catalog could not be updated; the next save or open for writing will update it: %s",

@@ -269,7 +269,7 @@ static ckd_status check_not_listed(const rewriting *w, ckd_error *err) {
     ckd_checkpoint listed;
     ckd_error why = {0};
     pthread_mutex_lock(&w->store->mutex);
-    ckd_status status = store_sync_catalog(w->store, err);
+    ckd_status status = store_refresh_catalog_locked(w->store, err);
     pthread_mutex_unlock(&w->store->mutex);
     if (status != CKD_OK) {
         return status;
@@ -333,7 +333,7 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     if (status == CKD_OK) {
         vanished_forget(w->store, &w->known->id);
         pthread_mutex_lock(&w->store->mutex);
-        status = store_sync_catalog(w->store, err);
+        status = store_refresh_catalog_locked(w->store, err);
         pthread_mutex_unlock(&w->store->mutex);
     }
     return status;

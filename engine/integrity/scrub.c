@@ -98,7 +98,7 @@ static void choose_due(scrubbing *s) {
 
 static ckd_status write_verified(ckd_store *store, ckd_error *err) {
     /* This writes the times, too, if there is anything else to write. */
-    ckd_status status = store_sync_catalog(store, err);
+    ckd_status status = store_refresh_catalog_locked(store, err);
     if (status != CKD_OK || !store->scrubbed.count) {
         return status;
     }

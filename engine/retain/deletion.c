@@ -10,7 +10,7 @@
 /* Updates the catalog and evicts materialized copies. A failure is no failure of the deletion. */
 static void update_derived(ckd_store *store) {
     ckd_error why = {0};
-    if (store_sync_catalog(store, &why) != CKD_OK) {
+    if (store_refresh_catalog_locked(store, &why) != CKD_OK) {
         store_message(
             store, "the catalog could not be updated; the next save or open for writing will update it: %s",
             why.message);
@@ -99,7 +99,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
  */
 static ckd_status sync_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_sync_catalog(store, err);
+    ckd_status status = store_refresh_catalog_locked(store, err);
     *in_step = status == CKD_OK && !store->catalog_in_memory;
     pthread_mutex_unlock(&store->mutex);
     return status;

@@ -18,7 +18,7 @@ typedef struct setting_change {
 static ckd_status check_listed(ckd_store *store, const ckd_id *checkpoint, ckd_error *err) {
     ckd_checkpoint found;
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = store_sync_catalog(store, err);
+    ckd_status status = store_refresh_catalog_locked(store, err);
     THEN(status, catalog_find_id(&found, store->catalog, checkpoint, err));
     pthread_mutex_unlock(&store->mutex);
     if (status == CKD_E_NOT_FOUND) {

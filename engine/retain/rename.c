@@ -391,7 +391,7 @@ static ckd_status carry_out(renaming *r, ckd_error *err) {
                  why.message);
         memcpy(why.message, text, sizeof(text));
     }
-    if (store_sync_catalog(r->store, NULL) != CKD_OK) {
+    if (store_refresh_catalog_locked(r->store, NULL) != CKD_OK) {
         store_message(r->store, "the catalog is behind the manifests");
     }
     return err_from(err, status, &why);
@@ -409,9 +409,9 @@ typedef struct rename_request {
 /* The caller holds the publish lock and the mutex. */
 static ckd_status prepare(rename_request *q, ckd_error *err) {
     renaming *r = &q->r;
-    ckd_status status = store_sync_catalog(r->store, err);
+    ckd_status status = store_refresh_catalog_locked(r->store, err);
     THEN(status, store_recover(r->store, err)); /* also removes what compactions replaced */
-    THEN(status, store_sync_catalog(r->store, err));
+    THEN(status, store_refresh_catalog_locked(r->store, err));
     THEN(status, open_renaming(r, err));
     THEN(status, check_request(r, err));
     q->count = count_listed(r);

@@ -341,7 +341,7 @@ static ckd_status try_collect(void *context, ckd_error *err) {
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
             collection how = {.all = a->all, .force = a->force};
-            how.keep_tombstones = !store_sync_usable_catalog(a->store);
+            how.keep_tombstones = !store_refresh_usable_catalog(a->store);
             status = a->checked->more ? CKD_OK : collect(a->out, a->store, &how, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
@@ -451,7 +451,7 @@ ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     checked_files checked = {0};
     /* A deletion may have died before the catalog, and its tombstone is about to go. */
-    collection how = {.keep_tombstones = expired && !store_sync_usable_catalog(store)};
+    collection how = {.keep_tombstones = expired && !store_refresh_usable_catalog(store)};
     ckd_status status =
         replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;
     checked_files_free(&checked);

@@ -155,7 +155,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         return status;
     }
     pthread_mutex_lock(&store->mutex);
-    status = store_sync_catalog(store, err);
+    status = store_refresh_catalog_locked(store, err);
     THEN(status, save_resolve_target(&save->target, store, &save->options, err));
     THEN(status, launch_check_begin(save, err));
     /* a retry has the id of the checkpoint with which it is compared */

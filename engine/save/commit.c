@@ -415,7 +415,7 @@ ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err) {
 
 static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     pthread_mutex_lock(&save->store->mutex);
-    ckd_status status = store_sync_catalog(save->store, err);
+    ckd_status status = store_refresh_catalog_locked(save->store, err);
     THEN(status, save_check_id_unused(save, err));
     THEN(status, launch_check_publish(save, err));
     THEN(status, check_files(save, m, err));

@@ -163,7 +163,7 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
     return status;
 }
 
-ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
+ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     bool catalog_failed;
     ckd_status status = sync_file(&catalog_failed, store, &why);
@@ -185,7 +185,7 @@ ckd_status store_sync_catalog(ckd_store *store, ckd_error *err) {
     return store_use_memory_catalog(store, err);
 }
 
-bool store_sync_usable_catalog(ckd_store *store) {
+bool store_refresh_usable_catalog(ckd_store *store) {
     reconcile_result merged;
     uint64_t skipped = store->manifests_skipped;
     if (pthread_mutex_trylock(&store->mutex) != 0) {
@@ -213,7 +213,7 @@ ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err) {
     ckd_status status = store_lock_publish(&lock, store, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&store->mutex);
-        status = store_sync_catalog(store, err);
+        status = store_refresh_catalog_locked(store, err);
         pthread_mutex_unlock(&store->mutex);
         lock_release(lock);
     }
@@ -225,7 +225,7 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err) {
         return open_for_reading(store, err);
     }
     drop_unfinished(store);
-    return store_sync_catalog(store, err);
+    return store_refresh_catalog_locked(store, err);
 }
 
 /* ---- queries ---- */

@@ -68,8 +68,8 @@ struct ckd_store {
     ckd_store_options options;
     ckd_id id;
     thread_pool *pool;
-    pthread_mutex_t mutex;   /* guards the catalog, which several saves and loads of this handle may use */
-    catalog *catalog;        /* NULL after failures; store_query and store_sync_catalog open it again */
+    pthread_mutex_t mutex; /* guards the catalog, which several saves and loads of this handle may use */
+    catalog *catalog; /* NULL after failures; store_query and store_refresh_catalog_locked open it again */
     bool catalog_in_memory;  /* the catalog is in memory, not the file */
     uint64_t catalog_number; /* inode of the open file: a rebuild puts another file in its place */
     /* set by a rebuild: lists checkpoints whose chunk files cannot be read now, for good without their tensors */
@@ -168,12 +168,12 @@ ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, c
 void store_set_ingest_limit(size_t rows);
 /*
  * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
- * the transaction that adds or drops a row. Under the publish lock, after store_sync_catalog.
+ * the transaction that adds or drops a row. Under the publish lock, after store_refresh_catalog_locked.
  */
 ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err);
 /*
  * Stores a text in the catalog under the caller's key; "" keeps the present text. A rebuilt catalog starts without it.
- * Under the publish lock with the mutex, after store_sync_catalog.
+ * Under the publish lock with the mutex, after store_refresh_catalog_locked.
  */
 ckd_status store_record_meta(ckd_store *store, const char *key, const char *text, ckd_error *err);
 
@@ -184,13 +184,13 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  * Brings the catalog in step with the manifests. Rebuilds it if it is damaged or missing; uses a catalog in memory if
  * the file is unusable now. Writers call it under the publish lock before they rely on the catalog or change it.
  */
-ckd_status store_sync_catalog(ckd_store *store, ckd_error *err);
+ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err);
 /*
  * Brings the catalog's file in step, if it can be used as it is, before tombstones are removed. Does nothing while
  * somebody holds the mutex. Under the publish lock. A failure is left to the next sync. Returns whether the file is in
  * step, or missing. Otherwise it may have rows of deleted checkpoints, which only their tombstones tell from lost ones.
  */
-bool store_sync_usable_catalog(ckd_store *store);
+bool store_refresh_usable_catalog(ckd_store *store);
 /*
  * Does that for callers that do not hold the publish lock: takes it, and the mutex. The catalog then has what other
  * processes committed, also if they died before they changed it. Does nothing for readers, whose queries look at the

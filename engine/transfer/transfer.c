@@ -264,7 +264,7 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
 }
 
 static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
-    ckd_status status = store_sync_catalog(t->to, err);
+    ckd_status status = store_refresh_catalog_locked(t->to, err);
     THEN(status, manifests_read(&b->manifests, t->to, err));
     THEN(status, manifests_tombstones(&b->tombstones, t->to, err));
     THEN(status, publish_batch(t, b, err));
@@ -366,7 +366,7 @@ static ckd_status with_locks(transfer *t, locked_fn call, ckd_error *err) {
     ckd_status status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
-        status = store_sync_catalog(t->to, err);
+        status = store_refresh_catalog_locked(t->to, err);
         THEN(status, call(t, err));
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
@@ -471,7 +471,7 @@ static void finish_catalog(transfer *t) {
     ckd_status status = store_lock_publish(&lock, store, &why);
     scrub_times_queue(store, &t->scrubbed);
     pthread_mutex_lock(&store->mutex);
-    THEN(status, store_sync_catalog(store, &why));
+    THEN(status, store_refresh_catalog_locked(store, &why));
     if (status != CKD_OK) {
         store_use_memory_catalog(store, NULL);
         store_message(

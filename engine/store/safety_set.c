@@ -1,4 +1,4 @@
-/* Reads chunk files record by record: to copy records, and to check those that must survive a deletion. */
+/* Reads through the checkpoints that must survive a deletion, before anything is deleted. */
 #include "engine/store/view.h"
 
 #include <stdio.h>
@@ -7,28 +7,6 @@
 #include "codec/common/common.h"
 #include "engine/store/damage.h"
 #include "engine/store/manifests.h"
-
-ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err) {
-    ckd_status status = chunk_check_record(c, r, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    bytes_clear(payload);
-    void *to = bytes_extend(payload, r->stored_size + 1);
-    if (!to) {
-        payload->failed = false;
-        return err_nomem(err, r->stored_size, "a payload");
-    }
-    status = chunk_read_payload(c, r, to, err);
-    if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
-        return status; /* values are hashed when they are decoded */
-    }
-    hash128 content = content_hash(to, r->stored_size);
-    return wire_content_matches(&r->content, &content)
-               ? CKD_OK
-               : err_corrupt(err, file_path(c->file), r->offset,
-                             "a bundle does not have the content hash it was written with");
-}
 
 /* Whose records a load of a checkpoint reads. Found out when it matters: that opens all of its files. */
 typedef struct needed_records {
@@ -83,8 +61,6 @@ static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_rec
     }
     return status;
 }
-
-/* ---- before others are deleted ---- */
 
 /*
  * The next checkpoint of the plan, from *at on, that must be intact before others are deleted: one of the newest of a
@@ -242,60 +218,4 @@ ckd_status read_safety_set(safety_reading *done, ckd_store *store, const ckd_pru
     lock_release(lock);
     manifest_set_free(&n);
     return status;
-}
-
-/* ---- copying records unchanged from one chunk file to another ---- */
-
-ckd_status chunk_each_record(chunk *c, record_fn visit, void *context, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
-        const ckd_id *id = &c->outer[i].tensor->checkpoint;
-        const chunk_records *records = NULL;
-        bool done = false;
-        for (size_t k = 0; k < i && !done; k++) {
-            done = id_equal(&c->outer[k].tensor->checkpoint, id);
-        }
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_status unpacked = done ? CKD_E_CORRUPT : chunk_records_of(&records, c, id, &why);
-        if (unpacked != CKD_OK && unpacked != CKD_E_CORRUPT && unpacked != CKD_E_UNSUPPORTED) {
-            status = err_from(err, unpacked, &why);
-        }
-        for (size_t k = 0; unpacked == CKD_OK && k < records->count && status == CKD_OK; k++) {
-            status = visit(context, c, &records->records[k], err);
-        }
-    }
-    return status;
-}
-
-ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const record *r, ckd_error *err) {
-    record copy = *r;
-    ckd_status status = CKD_OK;
-    /* Members of a bundle have no checksum of their own, so verify the bundle first. */
-    if (r->bundle && r->bundle != k->checked) {
-        status = record_read_through(&k->payload, c, r->bundle, err);
-        k->checked = status == CKD_OK ? r->bundle : NULL;
-    }
-    void *payload = NULL;
-    if (status == CKD_OK) {
-        payload = bytes_scratch(&k->payload, r->stored_size + 1, "a payload", err);
-        status = payload ? chunk_read_payload(c, r, payload, err) : CKD_E_NOMEM;
-    }
-    copy.bundle = NULL;
-    return status == CKD_OK ? chunk_writer_append(to, &copy, payload, err) : status;
-}
-
-uint64_t record_hash(const record *r) {
-    struct {
-        ckd_id checkpoint;
-        hash128 content;
-        uint64_t name, first, count, stored, kind, coding;
-    } key = {r->tensor->checkpoint,
-             r->content,
-             hash64(r->tensor->name, strlen(r->tensor->name)),
-             r->first,
-             r->count,
-             r->stored_size,
-             r->kind,
-             (uint64_t)r->predictor << 32 | r->coding};
-    return hash64(&key, sizeof(key));
 }
