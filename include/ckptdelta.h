@@ -206,6 +206,11 @@ CKD_API ckd_status ckd_store_open(ckd_store **out, const char *path, ckd_open_mo
 /* Closes the store. All saves and loads on it must have ended. */
 CKD_API void ckd_store_close(ckd_store *store);
 
+/* Why a checkpoint is suspect. Bits; new ones may be added. */
+typedef enum ckd_suspect {
+    CKD_SUSPECT_NONFINITE = 1 /* values of its model or optimizer became NaN or infinite */
+} ckd_suspect;
+
 /* One checkpoint as recorded in the catalog. */
 typedef struct ckd_checkpoint {
     ckd_id id;
@@ -226,6 +231,11 @@ typedef struct ckd_checkpoint {
     uint64_t created_ns;   /* ns since 1970; later than its run and parent, whatever the clock shows */
     double metric;         /* NaN: none */
     char metric_name[32];
+    /*
+     * ckd_suspect bits; 0: none. A suspect checkpoint loads like any other. But a restore of the newest state passes it
+     * over, policies do not count it, and saves are not coded against it if there is another one.
+     */
+    uint32_t suspect;
 } ckd_checkpoint;
 
 typedef struct ckd_checkpoint_list {
@@ -241,7 +251,8 @@ CKD_API void ckd_checkpoint_list_free(ckd_checkpoint_list *list);
 #define CKD_LATEST UINT64_MAX
 /*
  * Finds one checkpoint. run NULL: the only run of the store; INVALID, with the names, if there are several. step
- * CKD_LATEST: the newest committed checkpoint, by step. Errors: NOT_FOUND, INVALID.
+ * CKD_LATEST: the newest committed checkpoint, by step, even if it is suspect (ckd_store_healthy). Errors: NOT_FOUND,
+ * INVALID.
  */
 CKD_API ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                   ckd_error *err);
@@ -262,7 +273,7 @@ typedef struct ckd_tensor_info {
     /* errors against the saved values, to three digits; 0 in `exact`; NaN: not known */
     double rel_l2, max_error;
     double direction_change; /* relative L2 error of m / (sqrt(v) + eps); NaN: not known */
-    uint64_t nonfinite;      /* NaNs and infinities, which are preserved; counted by lossy saves */
+    uint64_t nonfinite; /* NaNs and infinities, which are preserved; early versions counted only lossy ones */
     /* Largest |m| / (sqrt(v) + eps) saved, and returned by a load; within 2 %; NaN except for the moment saved last. */
     double largest_update_given, largest_update;
 } ckd_tensor_info;

@@ -73,6 +73,11 @@ ckd_status candidates_read(candidates *out, const char *store_path, const char *
     return status;
 }
 
+/* A suspect checkpoint would only fail again: its values became NaN or infinite. */
+static bool may_start_from(const candidates *c, size_t i) {
+    return !c->damaged[i] && !c->items[i].suspect;
+}
+
 void candidates_free(candidates *c) {
     free(c->items);
     free(c->damaged);
@@ -126,7 +131,7 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
         bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, whole;
-        if (failed != vain || c->damaged[i]) {
+        if (failed != vain || !may_start_from(c, i)) {
             continue;
         }
         ckd_status status = is_whole(&whole, store, &c->items[i], rule, err);
@@ -140,6 +145,36 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
     return CKD_OK;
 }
 
+/* Tells of the suspect checkpoints that are newer than the chosen one. */
+static void say_suspect(const candidates *c, const candidates_rule *rule) {
+    for (size_t i = 0; i < c->chosen && rule->options->on_message; i++) {
+        char ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX];
+        candidate_ref(ref, &c->items[i]);
+        if (c->items[i].suspect) {
+            snprintf(text, sizeof(text), "%s is suspect and passed over: values became NaN or infinite", ref);
+            rule->options->on_message(rule->options->message_context, text);
+        }
+    }
+}
+
+static ckd_status none_left(const candidates *c, const char *run, ckd_error *err) {
+    size_t suspects = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        suspects += c->items[i].suspect != 0;
+    }
+    return suspects == 0
+               ? supervise_error(
+                     err, CKD_E_CORRUPT,
+                     "none of the %zu checkpoints of %s is whole, and starting over would discard them; "
+                     "'ckptdelta repair' may rebuild them from parity",
+                     c->count, run)
+               : supervise_error(
+                     err, CKD_E_CORRUPT,
+                     "of the %zu checkpoints of %s, %zu are suspect, as values became NaN or infinite, and the "
+                     "others are not whole; starting over would discard them",
+                     c->count, run, suspects);
+}
+
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err) {
     if (c->count == 0) {
         return CKD_OK;
@@ -151,11 +186,10 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     THEN(status, choose_among(c, store, rule, true, err));
     ckd_store_close(store);
     if (status == CKD_OK && c->chosen == SIZE_MAX) {
-        return supervise_error(
-            err, CKD_E_CORRUPT,
-            "none of the %zu checkpoints of %s is whole, and starting over would discard them; "
-            "'ckptdelta repair' may rebuild them from parity",
-            c->count, rule->options->run);
+        return none_left(c, rule->options->run, err);
+    }
+    if (status == CKD_OK) {
+        say_suspect(c, rule);
     }
     return status;
 }
@@ -163,7 +197,7 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
 uint64_t candidates_top(const candidates *c) {
     uint64_t top = SUPERVISE_NO_STEP;
     for (size_t i = 0; i < c->count; i++) {
-        if (!c->damaged[i] && (top == SUPERVISE_NO_STEP || c->items[i].step > top)) {
+        if (may_start_from(c, i) && (top == SUPERVISE_NO_STEP || c->items[i].step > top)) {
             top = c->items[i].step;
         }
     }
@@ -185,7 +219,7 @@ bool candidates_has_other(const candidates *c, const char *ref) {
     for (size_t i = 0; i < c->count; i++) {
         char own[SUPERVISE_REF_MAX];
         candidate_ref(own, &c->items[i]);
-        if (!c->damaged[i] && strcmp(own, ref) != 0) {
+        if (may_start_from(c, i) && strcmp(own, ref) != 0) {
             return true;
         }
     }
