@@ -206,11 +206,6 @@ CKD_API ckd_status ckd_store_open(ckd_store **out, const char *path, ckd_open_mo
 /* Closes the store. All saves and loads on it must have ended. */
 CKD_API void ckd_store_close(ckd_store *store);
 
-/* Why a checkpoint is suspect. Bits; new ones may be added. */
-typedef enum ckd_suspect {
-    CKD_SUSPECT_NONFINITE = 1 /* values of its model or optimizer became NaN or infinite */
-} ckd_suspect;
-
 /* One checkpoint as recorded in the catalog. */
 typedef struct ckd_checkpoint {
     ckd_id id;
@@ -221,21 +216,16 @@ typedef struct ckd_checkpoint {
     uint32_t generation; /* of its manifest; compaction publishes higher ones */
     ckd_kind kind;
     ckd_fidelity fidelity;
-    uint32_t lossy_resumes; /* how often training resumed from a lossy checkpoint to reach this state */
-    uint32_t depth;         /* longest chain of deltas over all blocks */
-    uint32_t world;         /* ranks that wrote it */
-    uint64_t tensors;
-    uint64_t raw_bytes;    /* of all tensors and blobs */
-    uint64_t stored_bytes; /* of its chunk files and manifest */
-    double load_cost;      /* estimated cost of loading it, in loads of an exact base of the same state */
-    uint64_t created_ns;   /* ns since 1970; later than its run and parent, whatever the clock shows */
-    double metric;         /* NaN: none */
+    uint32_t lossy_resumes;      /* how often training resumed from a lossy checkpoint to reach this state */
+    uint32_t depth;              /* longest chain of deltas over all blocks */
+    uint32_t world;              /* ranks that wrote it */
+    uint64_t tensors, raw_bytes; /* raw_bytes: of all tensors and blobs */
+    uint64_t stored_bytes;       /* of its chunk files and manifest */
+    double load_cost;    /* estimated cost of loading it, in loads of an exact base of the same state */
+    uint64_t created_ns; /* ns since 1970; later than its run and parent, whatever the clock shows */
+    double metric;       /* NaN: none */
     char metric_name[32];
-    /*
-     * ckd_suspect bits; 0: none. A suspect checkpoint loads like any other. But a restore of the newest state passes it
-     * over, policies do not count it, and saves are not coded against it if there is another one.
-     */
-    uint32_t suspect;
+    uint32_t suspect; /* ckd_suspect bits (ckptdelta_loads.h); 0: none */
 } ckd_checkpoint;
 
 typedef struct ckd_checkpoint_list {
@@ -251,8 +241,7 @@ CKD_API void ckd_checkpoint_list_free(ckd_checkpoint_list *list);
 #define CKD_LATEST UINT64_MAX
 /*
  * Finds one checkpoint. run NULL: the only run of the store; INVALID, with the names, if there are several. step
- * CKD_LATEST: the newest committed checkpoint, by step, even if it is suspect (ckd_store_healthy). Errors: NOT_FOUND,
- * INVALID.
+ * CKD_LATEST: the newest committed checkpoint, by step, suspect or not. Errors: NOT_FOUND, INVALID.
  */
 CKD_API ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                   ckd_error *err);

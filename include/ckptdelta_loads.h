@@ -29,6 +29,14 @@ CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const c
                                        const ckd_load_options *options, ckd_error *err);
 
 /*
+ * Why a checkpoint is suspect. Bits; new ones may be added. A suspect checkpoint loads like any other. But a session that
+ * restores the newest state passes it over, policies do not count it, and saves are coded against others.
+ */
+typedef enum ckd_suspect {
+    CKD_SUSPECT_NONFINITE = 1 /* values of its model or optimizer became NaN or infinite */
+} ckd_suspect;
+
+/*
  * Finds the newest checkpoint of the run before `step` that is not suspect, for callers that prefer an older state to
  * none. If the run has none, it looks in the run that it branched off by name (RUN of RUN~2). Errors: NOT_FOUND, INVALID.
  */

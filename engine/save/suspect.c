@@ -15,8 +15,7 @@
 typedef struct reference {
     view_cache views;
     const view *view;
-    bool
-        strict; /* the checkpoint comes from a suspect one, and there is no healthy one: nothing is excused */
+    bool strict;  /* the parent is suspect, and there is no healthy one: nothing is excused */
     bool counted; /* known not to be of an early version, which did not count the values of exact tensors */
 } reference;
 

@@ -391,6 +391,40 @@ static void test_policies_do_not_count_them(void **state) {
     store_check_clean(*state);
 }
 
+/*
+ * Random runs under random policies: of the healthy checkpoints those stay that would stay in a run without the suspect
+ * ones, and of these only the newest of the run.
+ */
+static void test_random_policies(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    srand(7);
+    for (int round = 0; round < 12; round++) {
+        char mixed[16], pure[16];
+        snprintf(mixed, sizeof(mixed), "mixed%d", round);
+        snprintf(pure, sizeof(pure), "pure%d", round);
+        unsigned suspect = 0;
+        int count = 1 + rand() % 14;
+        for (int step = 0; step < count; step++) {
+            bool bad = step > 0 && rand() % 3 == 0;
+            suspect |= bad ? 1u << step : 0;
+            save_weight(store, mixed, (uint64_t)step, bad ? 1 : 0);
+            if (!bad) {
+                save_weight(store, pure, (uint64_t)step, 0);
+            }
+        }
+        ckd_policy p = CKD_POLICY_INIT;
+        p.keep_last = (uint32_t)(rand() % 4);
+        p.keep_every = (uint64_t)(1 + rand() % 5);
+        p.keep_first = rand() % 2;
+        p.run = pure;
+        unsigned want = kept_steps(store, &p) | (suspect & 1u << (count - 1));
+        p.run = mixed;
+        assert_int_equal(kept_steps(store, &p), want);
+    }
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* A run that stays NaN, under a policy that each save applies: the store keeps its size, and the healthy ones stay. */
 static void test_a_run_that_stays_nan(void **state) {
     ckd_error err = {0};
@@ -416,17 +450,10 @@ static void test_a_run_that_stays_nan(void **state) {
 int main(void) {
 #define TEST(name) tempdir_test(test_##name)
     const struct CMUnitTest tests[] = {
-        TEST(every_float_dtype),
-        TEST(message),
-        TEST(what_was_there_from_the_start),
-        TEST(moments_from_the_start),
-        TEST(lossy),
-        TEST(ranks),
-        TEST(the_mark_is_durable),
-        TEST(parent),
-        TEST(newest_healthy),
-        TEST(policies_do_not_count_them),
-        TEST(a_run_that_stays_nan),
+        TEST(every_float_dtype),          TEST(message),         TEST(what_was_there_from_the_start),
+        TEST(moments_from_the_start),     TEST(lossy),           TEST(ranks),
+        TEST(the_mark_is_durable),        TEST(parent),          TEST(newest_healthy),
+        TEST(policies_do_not_count_them), TEST(random_policies), TEST(a_run_that_stays_nan),
     };
     return cmocka_run_group_tests_name("suspect checkpoints", tests, NULL, NULL);
 }
