@@ -142,6 +142,9 @@ ckd_status catalog_find(ckd_checkpoint *out, catalog *c, const char *run, uint64
 ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ckd_error *err);
 /* Finds the run's newest checkpoint with step < before (UINT64_MAX: the newest of all). */
 ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before, ckd_error *err);
+/* As catalog_newest, for checkpoints that are not suspect. */
+ckd_status catalog_newest_healthy(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before,
+                                  ckd_error *err);
 
 /*
  * Lists a checkpoint's tensors in save order. Shards are folded together: the coding is "mixed" if they differ; depth

@@ -132,6 +132,7 @@ ckd_status snapshot_begin(catalog *c, bool *opened, ckd_error *err) {
     *opened = false;
     ckd_status status = handle_usable(c, err);
     if (status == CKD_OK && sqlite3_get_autocommit(c->db)) {
+        tables_look_again(c);
         status = catalog_run(c, S_BEGIN_READ, err);
         *opened = status == CKD_OK;
     }

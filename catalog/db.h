@@ -36,6 +36,8 @@ typedef enum statement {
     S_CHECKPOINT_REPLACE,
     S_CHECKPOINT_MOVE,
     S_CHECKPOINT_DROP,
+    S_SUSPECT_DROP,
+    S_SUSPECT_ADD,
     S_FILES_DROP,
     S_FILE_ADD,
     S_FILE_VERIFIED,
@@ -88,7 +90,8 @@ struct catalog {
     char *path;      /* for messages */
     int64_t process; /* process that opened the handle */
     uint64_t page_size;
-    bool lacks_ranks; /* the file has version 5: it lacks rank_timings */
+    bool
+        lacks_tables; /* the file has an older version, which lacks tables; a reader has empty ones in their place */
     /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
     uint64_t work_limit;
     uint64_t work_left; /* of the running statement */
@@ -132,6 +135,10 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
 /* Upgrades a catalog of version 5. */
 ckd_status tables_renew(catalog *c, ckd_error *err);
+/* Gives a reader of an older catalog empty temporary tables in place of those that the file lacks. */
+ckd_status tables_stand_in(catalog *c, ckd_error *err);
+/* Drops them if another process has upgraded the file since. */
+void tables_look_again(catalog *c);
 
 typedef struct query {
     catalog *c;

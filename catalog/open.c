@@ -159,9 +159,11 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
         status = tables_create(c, store, err);
         THEN(status, tables_verify(&blank, c, store, err));
     }
-    if (status == CKD_OK && c->lacks_ranks && mode != CATALOG_READ) {
+    if (status == CKD_OK && c->lacks_tables && mode != CATALOG_READ) {
         status = tables_renew(c, err);
         THEN(status, tables_verify(&blank, c, store, err));
+    } else if (status == CKD_OK && c->lacks_tables) {
+        status = tables_stand_in(c, err);
     }
     if (status == CKD_OK && blank) {
         status = catalog_damaged(c, err, "it is empty");

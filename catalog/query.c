@@ -31,6 +31,7 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
     out->metric = column_real(q, 16);
     const char *metric = column_text(q, 17, 0, sizeof(out->metric_name) - 1);
     memcpy(out->metric_name, metric, strlen(metric) + 1);
+    out->suspect = column_u32(q, 18, 0, UINT32_MAX);
     ckd_status status = query_row_status(q, err);
     if (status != CKD_OK) {
         return status;
@@ -88,6 +89,15 @@ ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint
         return err_set(err, CKD_E_NOT_FOUND, "no such checkpoint");
     }
     return find_by_step(out, c, S_NEWEST, run, before - 1 > INT64_MAX ? INT64_MAX : before - 1, err);
+}
+
+ckd_status catalog_newest_healthy(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before,
+                                  ckd_error *err) {
+    ckd_status status = catalog_newest(out, c, run, before, err);
+    while (status == CKD_OK && out->suspect) {
+        status = catalog_newest(out, c, run, out->step, err);
+    }
+    return status;
 }
 
 ckd_status catalog_find_id(ckd_checkpoint *out, catalog *c, const ckd_id *id, ckd_error *err) {

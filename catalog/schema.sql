@@ -12,7 +12,7 @@
 -- number is damage, and the catalog is made again.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;
 
 -- 'format': version of the tables, '1'. 'store': id of the catalog's store, 32 hexadecimal digits. 'mark' (optional):
 -- state of the folders of manifests and tombstones when the catalog agreed with them. 'deletions': the store's deletion
@@ -148,8 +148,8 @@ CREATE TABLE timings (
     PRIMARY KEY (checkpoint, stage)
 ) STRICT, WITHOUT ROWID;
 
--- When each rank worked on each stage. Versions before 6 lack this table. It is added to their catalogs, so their
--- timings stay.
+-- When each rank worked on each stage. Versions before 6 lack this table, and those before 7 the table suspects. They are
+-- added to catalogs of version 5 and 6, so their timings stay.
 CREATE TABLE rank_timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),
@@ -160,6 +160,13 @@ CREATE TABLE rank_timings (
     bytes INTEGER NOT NULL CHECK (bytes >= 0),
     PRIMARY KEY (checkpoint, rank, stage)
 ) STRICT, WITHOUT ROWID;
+
+-- Checkpoints that are suspect, and why: bits, 1: values of the model or the optimizer became NaN or infinite. Programs that
+-- wrote earlier versions of the catalog could not read their manifests.
+CREATE TABLE suspects (
+    checkpoint INTEGER PRIMARY KEY REFERENCES checkpoints (key) ON DELETE CASCADE,
+    reasons INTEGER NOT NULL CHECK (reasons BETWEEN 1 AND 4294967295)
+) STRICT;
 
 CREATE VIEW checkpoint_list AS
 SELECT r.name AS run, c.step, k.word AS kind, f.word AS fidelity, c.depth, c.world, c.tensors, c.raw_bytes,

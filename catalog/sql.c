@@ -4,7 +4,7 @@
 #define CHECKPOINT_COLUMNS                                                                                \
     "r.name, c.step, c.id, c.parent, c.resumed_from, c.generation, c.kind, c.fidelity, c.lossy_resumes, " \
     "c.depth, c.world, c.tensors, c.raw_bytes, c.stored_bytes, c.load_cost, c.created_ns, c.metric, "     \
-    "c.metric_name "
+    "c.metric_name, ifnull((SELECT s.reasons FROM suspects s WHERE s.checkpoint = c.key), 0) "
 
 #define CHECKPOINT_FIELDS                                                                                     \
     "run, step, id, parent, resumed_from, generation, kind, fidelity, lossy_resumes, depth, world, tensors, " \
@@ -64,6 +64,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
         {"UPDATE checkpoints SET (run, generation, stored_bytes, manifest_bytes) = (?1, ?2, ?3, ?4) WHERE key = ?5",
          "rename a run in the catalog"},
     [S_CHECKPOINT_DROP] = {"DELETE FROM checkpoints WHERE key = ?1", "remove a checkpoint from the catalog"},
+    [S_SUSPECT_DROP] = {"DELETE FROM suspects WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
+    [S_SUSPECT_ADD] = {"INSERT INTO suspects (checkpoint, reasons) VALUES (?1, ?2)",
+                       "add a checkpoint to the catalog"},
     [S_FILES_DROP] = {"DELETE FROM files WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
     [S_FILE_ADD] = {"INSERT INTO files (checkpoint, ordinal, name, rank, size, root) "
                     "VALUES (?1, ?2, ?3, ?4, ?5, ?6)",

@@ -65,14 +65,33 @@ static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) 
     return rc != SQLITE_OK ? rc : end;
 }
 
-#define WITHOUT_RANKS 5 /* catalogs of this version lack one table; they are usable and get upgraded */
-#define RANKS_TABLE   "rank_timings"
+/* Tables that catalogs of older versions lack. These are usable and get upgraded. */
+static const struct added_table {
+    int64_t version; /* the first that has it */
+    const char *name, *columns;
+} added_tables[] = {{6, "rank_timings", "checkpoint, rank, stage, begin_ns, end_ns, work_ns, bytes"},
+                    {7, "suspects", "checkpoint INTEGER PRIMARY KEY, reasons"}};
+enum { ADDED_TABLES = sizeof(added_tables) / sizeof(added_tables[0]), OLDEST = 5 };
+
+static bool is_older(int64_t version) {
+    return version >= OLDEST && version < added_tables[ADDED_TABLES - 1].version;
+}
+
+/* May a catalog of this version lack the table? */
+static bool may_lack(int64_t version, const char *table) {
+    for (size_t i = 0; i < ADDED_TABLES; i++) {
+        if (version < added_tables[i].version && strcmp(table, added_tables[i].name) == 0) {
+            return is_older(version);
+        }
+    }
+    return false;
+}
 
 /*
- * Does `db` have all our tables, indexes and views, word for word? Other objects are ignored, such as ANALYZE
- * statistics or an index added by hand. `without`: a table that may be missing, or NULL.
+ * Does `db`, a catalog of this version, have all its tables, indexes and views, word for word? Other objects are ignored,
+ * such as ANALYZE statistics or an index added by hand.
  */
-static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, const char *without) {
+static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, int64_t version) {
     sqlite3_stmt *expected = NULL, *found = NULL;
     *same = true;
     int rc = sqlite3_prepare_v2(reference, "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL",
@@ -83,7 +102,7 @@ static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, const char *
     }
     while (rc == SQLITE_OK && *same && (rc = sqlite3_step(expected)) == SQLITE_ROW) {
         const char *name = (const char *)sqlite3_column_text(expected, 1);
-        bool needed = !without || !name || strcmp(name, without) != 0;
+        bool needed = !name || !may_lack(version, name);
         rc = needed ? object_same(same, found, expected) : SQLITE_OK;
     }
     rc = rc == SQLITE_DONE ? SQLITE_OK : rc;
@@ -108,9 +127,9 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
         rc = identity_read(&expected, reference);
     }
     bool is_catalog = rc == SQLITE_OK && have->application == expected.application;
-    c->lacks_ranks = is_catalog && have->version == WITHOUT_RANKS;
-    if (is_catalog && (have->version >= expected.version || c->lacks_ranks)) {
-        rc = schema_same(&same, c->db, reference, c->lacks_ranks ? RANKS_TABLE : NULL);
+    c->lacks_tables = is_catalog && is_older(have->version);
+    if (is_catalog && (have->version >= expected.version || c->lacks_tables)) {
+        rc = schema_same(&same, c->db, reference, have->version);
     }
     (void)sqlite3_close(reference);
     if (rc != SQLITE_OK) {
@@ -128,12 +147,12 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
             "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
             (long long)have->version, (long long)expected.version);
     }
-    if (have->version > 0 && have->version < expected.version && !c->lacks_ranks) {
+    if (have->version > 0 && have->version < expected.version && !c->lacks_tables) {
         err_set(err, CKD_E_MISMATCH, "the catalog has the older format %lld; any save or rebuild renews it",
                 (long long)have->version);
         return err_in_file(err, CKD_E_MISMATCH, c->path);
     }
-    if ((have->version != expected.version && !c->lacks_ranks) || !same) {
+    if ((have->version != expected.version && !c->lacks_tables) || !same) {
         return catalog_damaged(c, err, "its tables are not those of ckptdelta");
     }
     return CKD_OK;
@@ -275,27 +294,33 @@ ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {
 
 /* ---- upgrading ---- */
 
-/* Runs the statement of schema.sql that creates the table, then sets the version. */
-static int add_ranks(sqlite3 *db, sqlite3 *reference) {
+/* Runs the statement of schema.sql that creates the table. */
+static int add_table(sqlite3 *db, sqlite3 *reference, const char *name) {
     sqlite3_stmt *made = NULL;
-    int64_t version = 0;
-    char set[64];
-    int rc = number_read(&version, reference, "PRAGMA user_version");
-    if (rc == SQLITE_OK) {
-        rc = sqlite3_prepare_v2(reference, "SELECT sql FROM sqlite_master WHERE name = '" RANKS_TABLE "'", -1,
-                                &made, NULL);
-    }
-    if (rc == SQLITE_OK) {
-        rc = sqlite3_step(made);
-    }
+    char drop[64];
+    int rc = sqlite3_prepare_v2(reference, "SELECT sql FROM sqlite_master WHERE name = ?1", -1, &made, NULL);
+    rc = rc == SQLITE_OK ? sqlite3_bind_text(made, 1, name, -1, SQLITE_STATIC) : rc;
+    rc = rc == SQLITE_OK ? sqlite3_step(made) : rc;
     if (rc == SQLITE_ROW) {
-        rc = sqlite3_exec(db, "DROP TABLE IF EXISTS " RANKS_TABLE, NULL, NULL, NULL);
+        snprintf(drop, sizeof(drop), "DROP TABLE IF EXISTS %s", name);
+        rc = sqlite3_exec(db, drop, NULL, NULL, NULL);
         const char *sql = (const char *)sqlite3_column_text(made, 0);
         rc = rc != SQLITE_OK ? rc : !sql ? SQLITE_NOMEM : sqlite3_exec(db, sql, NULL, NULL, NULL);
     } else if (rc == SQLITE_DONE) {
         rc = SQLITE_INTERNAL;
     }
     (void)sqlite3_finalize(made);
+    return rc;
+}
+
+/* Adds the tables that a catalog of this version lacks, then sets the version. */
+static int add_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
+    int64_t version = 0;
+    char set[64];
+    int rc = number_read(&version, reference, "PRAGMA user_version");
+    for (size_t i = 0; i < ADDED_TABLES && rc == SQLITE_OK; i++) {
+        rc = have < added_tables[i].version ? add_table(db, reference, added_tables[i].name) : SQLITE_OK;
+    }
     if (rc == SQLITE_OK) {
         snprintf(set, sizeof(set), "PRAGMA user_version = %lld", (long long)version);
         rc = sqlite3_exec(db, set, NULL, NULL, NULL);
@@ -311,9 +336,9 @@ ckd_status tables_renew(catalog *c, ckd_error *err) {
         return status;
     }
     int rc = identity_read(&have, c->db);
-    if (rc == SQLITE_OK && have.version == WITHOUT_RANKS) { /* another process may have done it meanwhile */
+    if (rc == SQLITE_OK && is_older(have.version)) { /* another process may have done it meanwhile */
         rc = reference_open(&reference);
-        rc = rc == SQLITE_OK ? add_ranks(c->db, reference) : rc;
+        rc = rc == SQLITE_OK ? add_tables(c->db, reference, have.version) : rc;
         (void)sqlite3_close(reference);
     }
     if (rc != SQLITE_OK) {
@@ -324,6 +349,34 @@ ckd_status tables_renew(catalog *c, ckd_error *err) {
     }
     catalog_rollback(c);
     return status;
+}
+
+/* ---- reading older catalogs ---- */
+
+ckd_status tables_stand_in(catalog *c, ckd_error *err) {
+    identity have;
+    int rc = identity_read(&have, c->db);
+    for (size_t i = 0; i < ADDED_TABLES && rc == SQLITE_OK; i++) {
+        char sql[160];
+        snprintf(sql, sizeof(sql), "CREATE TEMP TABLE %s (%s)", added_tables[i].name,
+                 added_tables[i].columns);
+        rc = have.version < added_tables[i].version ? sqlite3_exec(c->db, sql, NULL, NULL, NULL) : SQLITE_OK;
+    }
+    return rc == SQLITE_OK ? CKD_OK : catalog_fail(c, rc, "open the catalog", err);
+}
+
+void tables_look_again(catalog *c) {
+    int64_t version;
+    if (!c->lacks_tables || number_read(&version, c->db, "PRAGMA user_version") != SQLITE_OK ||
+        is_older(version)) {
+        return;
+    }
+    for (size_t i = 0; i < ADDED_TABLES; i++) {
+        char sql[64];
+        snprintf(sql, sizeof(sql), "DROP TABLE IF EXISTS temp.%s", added_tables[i].name);
+        (void)sqlite3_exec(c->db, sql, NULL, NULL, NULL);
+    }
+    c->lacks_tables = false;
 }
 
 /* ---- checking ---- */

@@ -135,9 +135,7 @@ ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_e
         return status;
     }
     status = query_rows(c, run ? S_TIMINGS_RUN : S_TIMINGS, run, add_row, &rows, err);
-    if (status == CKD_OK && !c->lacks_ranks) {
-        status = query_rows(c, run ? S_RANK_TIMINGS_RUN : S_RANK_TIMINGS, run, add_stage, &rows, err);
-    }
+    THEN(status, query_rows(c, run ? S_RANK_TIMINGS_RUN : S_RANK_TIMINGS, run, add_stage, &rows, err));
     snapshot_end(c, opened);
     if (status != CKD_OK) {
         free(rows.items);

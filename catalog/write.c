@@ -117,6 +117,14 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
     return status;
 }
 
+static ckd_status put_suspect(catalog *c, int64_t checkpoint, uint32_t reasons, ckd_error *err) {
+    query q;
+    ckd_status status = query_begin(&q, c, S_SUSPECT_ADD, err);
+    bind_key(&q, 1, checkpoint);
+    bind_u64(&q, 2, reasons);
+    return query_run(&q, status, err);
+}
+
 static ckd_status put_file(catalog *c, int64_t checkpoint, size_t ordinal, const catalog_file *f,
                            ckd_error *err) {
     query q;
@@ -230,7 +238,8 @@ static ckd_status find_old(old_row *old, catalog *c, const ckd_checkpoint *p, ck
 }
 
 static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_plan *p, ckd_error *err) {
-    static const statement drops[] = {S_FILES_DROP, S_SHARDS_DROP, S_TOTALS_DROP}; /* timings stay */
+    static const statement drops[] = {S_SUSPECT_DROP, S_FILES_DROP, S_SHARDS_DROP,
+                                      S_TOTALS_DROP}; /* timings stay */
     old_row old;
     int64_t run = 0, key = 0;
     ckd_status status = find_old(&old, c, entry->checkpoint, err);
@@ -244,6 +253,9 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     if (status == CKD_OK) {
         key = old.key;
         status = put_checkpoint(&key, c, run, entry, err);
+    }
+    if (status == CKD_OK && entry->checkpoint->suspect) {
+        status = put_suspect(c, key, entry->checkpoint->suspect, err);
     }
     for (size_t i = 0; status == CKD_OK && i < entry->file_count; i++) {
         status = put_file(c, key, i, &entry->files[i], err);

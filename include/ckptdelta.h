@@ -216,16 +216,16 @@ typedef struct ckd_checkpoint {
     uint32_t generation; /* of its manifest; compaction publishes higher ones */
     ckd_kind kind;
     ckd_fidelity fidelity;
-    uint32_t lossy_resumes; /* how often training resumed from a lossy checkpoint to reach this state */
-    uint32_t depth;         /* longest chain of deltas over all blocks */
-    uint32_t world;         /* ranks that wrote it */
-    uint64_t tensors;
-    uint64_t raw_bytes;    /* of all tensors and blobs */
-    uint64_t stored_bytes; /* of its chunk files and manifest */
-    double load_cost;      /* estimated cost of loading it, in loads of an exact base of the same state */
-    uint64_t created_ns;   /* ns since 1970; later than its run and parent, whatever the clock shows */
-    double metric;         /* NaN: none */
+    uint32_t lossy_resumes;      /* how often training resumed from a lossy checkpoint to reach this state */
+    uint32_t depth;              /* longest chain of deltas over all blocks */
+    uint32_t world;              /* ranks that wrote it */
+    uint64_t tensors, raw_bytes; /* raw_bytes: of all tensors and blobs */
+    uint64_t stored_bytes;       /* of its chunk files and manifest */
+    double load_cost;    /* estimated cost of loading it, in loads of an exact base of the same state */
+    uint64_t created_ns; /* ns since 1970; later than its run and parent, whatever the clock shows */
+    double metric;       /* NaN: none */
     char metric_name[32];
+    uint32_t suspect; /* ckd_suspect bits (ckptdelta_loads.h); 0: none */
 } ckd_checkpoint;
 
 typedef struct ckd_checkpoint_list {
@@ -241,7 +241,7 @@ CKD_API void ckd_checkpoint_list_free(ckd_checkpoint_list *list);
 #define CKD_LATEST UINT64_MAX
 /*
  * Finds one checkpoint. run NULL: the only run of the store; INVALID, with the names, if there are several. step
- * CKD_LATEST: the newest committed checkpoint, by step. Errors: NOT_FOUND, INVALID.
+ * CKD_LATEST: the newest committed checkpoint, by step, suspect or not. Errors: NOT_FOUND, INVALID.
  */
 CKD_API ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                   ckd_error *err);
@@ -262,7 +262,7 @@ typedef struct ckd_tensor_info {
     /* errors against the saved values, to three digits; 0 in `exact`; NaN: not known */
     double rel_l2, max_error;
     double direction_change; /* relative L2 error of m / (sqrt(v) + eps); NaN: not known */
-    uint64_t nonfinite;      /* NaNs and infinities, which are preserved; counted by lossy saves */
+    uint64_t nonfinite; /* NaNs and infinities, which are preserved; early versions counted only lossy ones */
     /* Largest |m| / (sqrt(v) + eps) saved, and returned by a load; within 2 %; NaN except for the moment saved last. */
     double largest_update_given, largest_update;
 } ckd_tensor_info;

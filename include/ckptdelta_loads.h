@@ -29,11 +29,26 @@ CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const c
                                        const ckd_load_options *options, ckd_error *err);
 
 /*
- * Finds the newest checkpoint of the run before `step`, for callers that prefer an older state to none. If the run has
- * none, it looks in the run that it branched off by name (RUN of RUN~2). Errors: NOT_FOUND, INVALID.
+ * Why a checkpoint is suspect. Bits; new ones may be added. A suspect checkpoint loads like any other. But a session that
+ * restores the newest state passes it over, policies do not count it, and saves are coded against others.
+ */
+typedef enum ckd_suspect {
+    CKD_SUSPECT_NONFINITE = 1 /* values of its model or optimizer became NaN or infinite */
+} ckd_suspect;
+
+/*
+ * Finds the newest checkpoint of the run before `step` that is not suspect, for callers that prefer an older state to
+ * none. If the run has none, it looks in the run that it branched off by name (RUN of RUN~2). Errors: NOT_FOUND, INVALID.
  */
 CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                       ckd_error *err);
+/*
+ * Finds the checkpoint to go on from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
+ * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect: a caller that wants one all
+ * the same loads it by its step), INVALID.
+ */
+CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
+                                     ckd_error *err);
 /*
  * Checks whether `newest` is certainly the newest checkpoint of its run. A checkpoint whose manifest is damaged drops
  * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. It may also return an older one if the

@@ -210,8 +210,8 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  * Loads a checkpoint of the run into everything registered. Waits for saves in progress.
  *
  * step CKD_LATEST: the highest step of the run, or of a branch (RUN~2, ...) that continued it after a restore of an
- * older step. Among these, the checkpoint with the latest created_ns is restored. Another step: of the run as it is
- * now, else of the runs that it branched off, else of a branch. Later saves record that they were resumed from it. If
+ * older step. Among these, the checkpoint with the latest created_ns is restored, or if it is suspect, the newest one
+ * before it that is not. Another step: of the run as it is now, else of the runs that it branched off, else of a branch. Later saves record that they were resumed from it. If
  * it is not the newest of its run, they continue in a branch. `from` (may be NULL) receives the checkpoint.
  *
  * With `ranks` it is collective. Rank 0 chooses the checkpoint, and all ranks load it, or get the error of the first rank
@@ -219,7 +219,7 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  *
  * Errors: NOT_FOUND (no such checkpoint; nothing was changed), MISMATCH (it lacks a tensor or bytes, or has another
  * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one, or the newest
- * of a later branch, is damaged; see restore_older), BUSY (another process holds the store's lock), those of ckd_load_all.
+ * of a later branch, is damaged; see restore_older), STATE (CKD_LATEST, and all are suspect), BUSY (another process holds the store's lock), those of ckd_load_all.
  */
 CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
                                        ckd_error *err);

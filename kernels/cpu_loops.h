@@ -103,6 +103,50 @@ DEFINE_CONTEXT(u32, uint32_t, scalar_context_unsigned)
 DEFINE_CONTEXT(u16, uint16_t, scalar_context_unsigned)
 DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
 
+/* ---- values that are not finite ---- */
+
+/*
+ * All bits of `mask` are set in NaNs and infinities, and in no other value. Sums have the elements' width, which
+ * vectorises best, so they are short enough not to overflow.
+ */
+#define DEFINE_NONFINITE(width, most)                                                                \
+    CPU_LOOP static uint64_t nonfinite_##width(const void *values, size_t n, uint##width##_t mask) { \
+        uint64_t count = 0;                                                                          \
+        for (size_t first = 0; first < n; first += (most)) {                                         \
+            size_t end = n - first < (most) ? n : first + (most);                                    \
+            uint##width##_t sum = 0;                                                                 \
+            for (size_t i = first; i < end; i++) {                                                   \
+                LOAD(uint##width##_t, a, values, i);                                                 \
+                sum = (uint##width##_t)(sum + ((a & mask) == mask));                                 \
+            }                                                                                        \
+            count += sum;                                                                            \
+        }                                                                                            \
+        return count;                                                                                \
+    }
+DEFINE_NONFINITE(8, 128)
+DEFINE_NONFINITE(16, 16384)
+DEFINE_NONFINITE(32, 16384)
+DEFINE_NONFINITE(64, 16384)
+
+static uint64_t count_nonfinite(ckd_dtype dtype, const void *values, size_t n) {
+    switch (dtype) {
+    case CKD_F64:
+        return nonfinite_64(values, n, UINT64_C(0x7ff0000000000000));
+    case CKD_F32:
+        return nonfinite_32(values, n, UINT32_C(0x7f800000));
+    case CKD_F16:
+        return nonfinite_16(values, n, 0x7c00);
+    case CKD_BF16:
+        return nonfinite_16(values, n, 0x7f80);
+    case CKD_F8_E4M3: /* it has no infinities */
+        return nonfinite_8(values, n, 0x7f);
+    case CKD_F8_E5M2:
+        return nonfinite_8(values, n, 0x7c);
+    default:
+        return 0;
+    }
+}
+
 /* ---- casts ---- */
 
 #define DEFINE_CAST(name, narrow, wide, function)                    \
@@ -327,4 +371,5 @@ const kernels CPU_TABLE = {
     .beyond = beyond,
     .level_fill = level_fill,
     .bins_of = bins_of,
+    .count_nonfinite = count_nonfinite,
 };

@@ -14,7 +14,7 @@
 
 #include "include/ckptdelta.h"
 
-#define KERNELS_VERSION 7
+#define KERNELS_VERSION 8
 
 /* A rule of FORMAT.md, "Optimizer steps", and the coefficients of its group record, in the record's order. */
 #define STEP_COEFFICIENTS 15
@@ -236,6 +236,9 @@ typedef struct kernels {
     void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n);
     /* level_apply without a parent, with q = 0. */
     void (*level_fill)(float *values, size_t n, const level_run *run);
+
+    /* Counts NaNs and infinities by their bits; 0 for integers. */
+    uint64_t (*count_nonfinite)(ckd_dtype dtype, const void *values, size_t n);
 } kernels;
 
 /*

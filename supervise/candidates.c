@@ -73,6 +73,11 @@ ckd_status candidates_read(candidates *out, const char *store_path, const char *
     return status;
 }
 
+/* A suspect checkpoint would only fail again: its values became NaN or infinite. */
+static bool may_start_from(const candidates *c, size_t i) {
+    return !c->damaged[i] && !c->items[i].suspect;
+}
+
 void candidates_free(candidates *c) {
     free(c->items);
     free(c->damaged);
@@ -155,35 +160,6 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* A suspect checkpoint counts as damaged from here on: nothing is started from it, and its steps are no progress. */
-static ckd_status is_finite(bool *finite, candidates *c, size_t i, ckd_store *store,
-                            const candidates_rule *rule, ckd_error *err) {
-    char tensor[SUPERVISE_TEXT_MAX], ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX * 2];
-    ckd_status status = finite_check(tensor, store, &c->items[i].id, rule, err);
-    *finite = status == CKD_OK && !tensor[0];
-    if (status == CKD_OK && !*finite) {
-        candidate_ref(ref, &c->items[i]);
-        snprintf(text, sizeof(text), "%s is suspect and passed over: '%.200s' has values that are not finite",
-                 ref, tensor);
-        if (!c->suspect[0]) {
-            snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
-        }
-        if (rule->options->on_message) {
-            rule->options->on_message(rule->options->message_context, text);
-        }
-    }
-    return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status;
-}
-
-static ckd_status is_good(bool *good, candidates *c, size_t i, ckd_store *store, const candidates_rule *rule,
-                          ckd_error *err) {
-    ckd_status status = is_whole(good, store, &c->items[i], rule, err);
-    if (status == CKD_OK && *good && rule->options->rewind_on_nan) {
-        status = is_finite(good, c, i, store, rule, err);
-    }
-    return status;
-}
-
 /* vain: tries only those from which attempts have failed; otherwise only the others. */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
                                ckd_error *err) {
@@ -192,10 +168,13 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
         bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, good;
-        if (failed != vain || c->damaged[i]) {
+        if (c->items[i].suspect && !c->suspect[0]) {
+            snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
+        }
+        if (failed != vain || !may_start_from(c, i)) {
             continue;
         }
-        ckd_status status = is_good(&good, c, i, store, rule, err);
+        ckd_status status = is_whole(&good, store, &c->items[i], rule, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -210,6 +189,36 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
     return CKD_OK;
 }
 
+/* Tells of the suspect checkpoints that are newer than the chosen one. */
+static void say_suspect(const candidates *c, const candidates_rule *rule) {
+    for (size_t i = 0; i < c->chosen && rule->options->on_message; i++) {
+        char ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX];
+        candidate_ref(ref, &c->items[i]);
+        if (c->items[i].suspect) {
+            snprintf(text, sizeof(text), "%s is suspect and passed over: values became NaN or infinite", ref);
+            rule->options->on_message(rule->options->message_context, text);
+        }
+    }
+}
+
+static ckd_status none_left(const candidates *c, const char *run, ckd_error *err) {
+    size_t suspects = 0;
+    for (size_t i = 0; i < c->count; i++) {
+        suspects += c->items[i].suspect != 0;
+    }
+    return suspects == 0
+               ? supervise_error(
+                     err, CKD_E_CORRUPT,
+                     "none of the %zu checkpoints of %s is whole, and starting over would discard them; "
+                     "'ckptdelta repair' may rebuild them from parity",
+                     c->count, run)
+               : supervise_error(
+                     err, CKD_E_CORRUPT,
+                     "of the %zu checkpoints of %s, %zu are suspect, as values became NaN or infinite, and the "
+                     "others are not whole; starting over would discard them",
+                     c->count, run, suspects);
+}
+
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err) {
     if (c->count == 0) {
         return CKD_OK;
@@ -222,19 +231,11 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
         THEN(status, choose_among(c, store, rule, true, err));
     }
     ckd_store_close(store);
-    if (status == CKD_OK && c->chosen == SIZE_MAX && c->suspect[0]) {
-        return supervise_error(
-            err, CKD_E_CORRUPT,
-            "none of the %zu checkpoints of %s is whole and finite, and starting over would discard "
-            "them; without --rewind-on-nan the newest whole one is taken",
-            c->count, rule->options->run);
-    }
     if (status == CKD_OK && c->chosen == SIZE_MAX) {
-        return supervise_error(
-            err, CKD_E_CORRUPT,
-            "none of the %zu checkpoints of %s is whole, and starting over would discard them; "
-            "'ckptdelta repair' may rebuild them from parity",
-            c->count, rule->options->run);
+        return none_left(c, rule->options->run, err);
+    }
+    if (status == CKD_OK) {
+        say_suspect(c, rule);
     }
     return status;
 }
@@ -242,7 +243,7 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
 uint64_t candidates_top(const candidates *c) {
     uint64_t top = SUPERVISE_NO_STEP;
     for (size_t i = 0; i < c->count; i++) {
-        if (!c->damaged[i] && (top == SUPERVISE_NO_STEP || c->items[i].step > top)) {
+        if (may_start_from(c, i) && (top == SUPERVISE_NO_STEP || c->items[i].step > top)) {
             top = c->items[i].step;
         }
     }
@@ -264,7 +265,7 @@ bool candidates_has_other(const candidates *c, const char *ref) {
     for (size_t i = 0; i < c->count; i++) {
         char own[SUPERVISE_REF_MAX];
         candidate_ref(own, &c->items[i]);
-        if (!c->damaged[i] && strcmp(own, ref) != 0) {
+        if (may_start_from(c, i) && strcmp(own, ref) != 0) {
             return true;
         }
     }

@@ -83,9 +83,9 @@ typedef struct candidates {
     size_t count;
     ckd_checkpoint *items;
     size_t chosen; /* SIZE_MAX: none */
-    bool *damaged; /* found so, or suspect, by candidates_choose */
+    bool *damaged; /* found so by candidates_choose */
     size_t damaged_count;
-    char suspect[SUPERVISE_REF_MAX]; /* the newest that has values which are not finite; "": none was found */
+    char suspect[SUPERVISE_REF_MAX]; /* the newest suspect one that was passed over; "": none */
 } candidates;
 typedef struct candidates_rule {
     const supervise_options *options;
@@ -97,21 +97,18 @@ typedef struct candidates_rule {
 
 ckd_status candidates_read(candidates *out, const char *store, const char *run, ckd_error *err);
 /*
- * Chooses the newest that is whole and from which attempts have not failed. With rewind_on_nan, one with weights or
- * moments that are not finite is suspect; of the good ones before it the one of that number is chosen, or the oldest.
- * Errors: CORRUPT (none is whole, or none is good), CANCELLED, those of ckd_store_verify and ckd_load_tensor.
+ * Chooses the newest that is whole and not suspect, and from which attempts have not failed. With rewind_on_nan, if a
+ * newer one is suspect, the good one of that number before it, or the oldest. Errors: CORRUPT (none is good), CANCELLED,
+ * those of ckd_store_verify.
  */
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err);
 void candidates_free(candidates *c);
-/* The highest step of those not known to be damaged. */
+/* The highest step of those that are neither known to be damaged nor suspect. */
 uint64_t candidates_top(const candidates *c);
 /* The earliest of those created at `since` or later; NULL: none. */
 const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since);
-/* Is there one, other than the named one, that is not known to be damaged? */
+/* Is there one, other than the named one, that is neither known to be damaged nor suspect? */
 bool candidates_has_other(const candidates *c, const char *ref);
-/* Loads weights and moments. `tensor`: the first one with a value that is not finite; "": there is none. */
-ckd_status finite_check(char tensor[SUPERVISE_TEXT_MAX], ckd_store *store, const ckd_id *id,
-                        const candidates_rule *rule, ckd_error *err);
 void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c);
 
 /* ------------------------------------------------------------------------------------------------------ journal */

@@ -85,11 +85,10 @@ typedef struct supervise_options {
     uint64_t hang_floor_s; /* SUPERVISE_HANG_AUTO: no step takes too long before this; at least 1 */
     const char
         *on_hang; /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
+    uint64_t rewind_on_nan; /* goes so many good checkpoints back if the newest is suspect; 0: one */
+    bool quick;             /* verifies stored checksums only */
     uint64_t
-        rewind_on_nan; /* goes so many good checkpoints back if the newest is not finite; 0: nobody looks */
-    bool quick;        /* verifies stored checksums only */
-    uint64_t
-        verify_limit_s; /* a checkpoint whose verification takes longer counts as whole; 0: none is verified */
+        verify_limit_s; /* a checkpoint counts as whole if verifying it takes longer; 0: none is verified */
     uint32_t threads;   /* for verification; 0: one per core */
     ckd_message_fn on_message;
     void *message_context;

@@ -204,7 +204,7 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
     ckd_checkpoint from;
     ckd_load *load = NULL;
     export_plan plan = {0};
-    ckd_status status = cli_find_pick(&from, store, &a->pick, err);
+    ckd_status status = cli_find_healthy(&from, store, &a->pick, err);
     THEN(status, cli_load_begin(&load, store, &from.id, &a->common, err));
     THEN(status, export_plan_make(&plan, &a->choice, load, err));
     if (status == CKD_OK && !a->dry_run) {

@@ -84,8 +84,16 @@ static uint64_t written_bytes(size_t *at, const ckd_timeline *times, const ckd_c
     return 0;
 }
 
+static bool any_suspect(const ckd_checkpoint_list *list) {
+    bool any = false;
+    for (size_t i = 0; i < list->count && !any; i++) {
+        any = list->items[i].suspect != 0;
+    }
+    return any;
+}
+
 static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
-    bool marked = cli_marks_any(&l->marks);
+    bool marked = cli_marks_any(&l->marks) || any_suspect(l->list);
     char columns[200];
     snprintf(columns, sizeof(columns),
              "RUN|>STEP|KIND|FIDELITY|>RAW|>STORED|>WRITTEN|>RATIO|>DEPTH|CREATED%s%s",
@@ -108,7 +116,7 @@ static ckd_status print_text(const listing *l, bool verbose, ckd_error *err) {
         cli_table_cell(t, "%" PRIu32, c->depth);
         cli_table_cell(t, "%s", cli_text_time(c->created_ns).text);
         if (marked) {
-            cli_marks_cell(t, &l->marks, &c->id);
+            cli_marks_cell(t, &l->marks, c);
         }
         if (verbose) {
             print_verbose_cells(t, c, &ids);

@@ -360,7 +360,7 @@ static void skip(arguments *a, const char *ref, const ckd_error *why) {
 
 /* For `latest`: is there a newer checkpoint that cannot be read? The error's file names it. */
 static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpoint *found, ckd_error *err) {
-    bool latest = !a->pick.tag && (!a->pick.step_given || a->pick.step == CKD_LATEST);
+    bool latest = cli_pick_is_latest(&a->pick);
     ckd_status status = latest ? ckd_store_check_newest(store, found, err) : CKD_OK;
     if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
         return status;
@@ -378,6 +378,9 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
         status = cli_find_pick(&from, store, &a->pick, err);
         THEN(status, check_newest(a, store, &from, err));
     } while (status == CKD_E_EXISTS);
+    if (status == CKD_OK && cli_pick_is_latest(&a->pick)) {
+        status = ckd_store_healthy(&from, store, &from, err);
+    }
     if (status != CKD_OK) {
         return status;
     }

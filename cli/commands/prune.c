@@ -55,10 +55,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static const struct {
     unsigned bit;
     const char *word;
-} reasons[] = {{CKD_KEPT_LAST, "last"},     {CKD_KEPT_EVERY, "every"},   {CKD_KEPT_FIRST, "first"},
-               {CKD_KEPT_BEST, "best"},     {CKD_KEPT_NEW, "new"},       {CKD_KEPT_SAFETY, "safety"},
-               {CKD_KEPT_PINNED, "pinned"}, {CKD_KEPT_TAGGED, "tagged"}, {CKD_KEPT_WITHIN, "within"},
-               {CKD_KEPT_DAILY, "daily"},   {CKD_KEPT_WEEKLY, "weekly"}, {CKD_KEPT_MONTHLY, "monthly"}};
+} reasons[] = {{CKD_KEPT_LAST, "last"},      {CKD_KEPT_EVERY, "every"},   {CKD_KEPT_FIRST, "first"},
+               {CKD_KEPT_BEST, "best"},      {CKD_KEPT_NEW, "new"},       {CKD_KEPT_SAFETY, "safety"},
+               {CKD_KEPT_PINNED, "pinned"},  {CKD_KEPT_TAGGED, "tagged"}, {CKD_KEPT_WITHIN, "within"},
+               {CKD_KEPT_DAILY, "daily"},    {CKD_KEPT_WEEKLY, "weekly"}, {CKD_KEPT_MONTHLY, "monthly"},
+               {CKD_KEPT_SUSPECT, "suspect"}};
 enum { REASONS = sizeof(reasons) / sizeof(reasons[0]) };
 
 static json_t *json_item(const ckd_retained *r) {

@@ -42,9 +42,7 @@ static const struct argp_option options_table[] = {
      "steps [default: SIGQUIT to those that handle it]",
      4},
     {"rewind-on-nan", OPT_REWIND, "K", 0,
-     "Load the newest checkpoint before each attempt. If it has weights or moments that are not finite, go K good ones "
-     "back [default: values are not looked at]",
-     5},
+     "If values of the newest checkpoint became NaN or infinite, go K good ones back [default: 1]", 5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,
      "Start from a checkpoint whose check takes longer than this, as a load checks what it reads [default: 10m]",

@@ -115,6 +115,25 @@ static void print_without_parent(const shown *s) {
     fputs(s->unparented->count > NAMED ? ", ...\n" : "\n", stdout);
 }
 
+/* Names the tensors that the verdict may rest on. */
+static void print_suspect(const shown *s) {
+    enum { NAMED = 4 };
+    size_t count = 0;
+    if (!s->checkpoint.suspect) {
+        return;
+    }
+    fputs("suspect       values became NaN or infinite: ", stdout);
+    for (size_t i = 0; i < s->tensors->count; i++) {
+        const ckd_tensor_info *t = &s->tensors->items[i];
+        if (t->nonfinite && t->role != CKD_ROLE_OTHER && count++ < NAMED) {
+            fputs(count > 1 ? ", " : "", stdout);
+            cli_print_clean(stdout, t->name);
+            printf(" (%" PRIu64 " of %" PRIu64 ")", t->nonfinite, t->elements);
+        }
+    }
+    fputs(count > NAMED ? ", ...\n" : "\n", stdout);
+}
+
 static void print_checkpoint(const shown *s) {
     const ckd_checkpoint *c = &s->checkpoint, *from = cli_by_id(s->all, &c->resumed_from);
     char id[CKD_ID_TEXT];
@@ -138,6 +157,7 @@ static void print_checkpoint(const shown *s) {
         cli_print_clean(stdout, c->metric_name);
         printf(" = %g\n", c->metric);
     }
+    print_suspect(s);
     cli_marks_print(&s->marks, &c->id);
     printf("chain         %s", cli_ref_text_of(c).text);
     size_t left = s->all->count;
@@ -166,16 +186,16 @@ static void error_cells(cli_table *t, const ckd_tensor_info *info) {
     cli_table_cell(t, "%s", cli_text_number(info->direction_change).text);
     cli_table_cell(t, "%s", cli_text_number(info->largest_update).text);
     cli_table_cell(t, "%s", cli_text_number(info->largest_update_given).text);
-    cli_table_cell(t, "%" PRIu64, info->nonfinite);
 }
 
 static ckd_status print_text(const shown *s, bool verbose, ckd_error *err) {
     print_checkpoint(s);
-    bool errors = verbose || s->checkpoint.fidelity != CKD_EXACT;
+    bool errors = verbose || s->checkpoint.fidelity != CKD_EXACT, nonfinite = errors || s->checkpoint.suspect;
     char columns[160];
-    snprintf(columns, sizeof(columns), "TENSOR|ROLE|DTYPE|SHAPE|CODING|>DEPTH|>RAW|>STORED|>BITS/ELEMENT%s%s",
-             verbose ? "|>SHARDS" : "",
-             errors ? "|>REL L2|>MAX ERROR|>DIRECTION|>UPDATE|>GIVEN|>NONFINITE" : "");
+    snprintf(columns, sizeof(columns),
+             "TENSOR|ROLE|DTYPE|SHAPE|CODING|>DEPTH|>RAW|>STORED|>BITS/ELEMENT%s%s%s",
+             verbose ? "|>SHARDS" : "", errors ? "|>REL L2|>MAX ERROR|>DIRECTION|>UPDATE|>GIVEN" : "",
+             nonfinite ? "|>NONFINITE" : "");
     cli_table *t = cli_table_new(columns);
     for (size_t i = 0; i < s->tensors->count; i++) {
         const ckd_tensor_info *info = &s->tensors->items[i];
@@ -193,6 +213,9 @@ static ckd_status print_text(const shown *s, bool verbose, ckd_error *err) {
         }
         if (errors) {
             error_cells(t, info);
+        }
+        if (nonfinite) {
+            cli_table_cell(t, "%" PRIu64, info->nonfinite);
         }
     }
     return cli_table_print(t, err);

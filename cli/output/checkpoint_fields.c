@@ -61,4 +61,7 @@ void checkpoint_fields_make(checkpoint_fields *out, const ckd_checkpoint *c, con
     *f++ = text_of("created", out->created.text);
     *f++ = text_of("metric_name", c->metric_name[0] ? c->metric_name : NULL);
     *f++ = real_of("metric", c->metric);
+    *f++ = text_of("suspect", !c->suspect                          ? NULL
+                              : c->suspect & CKD_SUSPECT_NONFINITE ? "nonfinite"
+                                                                   : "other");
 }

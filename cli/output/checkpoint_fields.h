@@ -16,7 +16,7 @@ typedef struct json_field {
     };
 } json_field;
 
-enum { CHECKPOINT_FIELDS = 21 };
+enum { CHECKPOINT_FIELDS = 22 };
 
 /* Its texts point into the struct itself, so do not move it. */
 typedef struct checkpoint_fields {

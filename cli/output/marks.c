@@ -81,13 +81,15 @@ static const ckd_pin *pin_of(const cli_marks *m, const ckd_id *checkpoint) {
     return NULL;
 }
 
-void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_id *checkpoint) {
+void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_checkpoint *c) {
     enum { ROOM = 160 }; /* more tags are cut off */
     char text[ROOM + CKD_RUN_MAX + 8];
-    size_t used = (size_t)snprintf(text, sizeof(text), "%s", pin_of(m, checkpoint) ? "pinned" : "");
+    bool pinned = pin_of(m, &c->id) != NULL;
+    size_t used = (size_t)snprintf(text, sizeof(text), "%s%s%s", c->suspect ? "suspect" : "",
+                                   c->suspect && pinned ? " " : "", pinned ? "pinned" : "");
     for (size_t i = 0; i < m->tags->count && used < ROOM; i++) {
         const ckd_tag *tag = &m->tags->items[i];
-        if (same(&tag->checkpoint, checkpoint)) {
+        if (same(&tag->checkpoint, &c->id)) {
             used += (size_t)snprintf(text + used, sizeof(text) - used, "%s@%s", used ? " " : "", tag->tag);
         }
     }

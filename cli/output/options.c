@@ -397,9 +397,18 @@ ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err) {
     return run ? ckd_store_find(&newest, store, run, CKD_LATEST, err) : CKD_OK;
 }
 
+bool cli_pick_is_latest(const cli_pick *pick) {
+    return !pick->tag && (!pick->step_given || pick->step == CKD_LATEST);
+}
+
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {
     return pick->tag ? ckd_store_find_tag(out, store, pick->tag, err)
                      : cli_find(out, store, pick->run, pick->step, err);
+}
+
+ckd_status cli_find_healthy(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err) {
+    ckd_status status = cli_find_pick(out, store, pick, err);
+    return status == CKD_OK && cli_pick_is_latest(pick) ? ckd_store_healthy(out, store, out, err) : status;
 }
 
 ckd_status cli_find_ref(ckd_checkpoint *out, ckd_store *store, const cli_ref *ref, const char *run,

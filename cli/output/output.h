@@ -290,7 +290,7 @@ json_t *cli_json_pins(const cli_marks *m, const ckd_checkpoint_list *listed, con
 json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, const ckd_checkpoint_list *all);
 
 /* Adds a table cell with one checkpoint's marks: "pinned @best @prod", or "-". */
-void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_id *checkpoint);
+void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_checkpoint *c);
 /* Prints one checkpoint's marks, one per line with reasons, as in `show`. */
 void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint);
 
@@ -394,6 +394,10 @@ void cli_finish_deletion(ckd_store *store, bool now);
  */
 ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
+/* Is it the newest that is asked for? */
+bool cli_pick_is_latest(const cli_pick *pick);
+/* As cli_find_pick, but passes suspect checkpoints over if it is the newest that is asked for. */
+ckd_status cli_find_healthy(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
 /* Fails as cli_find if the store has no checkpoint of the run. run NULL: all runs, of which there need be none. */
 ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err);
 /* run: used for a ref without a run; may be NULL. */

@@ -17,7 +17,8 @@ static void put_roles(bytes *to, const role_total *roles, size_t count) {
 void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
     const ckd_checkpoint *c = &m->checkpoint;
     bool names_older = m->dependency_count && !m->own_only;
-    uint32_t features = (c->fidelity == CKD_EXACT ? 0 : METADATA_LOSSY) | (names_older ? METADATA_OLDER : 0);
+    uint32_t features = (c->fidelity == CKD_EXACT ? 0 : METADATA_LOSSY) | (names_older ? METADATA_OLDER : 0) |
+                        (c->suspect ? METADATA_SUSPECT : 0);
     size_t start = metadata_begin(to, METADATA_MANIFEST, store, c->generation, features);
     wire_put_id(to, &c->id);
     wire_put_id(to, &c->parent);
@@ -42,6 +43,9 @@ void manifest_encode(bytes *to, const ckd_id *store, const manifest *m) {
     put_roles(to, m->roles, m->role_count);
     if (names_older) {
         metadata_put_files(to, m->files + m->own_count, m->file_count - m->own_count);
+    }
+    if (c->suspect) {
+        bytes_put_u32(to, c->suspect);
     }
     metadata_end(to, start);
 }
@@ -153,6 +157,13 @@ static void take_older(metadata_reader *n, manifest *m) {
     free(older);
 }
 
+static void take_suspect(metadata_reader *n, manifest *m) {
+    m->checkpoint.suspect = reader_u32(&n->in);
+    if (!n->in.failed && !m->checkpoint.suspect) {
+        metadata_fail(n, CKD_E_CORRUPT, "the manifest does not say why its checkpoint is suspect");
+    }
+}
+
 ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data, size_t size,
                            const char *path, ckd_error *err) {
     metadata_reader n = metadata_open(METADATA_MANIFEST, store, data, size, path, err);
@@ -164,6 +175,9 @@ ckd_status manifest_decode(manifest *out, const ckd_id *store, const void *data,
     take_roles(&n, out);
     if (n.features & METADATA_OLDER) {
         take_older(&n, out);
+    }
+    if (n.features & METADATA_SUSPECT) {
+        take_suspect(&n, out);
     }
     out->own_only = out->dependency_count && !(n.features & METADATA_OLDER);
     ckd_status status = metadata_close(&n, NULL, 0);

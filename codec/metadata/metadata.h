@@ -283,7 +283,8 @@ ckd_status group_decode(optimizer_group *out, const void *from, size_t size, con
 #define METADATA_VERSION 1
 /* Required features. */
 #define METADATA_LOSSY      UINT32_C(1) /* manifest: its fidelity is near or coarse */
-#define METADATA_OLDER      UINT32_C(2) /* manifest: it ends with the older files that a load reads */
+#define METADATA_OLDER      UINT32_C(2) /* manifest: it has the older files that a load reads */
+#define METADATA_SUSPECT    UINT32_C(4) /* manifest: it ends with why the checkpoint is suspect */
 #define METADATA_TIMES      UINT32_C(1) /* part: it ends with the rank's stage times */
 #define METADATA_OPTIONS    UINT32_C(2) /* part: it contains the options passed to the rank */
 #define METADATA_CALENDAR   UINT32_C(2) /* policy: it has rules about the newest checkpoint and periods */

@@ -73,7 +73,7 @@ static ckd_status check_envelope(metadata_reader *n, metadata_kind kind, const c
         return err_corrupt(n->err, n->path, size - 8, "the metadata file's checksum does not match");
     }
     unsigned version = load_le16(data + 8), found = load_le16(data + 10);
-    uint32_t known = kind == METADATA_MANIFEST ? METADATA_LOSSY | METADATA_OLDER
+    uint32_t known = kind == METADATA_MANIFEST ? METADATA_LOSSY | METADATA_OLDER | METADATA_SUSPECT
                      : kind == METADATA_PART   ? METADATA_TIMES | METADATA_OPTIONS
                      : kind == METADATA_POLICY ? METADATA_COMPACTION | METADATA_CALENDAR
                                                : 0;

@@ -232,6 +232,7 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     a->step.available = a->step.chosen = a->step.tried = a->step.fits = false;
     a->standalone.available = a->delta.available = a->delta.encoded = false;
     out->lossy = false;
+    out->nonfinite = 0;
     a->rounded_bf16 = out->result_bf16 = made->rounded ? made->bf16 : (hash128){0};
     a->rounded_f16 = out->result_f16 = made->rounded ? made->f16 : (hash128){0};
     out->error = out->error_bf16 = out->error_f16 = (lossy_error){0};
@@ -250,6 +251,17 @@ static ckd_status plan_known(block_job *job, const coding_context *ctx, const te
     return job->decision.depth > 0 ? block_propose_standalone(job, ctx, tensor, false, err) : CKD_OK;
 }
 
+/* Also counts the values that are not finite: the hash has brought them into the cache. */
+static void hash_values(block_job *job, const tensor_context *tensor, uint64_t raw) {
+    if (job->input.precoded.coded) {
+        job->output.content = job->input.precoded.content;
+        return;
+    }
+    job->output.content = content_hash(job->input.values, raw);
+    job->output.nonfinite = job->plan.kernels->count_nonfinite(tensor->tensor->dtype, job->input.values,
+                                                               (size_t)job->input.count);
+}
+
 ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                          const load_budget *budget, ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
@@ -257,8 +269,7 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
         return CKD_OK;
     }
     block_begin(job, tensor);
-    job->output.content =
-        job->input.precoded.coded ? job->input.precoded.content : content_hash(job->input.values, raw);
+    hash_values(job, tensor, raw);
     bool rounds = block_is_master(tensor) && !job->input.precoded.rounded;
     ckd_status status = rounds ? block_hash_rounded(job, err) : CKD_OK;
     if (status != CKD_OK) {

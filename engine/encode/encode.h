@@ -237,6 +237,7 @@ typedef struct block_output {
     hash128 result_bf16, result_f16;   /* of a master's decoded values, rounded */
     lossy_error error;                 /* of the decoded values; 0: exact */
     lossy_error error_bf16, error_f16; /* of a master's decoded values, rounded */
+    uint64_t nonfinite; /* NaNs and infinities of an exact block; 0 also if its values were not looked at */
 } block_output;
 
 /* Memory that is used again from block to block. */

@@ -43,6 +43,7 @@ static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
     return ns - (seconds < longest ? seconds : longest) * UINT64_C(1000000000);
 }
 
+/* Applies the rules to checkpoints of a run, by step. There is at least one. */
 static ckd_status mark_kept(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
     /* A newest checkpoint from the future, due to a wrong clock, must not make all others old. */
     uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
@@ -62,6 +63,30 @@ static ckd_status mark_kept(const run_items *run, const ckd_policy *p, uint64_t 
     return calendar_keep(run->items, run->count, p, err);
 }
 
+/*
+ * Suspect checkpoints count for no rule, and no rule keeps them: else a run whose values have become NaN would push out
+ * its last healthy checkpoints. Only the newest of the run stays if it is suspect, until a healthy one follows.
+ */
+static ckd_status mark_healthy(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
+    ckd_retained *healthy = calloc(run->count, sizeof(*healthy));
+    run_items counted = {healthy, 0};
+    if (!healthy) {
+        return err_nomem(err, run->count * sizeof(*healthy), "a plan");
+    }
+    for (size_t i = 0; i < run->count; i++) {
+        if (!run->items[i].checkpoint.suspect) {
+            healthy[counted.count++] = run->items[i];
+        }
+    }
+    ckd_status status = counted.count ? mark_kept(&counted, p, now, err) : CKD_OK;
+    for (size_t i = 0, at = 0; i < run->count; i++) {
+        ckd_retained *r = &run->items[i];
+        r->kept |= !r->checkpoint.suspect ? healthy[at++].kept : i + 1 == run->count ? CKD_KEPT_SUSPECT : 0;
+    }
+    free(healthy);
+    return status;
+}
+
 /* policy == NULL: applies each run's stored policy. */
 static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *policy, const setting_list *n,
                                 ckd_error *err) {
@@ -73,7 +98,7 @@ static ckd_status apply_to_runs(ckd_prune *plan, const ckd_policy *policy, const
             end++;
         }
         run_items s = {plan->items + begin, end - begin};
-        status = mark_kept(&s, policy ? policy : &settings_policy(n, run)->policy.policy, now, err);
+        status = mark_healthy(&s, policy ? policy : &settings_policy(n, run)->policy.policy, now, err);
     }
     return status;
 }

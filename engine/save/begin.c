@@ -280,6 +280,7 @@ void save_free(ckd_save *save, save_end end) {
     save_compare_free(&save->sources.compared);
     save_device_free(save);
     measures_free(&save->lossy.measures);
+    measures_free(&save->registry.nonfinite);
     step_states_free(&save->registry.steps);
     save_workspace_return(save, end == SAVE_COMMITTED && save->output.process == getpid());
     content_index_free(&save->registry.dedup_index);

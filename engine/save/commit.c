@@ -60,7 +60,8 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     save_names_free(&save->registry.names);
     save->output.sealed = (file_ref){.id = save->output.file_id, .rank = save->options.rank};
     save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
-    status = measures_commit(&save->lossy.measures, save->output.writer, &save->checkpoint, err);
+    status = measures_append(&save->lossy.measures, &save->registry.nonfinite, err);
+    THEN(status, measures_commit(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -298,7 +299,7 @@ static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error 
     return err_from(err, status, &why);
 }
 
-static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err) {
+static ckd_status complete_manifest(ckd_save *save, manifest *m, suspect_verdict *verdict, ckd_error *err) {
     describe(save, m);
     view *v;
     ckd_status status = find_files(&v, save, m, err);
@@ -308,6 +309,8 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, ckd_error *err)
     status = view_attach_measures(v, CKD_E_MISMATCH, err);
     if (status == CKD_OK) { /* totals, depth and cost come from the files' records, whoever wrote them */
         status = totals_set(m, v, err);
+        suspect_judge(verdict, save, v);
+        m->checkpoint.suspect = verdict->reasons;
     }
     THEN(status, self_check_run(save, v, err));
     view_close(v);
@@ -445,15 +448,17 @@ static ckd_status publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *
                        "this save is not sealed yet: call ckd_save_seal before ckd_save_publish");
     }
     manifest m = {0};
+    suspect_verdict verdict = {.reasons = 0};
     save->stats.publish_ns = clock_monotonic_ns();
     ckd_status status = collect_parts(save, &m, parts, count, err);
-    THEN(status, complete_manifest(save, &m, err));
+    THEN(status, complete_manifest(save, &m, &verdict, err));
     file_lock *lock = NULL;
     THEN(status, store_lock_publish(&lock, save->store, err));
     THEN(status, publish_locked(save, &m, err));
     lock_release(lock);
     if (status == CKD_OK) {
         *info = m.checkpoint;
+        suspect_report(&verdict, save->store, info);
     }
     manifest_free(&m);
     return status;

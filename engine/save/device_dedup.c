@@ -94,10 +94,14 @@ static bool may_be_rounded(const ckd_save *save, const tensor_context *t) {
     return save->registry.has_masters && (t->tensor->dtype == CKD_BF16 || t->tensor->dtype == CKD_F16);
 }
 
-/* Tensors with an optimizer are read, as steps need the values of moments. */
+/*
+ * Tensors with an optimizer are read, as steps need the values of moments. So are those with values that are not finite
+ * in the parent, which must be counted; of others an unchanged block has none.
+ */
 static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
     return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && !tensor->optimizer &&
-           save->coding.context.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t));
+           save->coding.context.codec != CKD_CODEC_RAW && (t->parent || may_be_rounded(save, t)) &&
+           !(t->parent && view_tensor_nonfinite(t->parent));
 }
 
 static ckd_status hash_all(unchanged_blocks *u, ckd_error *err) {

@@ -67,6 +67,21 @@ ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err);
 ckd_status launch_check_begin(ckd_save *save, ckd_error *err);
 ckd_status launch_check_publish(const ckd_save *save, ckd_error *err);
 
+/* ---- suspect.c ---- */
+typedef struct suspect_verdict {
+    uint32_t reasons;    /* ckd_suspect; 0: the checkpoint is not suspect */
+    uint64_t tensors;    /* that have become NaN or infinite */
+    uint64_t values, of; /* of the first one: those that are not finite, and all */
+    char first[CKD_NAME_MAX + 1];
+} suspect_verdict;
+/*
+ * Judges the checkpoint that is to be committed, from the files of all ranks (v, with measures). Called without locks.
+ * What cannot be read excuses nothing.
+ */
+void suspect_judge(suspect_verdict *out, const ckd_save *save, const view *v);
+/* Says so, once the checkpoint is committed. */
+void suspect_report(const suspect_verdict *v, const ckd_store *store, const ckd_checkpoint *c);
+
 /* ---- names.c ---- */
 /*
  * Records a region before it is coded. Tensor and region live as long as the save; the region is canonical. Errors:

@@ -72,6 +72,7 @@ typedef struct reported_measures {
     uint64_t key; /* of the shard */
     size_t order; /* position in the order of arrival */
     measures figures;
+    bool exact; /* only figures.nonfinite is reported */
 } reported_measures;
 
 /* A shard of the file, and its number there. */
@@ -79,17 +80,53 @@ typedef struct numbered {
     uint64_t key, number;
 } numbered;
 
-ckd_status measures_add(save_measures *m, const char *tensor, const ckd_region *region, uint32_t ndim,
-                        const measures *figures, ckd_error *err) {
+/* Makes room for one report of the region. */
+static ckd_status begin_report(uint64_t *key, save_measures *m, const char *tensor, const ckd_region *region,
+                               uint32_t ndim, ckd_error *err) {
     if (ARRAY_GROW(m->items, m->capacity, m->count + 1, "measures", err) != CKD_OK) {
         return CKD_E_NOMEM;
     }
-    uint64_t key = chunk_shard_key(&m->scratch, tensor, region, ndim);
-    if (m->scratch.failed) {
-        return err_nomem(err, CKD_NAME_MAX, "measures");
+    *key = chunk_shard_key(&m->scratch, tensor, region, ndim);
+    return m->scratch.failed ? err_nomem(err, CKD_NAME_MAX, "measures") : CKD_OK;
+}
+
+ckd_status measures_add(save_measures *m, const char *tensor, const ckd_region *region, uint32_t ndim,
+                        const measures *figures, ckd_error *err) {
+    uint64_t key;
+    ckd_status status = begin_report(&key, m, tensor, region, ndim, err);
+    if (status == CKD_OK) {
+        m->items[m->count] = (reported_measures){key, m->count, *figures, false};
+        m->count++;
     }
-    m->items[m->count] = (reported_measures){key, m->count, *figures};
+    return status;
+}
+
+ckd_status measures_add_nonfinite(save_measures *m, const char *tensor, const ckd_region *region,
+                                  uint32_t ndim, uint64_t nonfinite, ckd_error *err) {
+    uint64_t key;
+    ckd_status status = begin_report(&key, m, tensor, region, ndim, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (m->count && m->items[m->count - 1].exact && m->items[m->count - 1].key == key) {
+        m->items[m->count - 1].figures.nonfinite += nonfinite;
+        return CKD_OK;
+    }
+    m->items[m->count] = (reported_measures){key, m->count, {.nonfinite = nonfinite}, true};
     m->count++;
+    return CKD_OK;
+}
+
+ckd_status measures_append(save_measures *m, save_measures *from, ckd_error *err) {
+    if (ARRAY_GROW(m->items, m->capacity, m->count + from->count, "measures", err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    for (size_t i = 0; i < from->count; i++) {
+        m->items[m->count] = from->items[i];
+        m->items[m->count].order = m->count;
+        m->count++;
+    }
+    measures_free(from);
     return CKD_OK;
 }
 
@@ -115,7 +152,13 @@ static void put_known(double *to, double from) {
     *to = isnan(from) ? *to : from;
 }
 
-static void fold(measures *to, const measures *from) {
+/* Exact reports come last, and only their number counts beside others. */
+static void fold(measures *to, const reported_measures *reported) {
+    const measures *from = &reported->figures;
+    if (reported->exact) {
+        to->nonfinite += from->nonfinite;
+        return;
+    }
     put_known(&to->error_squares, from->error_squares);
     put_known(&to->value_squares, from->value_squares);
     put_known(&to->max_error, from->max_error);
@@ -133,7 +176,7 @@ static ckd_status join(measures_entry *entries, size_t *count, const save_measur
     for (size_t i = 0; i < m->count; i++) {
         const reported_measures *reported = &m->items[i];
         if (i > 0 && reported->key == reported[-1].key) {
-            fold(&entries[n - 1].measures, &reported->figures);
+            fold(&entries[n - 1].measures, reported);
             continue;
         }
         while (at < shard_count && shards[at].key < reported->key) {
@@ -167,6 +210,7 @@ ckd_status measures_commit(save_measures *m, chunk_writer *w, const ckd_id *chec
     }
     if (status == CKD_OK) {
         qsort(entries, count, sizeof(*entries), by_shard);
+        count = count < MEASURES_ENTRIES ? count : MEASURES_ENTRIES; /* they only inform */
         status = measures_write(w, checkpoint, entries, count, err);
     }
     free(shards);

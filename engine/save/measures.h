@@ -1,6 +1,6 @@
 /*
- * Collects error figures of a save's values, which go into the chunk file. Exact saves have none. Internal to
- * engine/; used by the saving thread.
+ * Collects figures of a save's values, which go into the chunk file: their errors, and how many are not finite. An
+ * exact region has figures only if it has such values. Internal to engine/; one thread at a time.
  */
 #ifndef ENGINE_SAVE_MEASURES_H
 #define ENGINE_SAVE_MEASURES_H
@@ -19,6 +19,14 @@ typedef struct save_measures {
  */
 ckd_status measures_add(save_measures *m, const char *tensor, const ckd_region *region, uint32_t ndim,
                         const measures *figures, ckd_error *err);
+/*
+ * Adds values of an exact region that are not finite. Numbers for the same region are added up, as its blocks come one
+ * after the other. Errors: NOMEM.
+ */
+ckd_status measures_add_nonfinite(save_measures *m, const char *tensor, const ckd_region *region,
+                                  uint32_t ndim, uint64_t nonfinite, ckd_error *err);
+/* Appends the reports of `from`, which is then empty. Errors: NOMEM. */
+ckd_status measures_append(save_measures *m, save_measures *from, ckd_error *err);
 /*
  * Writes the figures into the save's file, behind its blocks; nothing if there are none. Errors: INVALID (figures of
  * a region without blocks in the file), and those of chunk_writer_append.

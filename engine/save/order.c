@@ -201,6 +201,16 @@ static bool has_room(ckd_save *save, const save_slot *slot, uint64_t block) {
     return fits;
 }
 
+/* Lossy blocks are counted with their errors (measures.c). */
+static ckd_status record_nonfinite(ckd_save *save, const region_job *rj, const block_job *job,
+                                   ckd_error *err) {
+    const tensor_context *t = &rj->context;
+    return rj->lossy || !job->output.nonfinite
+               ? CKD_OK
+               : measures_add_nonfinite(&save->registry.nonfinite, t->tensor->name, t->region, t->shape.ndim,
+                                        job->output.nonfinite, err);
+}
+
 ckd_status save_register_block(ckd_save *save, uint64_t block, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     save_slot *slot = slot_of(p, block);
@@ -211,6 +221,7 @@ ckd_status save_register_block(ckd_save *save, uint64_t block, ckd_error *err) {
     }
     ckd_status status =
         save_register(&slot->append, save, job, &slot->region_job->context, slot->region_job->step, err);
+    THEN(status, record_nonfinite(save, slot->region_job, job, err));
     pthread_rwlock_wrlock(&p->registry_lock);
     p->in_flight.count--;
     memmove(p->in_flight.jobs, p->in_flight.jobs + 1, p->in_flight.count * sizeof(*p->in_flight.jobs));

@@ -19,9 +19,10 @@
  *   order.c         the stages that run in block order
  *   writer.c        blocks into the chunk file; frees disk space when the disk is nearly full
  *   commit.c        seal (file durable) -> publish (manifest, the commit point) -> catalog
+ *     suspect.c       have values become NaN or infinite?
  *
  * Used by all of them: state.c (is the save open, its dependencies, progress), names.c (refuses a region or blob that
- * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures), self_check.c (what a
+ * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures, values that are not finite), self_check.c (what a
  * device made), terms.c (the options on which all ranks must agree), times.c (how long each stage took), workspace.c
  * (scratch that the next save uses again).
  */
@@ -162,11 +163,12 @@ typedef struct save_coding {
     load_budget budget;
 } save_coding;
 
-/* Facts about earlier tensors and blocks that later ones need. */
+/* Facts about earlier tensors and blocks that later ones, or the commit, need. */
 typedef struct save_registry {
     content_index dedup_index;         /* under pipeline.registry_lock */
     referenced_checkpoints referenced; /* under pipeline.registry_lock */
-    step_states steps; /* a tensor with an optimizer begins and ends while the pipeline is empty */
+    step_states steps;       /* a tensor with an optimizer begins and ends while the pipeline is empty */
+    save_measures nonfinite; /* of exact blocks; filled by the thread of LANE_ORDER */
     /* used by the saving thread: */
     record_arena arena; /* tensors, shapes and regions that `dedup_index` points to */
     saved_names names;

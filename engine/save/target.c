@@ -180,14 +180,25 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     return branch_name(t->run, root, number, err);
 }
 
+static ckd_status newest_healthy_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+                                    uint64_t before, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = catalog_newest_healthy(out, store->catalog, run, before, &why);
+    *found = status == CKD_OK;
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
+typedef ckd_status (*newest_fn)(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+                                uint64_t before, ckd_error *err);
+
 /* Finds the newest checkpoint before the step, in this run or in those from which it branched off. */
-static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
+static ckd_status search_lineage(save_target *t, newest_fn newest, ckd_store *store, ckd_error *err) {
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;
     branch_root(root, &number, t->run);
     snprintf(name, sizeof(name), "%s", t->run);
     for (;;) {
-        ckd_status status = newest_of(&t->origin, &t->has_origin, store, name, t->step, err);
+        ckd_status status = newest(&t->origin, &t->has_origin, store, name, t->step, err);
         if (status != CKD_OK || t->has_origin || number <= 1) {
             return status;
         }
@@ -196,6 +207,12 @@ static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err)
             return status;
         }
     }
+}
+
+/* A suspect checkpoint is taken only if there is no other. */
+static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
+    ckd_status status = search_lineage(t, newest_healthy_of, store, err);
+    return status == CKD_OK && !t->has_origin ? search_lineage(t, newest_of, store, err) : status;
 }
 
 static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
@@ -213,7 +230,8 @@ static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *
 static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_save_options *o,
                                  ckd_error *err) {
     const launch_record *launch = followed(store, o);
-    if (launch && catalog_find_id(&t->origin, store->catalog, &launch->last, NULL) == CKD_OK) {
+    if (launch && catalog_find_id(&t->origin, store->catalog, &launch->last, NULL) == CKD_OK &&
+        !t->origin.suspect) {
         t->has_origin = true;
         return CKD_OK;
     }

@@ -201,6 +201,7 @@ static ckd_status find_latest(ckd_checkpoint *out, ckd_session *s, ckd_error *er
         status = find_last(out, s, CKD_LATEST, &why);
         THEN(status, check_last(s, out, &why));
     } while (status == CKD_E_EXISTS);
+    THEN(status, ckd_store_healthy(out, s->saver.store, out, &why));
     return err_from(err, status, &why);
 }
 

@@ -19,10 +19,10 @@ static ckd_status query_previous(void *context, catalog *c, ckd_error *err) {
     char name[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
     unsigned number;
     snprintf(name, sizeof(name), "%s", q->run);
-    ckd_status status = catalog_newest(q->out, c, name, q->step, err);
+    ckd_status status = catalog_newest_healthy(q->out, c, name, q->step, err);
     while (status == CKD_E_NOT_FOUND && branch_root(root, &number, name)) {
         (void)branch_name(name, root, number - 1, NULL); /* no longer than the original name */
-        status = catalog_newest(q->out, c, name, q->step, err);
+        status = catalog_newest_healthy(q->out, c, name, q->step, err);
     }
     return status;
 }
@@ -38,6 +38,30 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
     return status != CKD_E_NOT_FOUND ? status
                                      : err_set(err, status, "there is no checkpoint before %.*s@%llu",
                                                CKD_RUN_MAX, run, (unsigned long long)step);
+}
+
+ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
+                             ckd_error *err) {
+    ckd_checkpoint from = *newest;
+    *out = from;
+    if (!from.suspect) {
+        return CKD_OK;
+    }
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = ckd_store_previous(out, store, from.run, from.step, &why);
+    if (status == CKD_OK) {
+        store_message(store, "%s@%llu is suspect and passed over: %s@%llu is used instead", from.run,
+                      (unsigned long long)from.step, out->run, (unsigned long long)out->step);
+        return CKD_OK;
+    }
+    *out = from;
+    return status == CKD_E_NOT_FOUND
+               ? err_set(
+                     err, CKD_E_STATE,
+                     "all checkpoints of run '%s' are suspect, as values became NaN or infinite; to use the "
+                     "newest all the same, name its step, %llu",
+                     from.run, (unsigned long long)from.step)
+               : err_from(err, status, &why);
 }
 
 /* An error about a manifest of a newer checkpoint, or one of a later branch of its run. */

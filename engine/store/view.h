@@ -25,7 +25,7 @@ typedef struct view_shard {
     uint64_t elements;
     const view_block *blocks;
     size_t block_count;
-    /* all 0 in an exact checkpoint, and for a region that a lossy checkpoint keeps exactly; NaN: unknown */
+    /* of an exact region all 0 but the values that are not finite, if these were counted; NaN: unknown */
     measures measures;
 } view_shard;
 
@@ -112,11 +112,13 @@ ckd_status view_open_within(view **out, const view *root, const ckd_id *id, cons
 void view_drop_materialized(view *v);
 
 /*
- * view_measures.c: attaches the measures of a lossy checkpoint to its shards; without this call they are all 0.
+ * view_measures.c: attaches the measures of a checkpoint to its shards; without this call they are all 0.
  * Measures only inform, so damaged ones become unknown. Errors: `inconsistent` (a file has two measures records),
  * NOMEM.
  */
 ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err);
+/* Values that are not finite, as far as they were counted. */
+uint64_t view_tensor_nonfinite(const view_tensor *t);
 /* Relative L2 error of these sums; NaN if unknown. */
 double measures_rel_l2(const measures *m);
 

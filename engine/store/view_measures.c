@@ -1,4 +1,7 @@
-/* Attaches measures to the shards of a lossy checkpoint: how far its values are from those that were to be saved. */
+/*
+ * Attaches measures to the shards of a checkpoint: how far its values are from those that were to be saved, and how many
+ * are not finite.
+ */
 #include <math.h>
 #include <stdlib.h>
 
@@ -12,6 +15,14 @@ double measures_rel_l2(const measures *m) {
     }
     double ratio = m->error_squares / m->value_squares;
     return isfinite(ratio) && isfinite(m->value_squares) ? sqrt(ratio) : NAN;
+}
+
+uint64_t view_tensor_nonfinite(const view_tensor *t) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < t->shard_count; i++) {
+        sum += t->shards[i].measures.nonfinite;
+    }
+    return sum;
 }
 
 /* Returns the shards whose first block is in c, in the order of its records, and sets *count. NULL: out of memory. */
@@ -56,9 +67,6 @@ static ckd_status attach(view *v, const chunk *c, const chunk_records *own, cons
 }
 
 ckd_status view_attach_measures(view *v, ckd_status inconsistent, ckd_error *err) {
-    if (v->manifest.checkpoint.fidelity == CKD_EXACT) {
-        return CKD_OK;
-    }
     for (size_t i = 0; i < v->chunk_count; i++) {
         const chunk *c = v->chunks[i];
         const record *found = NULL;

@@ -90,7 +90,7 @@ class Looker:
                 continue
             if id not in new and (c["run"], c["step"]) not in new:
                 raise Failure("came from nowhere", f"{model.name} lists {c['run']}@{c['step']}, which nothing brought there")
-            model.entries[id] = Entry(id, c["run"], c["step"], c["metric"], self.world.clock)
+            model.entries[id] = Entry(id, c["run"], c["step"], c["metric"], self.world.clock, bool(c["suspect"]))
             content = self.world.contents.get(id)
             if content and content.exact != (c["fidelity"] == "exact"):
                 raise Failure("fidelity", f"{model.name} lists {c['run']}@{c['step']} as {c['fidelity']}")
@@ -101,8 +101,8 @@ class Looker:
             places |= {GONE}
         if entry.id in listed:
             c = listed[entry.id]
-            if (c["run"], c["step"], c["metric"]) != (entry.run, entry.step, entry.metric):
-                raise Failure("changed", f"{model.name}: {entry.name} is {c['run']}@{c['step']} now, metric {c['metric']}")
+            if (c["run"], c["step"], c["metric"], bool(c["suspect"])) != (entry.run, entry.step, entry.metric, entry.suspect):
+                raise Failure("changed", f"{model.name}: {entry.name} is {c['run']}@{c['step']} now, metric {c['metric']}, suspect {c['suspect']}")
             place = LISTED
         elif can is None:
             place = TRASH if TRASH in places else GONE

@@ -25,8 +25,9 @@ class Failure(Exception):
 
 
 class Entry:
-    def __init__(self, id, run, step, metric, saved):
+    def __init__(self, id, run, step, metric, saved, suspect=False):
         self.id, self.run, self.step, self.metric, self.saved = id, run, step, metric, saved
+        self.suspect = suspect  # as the store says; it never changes
         self.place, self.until = LISTED, None
 
     @property
@@ -137,8 +138,10 @@ class Store:
 
     def must_stay(self, run, keep, now, safety=True):
         """The ids that a policy must keep of a run; a second set has those that it may keep."""
-        mine = sorted(self.listed(run), key=lambda e: e.step)
-        stay = {e.id for e in mine if e.id in self.marked()}
+        every = sorted(self.listed(run), key=lambda e: e.step)
+        stay = {e.id for e in every if e.id in self.marked()}
+        mine = [e for e in every if not e.suspect]  # rules count no others
+        stay |= {e.id for e in every[-1:] if e.suspect}
         maybe = set()
         if safety:
             stay |= {e.id for e in mine[-2:]}

@@ -253,7 +253,7 @@ static void test_people_can_read_it(void **state) {
         "0000000000000003.1 1 2003 02020202020202020202020202020202");
     expect_column(*state, "SELECT value FROM meta WHERE key = 'store'", "5753000000000000a8a9aaabacadaeaf");
     expect_column(*state, "PRAGMA application_id", "1667985508");
-    expect_column(*state, "PRAGMA user_version", "6");
+    expect_column(*state, "PRAGMA user_version", "7");
     for (int i = CKD_F64; i <= CKD_BOOL; i++) {
         snprintf(sql, sizeof(sql), "SELECT word FROM vocabulary WHERE what = 'dtype' AND number = %d", i);
         expect_column(*state, sql, ckd_dtype_name((ckd_dtype)i));
@@ -1393,7 +1393,7 @@ static void test_open_other_store(void **state) {
 static void test_open_other_versions(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
     expect_open(*state, CKD_OK);
-    change(*state, "PRAGMA user_version = 7"); /* with our tables */
+    change(*state, "PRAGMA user_version = 8"); /* with our tables */
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = 3");
     expect_open(*state, CKD_E_MISMATCH);
@@ -1401,11 +1401,11 @@ static void test_open_other_versions(void **state) {
     expect_open(*state, CKD_E_CORRUPT);
     change(*state, "PRAGMA user_version = -1");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 6");
+    change(*state, "PRAGMA user_version = 7");
     expect_open(*state, CKD_OK);
     change(*state, "ALTER TABLE meta ADD COLUMN later TEXT");
     expect_open(*state, CKD_E_CORRUPT);
-    change(*state, "PRAGMA user_version = 7");
+    change(*state, "PRAGMA user_version = 8");
     expect_open(*state, CKD_E_UNSUPPORTED);
     change(*state, "PRAGMA application_id = 7");
     expect_open(*state, CKD_E_CORRUPT);

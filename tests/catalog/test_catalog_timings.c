@@ -134,6 +134,7 @@ static void make_version_5(const char *dir) {
     assert_int_equal(catalog_add_timing(c, &id, "total", 77, 0, NULL), CKD_OK);
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     catalog_close(c);
+    first_number(dir, "DROP TABLE suspects");
     first_number(dir, "DROP TABLE rank_timings");
     first_number(dir, "PRAGMA user_version = 5");
 }
@@ -159,15 +160,37 @@ static void test_version_5_is_read_and_upgraded(void **state) {
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
     expect_total(c, 1);
     catalog_close(c);
-    assert_int_equal(first_number(*state, "PRAGMA user_version"), 6);
+    assert_int_equal(first_number(*state, "PRAGMA user_version"), 7);
     c = catalog_sample_open(*state, CATALOG_READ);
     expect_total(c, 1);
     catalog_close(c);
-    first_number(*state, "DROP TABLE rank_timings"); /* a catalog of version 6 needs this table */
+    first_number(*state, "DROP TABLE rank_timings"); /* a catalog since version 6 needs this table */
     ckd_id store = catalog_sample_store();
     assert_int_equal(
         catalog_open(&c, catalog_sample_path(*state, "catalog.db"), CATALOG_WRITE, &store, 0, NULL),
         CKD_E_CORRUPT);
+}
+
+/*
+ * A reader of a catalog of version 6 sees no suspect checkpoints, as that version could not store any. It sees those that
+ * another process adds with an upgrade meanwhile.
+ */
+static void test_version_6_is_read_and_upgraded(void **state) {
+    catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
+    first_number(*state, "DROP TABLE suspects");
+    first_number(*state, "PRAGMA user_version = 6");
+    catalog *old = catalog_sample_open(*state, CATALOG_READ), *writer;
+    ckd_checkpoint c;
+    assert_int_equal(catalog_newest(&c, old, "a", UINT64_MAX, NULL), CKD_E_NOT_FOUND);
+    writer = catalog_sample_open(*state, CATALOG_WRITE);
+    catalog_sample_add(writer, "a", 1, 1);
+    catalog_close(writer);
+    assert_int_equal(catalog_newest(&c, old, "a", UINT64_MAX, NULL), CKD_OK);
+    assert_int_equal(c.suspect, 0);
+    first_number(*state, "INSERT INTO suspects SELECT key, 1 FROM checkpoints");
+    assert_int_equal(catalog_newest(&c, old, "a", UINT64_MAX, NULL), CKD_OK);
+    assert_int_equal(c.suspect, 1);
+    catalog_close(old);
 }
 
 static unsigned long steps_left;
@@ -193,7 +216,7 @@ static void test_upgrading_fails(void **state) {
         file_set_fault_hook(NULL, NULL);
         catalog_close(c);
         int64_t version = first_number(*state, "PRAGMA user_version");
-        assert_true(version == 5 || version == 6);
+        assert_true(version == 5 || version == 7);
         c = catalog_sample_open(*state, CATALOG_READ);
         expect_total(c, 0);
         catalog_close(c);
@@ -202,13 +225,14 @@ static void test_upgrading_fails(void **state) {
             break;
         }
         failed += status != CKD_OK;
-        if (version == 6) {
+        if (version == 7) {
+            first_number(*state, "DROP TABLE suspects");
             first_number(*state, "DROP TABLE rank_timings");
             first_number(*state, "PRAGMA user_version = 5");
         }
     }
     assert_true(failed >= 2);
-    assert_int_equal(first_number(*state, "PRAGMA user_version"), 6);
+    assert_int_equal(first_number(*state, "PRAGMA user_version"), 7);
 }
 
 int main(void) {
@@ -217,6 +241,7 @@ int main(void) {
         TEST(by_save_rank_and_stage),
         TEST(invalid_stages_are_refused),
         TEST(version_5_is_read_and_upgraded),
+        TEST(version_6_is_read_and_upgraded),
         TEST(upgrading_fails),
     };
     return cmocka_run_group_tests_name("catalog timings", tests, NULL, NULL);

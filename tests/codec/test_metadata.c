@@ -503,6 +503,27 @@ static void test_every_truncation_is_found(void **state) {
     }
 }
 
+/* Why a checkpoint is suspect: all bits are kept, and 0 is refused. */
+static void test_suspect_manifest(void **state) {
+    (void)state;
+    static const uint32_t reasons[] = {1, 6, UINT32_MAX};
+    for (size_t i = 0; i < 3; i++) {
+        bytes b = {0};
+        manifest m = sample_manifest(), got;
+        m.checkpoint.suspect = reasons[i];
+        manifest_encode(&b, &store_id, &m);
+        assert_int_equal(load_le32(b.data + 12) & METADATA_SUSPECT, METADATA_SUSPECT);
+        assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "m", NULL), CKD_OK);
+        assert_int_equal(got.checkpoint.suspect, reasons[i]);
+        assert_int_equal(got.file_count, m.file_count);
+        manifest_free(&got);
+        store_le32(b.data + b.size - 12, 0);
+        reseal(&b);
+        assert_int_equal(manifest_decode(&got, &store_id, b.data, b.size, "m", NULL), CKD_E_CORRUPT);
+        bytes_free(&b);
+    }
+}
+
 static void test_trailing_bytes_are_refused(void **state) {
     (void)state;
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -530,11 +551,12 @@ static void test_envelope(void **state) {
         store_le16(b.data + 8, 1);
         for (unsigned bit = 0; bit < 32; bit++) { /* required features */
             /*
-             * With the bit the note is damaged: its fidelity is exact, or it ends before older files, times,
-             * options, a share or periods.
+             * With the bit the note is damaged: its fidelity is exact, or it ends before older files, reasons,
+             * times, options, a share or periods.
              */
-            bool known = bit <= 1 && (kinds[k] == METADATA_MANIFEST || kinds[k] == METADATA_PART ||
-                                      kinds[k] == METADATA_POLICY);
+            bool known = (bit <= 1 && (kinds[k] == METADATA_MANIFEST || kinds[k] == METADATA_PART ||
+                                       kinds[k] == METADATA_POLICY)) ||
+                         (bit == 2 && kinds[k] == METADATA_MANIFEST);
             store_le32(b.data + 12, 1u << bit);
             reseal(&b);
             assert_int_equal(decode(kinds[k], &b, &err), features == 1u << bit ? CKD_OK
@@ -876,6 +898,7 @@ int main(void) {
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_every_flipped_bit_is_found),
         cmocka_unit_test(test_every_truncation_is_found),
+        cmocka_unit_test(test_suspect_manifest),
         cmocka_unit_test(test_trailing_bytes_are_refused),
         cmocka_unit_test(test_envelope),
         cmocka_unit_test(test_notes_of_another_store),

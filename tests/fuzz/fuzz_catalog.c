@@ -43,6 +43,7 @@ static const struct {
      {"run", "tensor", "role", "checkpoints", "elements", "raw_bytes", "stored_bytes"}},
     {"timings", "checkpoint", {"checkpoint", "stage", "ns", "bytes"}},
     {"rank_timings", "checkpoint", {"checkpoint", "rank", "stage", "begin_ns", "end_ns", "work_ns", "bytes"}},
+    {"suspects", "checkpoint", {"checkpoint", "reasons"}},
 };
 enum { TABLES = sizeof(tables) / sizeof(tables[0]) };
 
@@ -59,7 +60,7 @@ static const char *const statements[] = {
     "CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
     "CREATE TABLE extra (x, y DEFAULT (randomblob(1000000000)))",
     "CREATE UNIQUE INDEX more ON shards (coding)",
-    "PRAGMA user_version = 7",
+    "PRAGMA user_version = 8",
     "PRAGMA user_version = 5",
     "PRAGMA application_id = 1",
     "UPDATE OR REPLACE shards SET shard = shard + 7",

@@ -636,12 +636,57 @@ static void test_rounding_modes(void **state) {
     }
 }
 
+static bool is_nonfinite(ckd_dtype dtype, uint64_t v) {
+    static const struct {
+        uint64_t top, mantissa; /* the exponent's bits, and those below */
+    } layout[] = {[CKD_F64] = {0x7ff0000000000000, 0xfffffffffffff},
+                  [CKD_F32] = {0x7f800000, 0x7fffff},
+                  [CKD_F16] = {0x7c00, 0x3ff},
+                  [CKD_BF16] = {0x7f80, 0x7f},
+                  [CKD_F8_E4M3] = {0x78, 7},
+                  [CKD_F8_E5M2] = {0x7c, 3}};
+    bool top = (v & layout[dtype].top) == layout[dtype].top;
+    return dtype == CKD_F8_E4M3 ? top && (v & 7) == 7 : top;
+}
+
+/* All lengths about the sizes of vectors and of the partial sums, and arrays without a finite value. */
+static void test_nonfinite(void **state) {
+    (void)state;
+    static const size_t lengths[] = {0, 1, 7, 31, 127, 128, 129, 255, 256, 257, 4099};
+    const kernels *all[KERNELS_CPU_BEST];
+    size_t n = kernels_cpu_all(all);
+    for (int d = CKD_F64; d <= CKD_BOOL; d++) {
+        ckd_dtype dtype = (ckd_dtype)d;
+        size_t width = ckd_dtype_size(dtype);
+        for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+            guarded in = guarded_new(lengths[k] * width, 1 + k % 3);
+            uint64_t want = 0;
+            for (size_t i = 0; i < lengths[k]; i++) {
+                store(in.at, width, i, pattern(i, width));
+                want += d <= CKD_F8_E5M2 && is_nonfinite(dtype, load(in.at, width, i));
+            }
+            for (size_t b = 0; b < n; b++) {
+                assert_int_equal(all[b]->count_nonfinite(dtype, in.at, lengths[k]), want);
+            }
+            guarded_free(&in);
+        }
+        size_t many = 70000;
+        guarded in = guarded_new(many * width, 1);
+        memset(in.at, 0xff, many * width);
+        for (size_t b = 0; b < n; b++) {
+            assert_int_equal(all[b]->count_nonfinite(dtype, in.at, many), d <= CKD_F8_E5M2 ? many : 0);
+        }
+        guarded_free(&in);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),          cmocka_unit_test(test_residual_and_back),
         cmocka_unit_test(test_rotation),       cmocka_unit_test(test_context),
         cmocka_unit_test(test_casts),          cmocka_unit_test(test_casts_of_arrays),
         cmocka_unit_test(test_rounding_modes), cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_nonfinite),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }

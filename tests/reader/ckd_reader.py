@@ -154,7 +154,7 @@ def open_note(path, kind, store=None):
         raise Unsupported(f"{path}: note version {version}")
     if found != kind:
         raise Unsupported(f"{path}: a note of kind {found} instead of {kind}")
-    if features & ~(3 if kind == MANIFEST else 0):
+    if features & ~(7 if kind == MANIFEST else 0):
         raise Unsupported(f"{path}: required features {features:#x}")
     if store is not None and of_store != store:
         raise Corrupt(f"{path}: belongs to another store")
@@ -190,6 +190,9 @@ class Manifest:
         self.files = self.own + (c.array(44, File) if features & 2 else [])
         if len({f.id for f in self.files}) != len(self.files) and features & 2:
             raise Corrupt(f"{path}: a chunk file twice")
+        self.suspect = c.u32() if features & 4 else 0
+        if features & 4 and not self.suspect:
+            raise Corrupt(f"{path}: suspect for no reason")
         c.end()
 
 

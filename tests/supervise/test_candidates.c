@@ -38,7 +38,7 @@ static void save(ckd_store *store, uint64_t step) {
     o.step = step;
     assert_int_equal(ckd_save_begin(&save, store, &o, &err), CKD_OK);
     for (int i = 0; i < TENSORS; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof(name), "t%d", i);
         ckd_tensor t = CKD_TENSOR_INIT;
         t.name = name;

@@ -45,8 +45,11 @@ def run_and_step(at: Where | None) -> tuple[str, int] | None:
     return (at.run, at.step) if isinstance(at, Checkpoint) else (at[0], step_number(at[1]))
 
 
-def find_checkpoint(store: Any, run: str | None, step: int | None, call: Call) -> Any:
-    """The checkpoint. With `step` None it is proved to be the newest; if that cannot be known, an error says why."""
+def find_checkpoint(store: Any, run: str | None, step: int | None, call: Call, *, healthy: bool = False) -> Any:
+    """The checkpoint. With `step` None it is proved to be the newest; if that cannot be known, an error says why.
+
+    healthy: if the newest is suspect, the one before it that is not. Errors: StateError (there is none).
+    """
     info = ffi.new("ckd_checkpoint *")
     name = ffi.NULL if run is None else native_text(run, "run")
     number = lib.CKD_LATEST if step is None else step_number(step)
@@ -56,6 +59,8 @@ def find_checkpoint(store: Any, run: str | None, step: int | None, call: Call) -
             return info
         try:
             call.check(lib.ckd_store_check_newest(store, info, call.err))
+            if healthy:
+                call.check(lib.ckd_store_healthy(info, store, info, call.err))
             return info
         except ExistsError:
             continue  # a newer one has been committed meanwhile
@@ -113,7 +118,8 @@ def checkpoint_from(c: Any) -> Checkpoint:
         fidelity=text(lib.ckd_fidelity_name(c.fidelity)), parent=id_text(c.parent), resumed_from=id_text(c.resumed_from),
         generation=int(c.generation), lossy_resumes=int(c.lossy_resumes), depth=int(c.depth), world=int(c.world),
         tensors=int(c.tensors), raw_bytes=int(c.raw_bytes), stored_bytes=int(c.stored_bytes), load_cost=float(c.load_cost),
-        created_ns=int(c.created_ns), metric_name=metric, metric=float(c.metric) if metric else None)
+        created_ns=int(c.created_ns), metric_name=metric, metric=float(c.metric) if metric else None,
+        suspect=bool(c.suspect))
 
 
 def tensor_from(t: Any) -> TensorInfo:

@@ -353,7 +353,7 @@ class Store:
         """rank: this process in a session of several ranks; it gets its own members."""
         call = Call(progress)
         with self._using() as store:
-            info = find_checkpoint(store, run, step, call)
+            info = find_checkpoint(store, run, step, call, healthy=True)
             load = ffi.gc(ffi.new("pyckd_load *"), partial(end_load, self._owner))
             try:
                 call.check(lib.pyckd_load_begin(load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))

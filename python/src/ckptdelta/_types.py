@@ -29,6 +29,7 @@ class Checkpoint:
         load_cost: estimated cost of a load, in loads of an exact base of the same state.
         created: when it was committed, UTC.
         metric_name, metric: recorded with it; ``""`` and ``None`` if none.
+        suspect: values of its model or optimizer became NaN or infinite. It is loaded only if it is named by its step.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Checkpoint:
     created_ns: int
     metric_name: str = ""
     metric: float | None = None
+    suspect: bool = False
 
     @property
     def created(self) -> datetime:
