@@ -183,6 +183,21 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
 }
 
+void older_intent_key(char out[CATALOG_META], const char *name) {
+    snprintf(out, CATALOG_META, "intent %.*s", CKD_ID_TEXT - 1, name);
+}
+
+rows_known vanished_rows_of(const ckd_store *store, const char *name) {
+    catalog *c = NULL;
+    char key[CATALOG_META], older[CATALOG_META] = "";
+    older_intent_key(key, name);
+    ckd_status status =
+        catalog_open(&c, path_in(store->path, FILE_CATALOG).text, CATALOG_READ, &store->id, 1000, NULL);
+    THEN(status, catalog_meta(older, c, key, NULL));
+    catalog_close(c);
+    return status == CKD_OK && older[0] ? ROWS_GONE : rows_after(status, store);
+}
+
 /* otherwise: the weight of rows if the catalog is older than some deletion. Errors: IO, NOMEM; then it is that, too. */
 static ckd_status weigh(witness *out, const char noted[CATALOG_META], const ckd_store *store,
                         witness otherwise, ckd_error *err) {

@@ -409,6 +409,29 @@ static void test_leftovers_that_cannot_be_moved_stay(void **state) {
     assert_non_null(strstr(messages, "stays for now, as it cannot be moved to data/q"));
     assert_int_equal(files_in(*state, "data/c"), 3);
     assert_int_equal(files_in(*state, "data/i"), 1);
+    open_and_close(*state); /* the new catalog does not tell either */
+    assert_non_null(strstr(messages, "no catalog tells whether it had finished"));
+    assert_int_equal(files_in(*state, "data/c"), 2);
+    assert_int_equal(files_in(*state, "data/q"), 1);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+}
+
+/* The intent stays for another reason while the new catalog is made. */
+static void test_a_new_catalog_does_not_know_what_an_older_writer_did(void **state) {
+    static const char *const unreadable[] = {"data/i/", "data/m/" SCENE_RUN ".1.0"};
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        fault f = {.path = unreadable[i], .errnum = EIO, .first = 1, .last = 1000};
+        lose_behind_an_intent(dir);
+        assert_int_equal(unlink(store_path_of(dir, "catalog.db")), 0);
+        file_set_fault_hook(fail_here, &f);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(files_in(dir, "data/i"), 1);
+        open_and_close(dir);
+        assert_int_equal(files_in(dir, "data/i"), 0);
+        assert_int_equal(files_in(dir, "data/c") + files_in(dir, "data/q"), 3);
+    }
 }
 
 /* Step 2 builds on a deleted step 1, and its manifest is lost. While the catalog cannot be read, the trash stays. */
@@ -608,6 +631,7 @@ int main(void) {
         tempdir_test(test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer),
         tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
         tempdir_test(test_leftovers_that_cannot_be_moved_stay),
+        tempdir_test(test_a_new_catalog_does_not_know_what_an_older_writer_did),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
         tempdir_test(test_a_damaged_intent),
         tempdir_test(test_an_intent_that_stays),
