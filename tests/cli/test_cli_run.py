@@ -399,6 +399,27 @@ def test_a_stopped_command_is_ended_too(job):
     job.finish(process, STOPPED)
 
 
+@pytest.mark.parametrize("mode", ["group", "mixed"])
+def test_who_gets_a_signal(job, mode):
+    child = "trap 'touch child' TERM; touch ready; while [ ! -e told ]; do sleep 0.02; done; sleep 0.5; sleep 0.1; touch finished"
+    process = job.begin("sh", "-c", f"trap 'touch told' TERM; sh -c \"{child}\" & wait; wait", options=["--kill-mode", mode])
+    assert until(exists(job.folder / "ready"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert (job.folder / "finished").exists() and (job.folder / "child").exists() == (mode == "group")
+
+
+def test_what_the_command_leaves_running_is_asked_to_end_once_it_has_ended(job):
+    child = "trap 'touch child; exit' TERM; touch ready; while :; do sleep 0.02; done"
+    process = job.begin("sh", "-c", f"trap 'touch told; exit' TERM; sh -c \"{child}\" & while :; do sleep 0.02; done", options=["--kill-mode", "mixed"])
+    assert until(exists(job.folder / "ready"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert (job.folder / "told").exists() and (job.folder / "child").exists() and not job.left()
+
+
 def test_an_ignored_signal_stays_ignored(job):
     process = subprocess.Popen(["nohup", COMMAND, "run", job.store, "gpt", "--", "sh", "-c", "touch ready; sleep 1"], env=job.env, cwd=job.folder,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -639,7 +660,7 @@ def test_quiet(job):
 
 @pytest.mark.parametrize("args", [["run"], ["run", "s"], ["run", "s", "--", "true"], ["run", "s", "gpt"], ["run", "s", "gpt", "--"], ["run", "s", "gpt", "--", ""],
                                   ["run", "s", "gpt", "true"], ["run", "s", "gpt", "x", "--", "true"], ["run", "s", "gpt", "--grace", "1", "--", "true"],
-                                  ["run", "s", "gpt", "--max-futile", "0", "--", "true"], ["run", "s", "gpt", "--max-restarts", "x", "--", "true"],
+                                  ["run", "s", "gpt", "--max-futile", "0", "--", "true"], ["run", "s", "gpt", "--max-restarts", "x", "--", "true"], ["run", "s", "gpt", "--kill-mode", "x", "--", "true"],
                                   ["run", "s", "gpt", "--pause", "999999d", "--", "true"], ["run", "s", "a/b", "--", "true"], ["attempts"], ["attempts", "s", "a", "b"]])
 def test_wrong_usage(tmp_path, args):
     refused = run(*args, expect=USAGE, cwd=tmp_path)
