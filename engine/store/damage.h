@@ -187,8 +187,7 @@ typedef struct vanished {
     size_t count, capacity;
     ckd_checkpoint *doubtful; /* the same, but the catalog is older than some deletion: lost or deleted */
     size_t doubtful_count, doubtful_capacity;
-    ckd_checkpoint
-        *trashed; /* the same for deleted ones that could still be restored; of these, no row is left */
+    ckd_checkpoint *trashed; /* deleted ones that could still be restored; no row of them is left */
     size_t trashed_count, trashed_capacity;
     bool unweighed;  /* the deletion mark cannot be read now: a doubtful checkpoint may be a lost one */
     rows_known rows; /* unless they are known, more checkpoints may be lost */

@@ -349,7 +349,7 @@ static ckd_status add_lost_from_trash(const ckd_checkpoint *c, const ckd_store *
     checkpoint_text(checkpoint, c->run, c->step, true);
     ckd_status found = err_corrupt(&why, p.text, CKD_NO_OFFSET,
                                    "the manifest of a deleted checkpoint is lost, so it cannot be restored; "
-                                   "emptying the trash forgets it");
+                                   "ckptdelta trash --empty --all forgets it");
     return damage_record(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
 }
 
