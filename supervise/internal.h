@@ -146,10 +146,10 @@ typedef struct process_end {
 } process_end;
 
 /* Creates the keeper and the command's process, which waits for process_go. Errors: IO. */
-ckd_status process_start(process *out, char *const *command, const sigset_t *mask, uint64_t grace_s,
+ckd_status process_start(process *out, const supervise_options *options, const sigset_t *mask,
                          ckd_error *err);
 ckd_status process_go(process *p, ckd_error *err);
-/* Passes a signal on to the group. `stop`: the group is killed after the grace period. */
+/* Passes a signal on, to the group unless the kill mode is mixed. `stop`: the group is killed after the grace period. */
 void process_signal(process *p, int number, bool stop);
 /* p->socket is readable: has the command ended, and everything below it? */
 bool process_ended(process_end *out, process *p);
@@ -174,6 +174,7 @@ typedef struct keeper_orders {
     char *const *command;
     const sigset_t *mask;
     uint64_t grace_s;
+    bool mixed; /* signals go to the command alone */
     int socket;
 } keeper_orders;
 __attribute__((noreturn)) void keeper_run(const keeper_orders *orders);

@@ -23,6 +23,7 @@ typedef struct keeper {
     int status; /* wait status, if ended */
     uint64_t grace_ns;
     uint64_t deadline; /* of SIGKILL; 0: none yet */
+    bool mixed;        /* signals go to the command alone, and SIGKILL to all */
 } keeper;
 
 static void run_command(const keeper_orders *orders, int gate, int failure) {
@@ -82,14 +83,25 @@ static void signal_group(const keeper *k, int number) {
     }
 }
 
+/* The number of the command is its own until it has been reaped. */
+static void pass_on(const keeper *k, int number) {
+    if (k->mixed && !k->ended) {
+        kill(k->pid, number);
+    } else {
+        signal_group(k, number);
+    }
+}
+
 /* Asks what is left to end, but only once: many programs take a second SIGTERM as an order to quit at once. */
 static void end_rest(keeper *k) {
     if (!k->deadline) {
-        signal_group(k, SIGTERM);
+        pass_on(k, SIGTERM);
         signal_group(k, SIGCONT);
         begin_end(k);
     }
-    children_signal(SIGTERM, k->pid);
+    if (!k->mixed || k->ended) {
+        children_signal(SIGTERM, k->pid);
+    }
 }
 
 /* Reaps what has ended. Returns false once there is nothing left. */
@@ -104,6 +116,9 @@ static bool reap(keeper *k) {
             k->ended = true;
             k->status = status;
             k->group_gone = kill(-k->pid, 0) != 0;
+            if (k->mixed && k->deadline) {
+                signal_group(k, SIGTERM); /* the others were not asked before */
+            }
             end_rest(k);
         }
         k->group_gone = k->group_gone || (k->ended && kill(-k->pid, 0) != 0);
@@ -130,7 +145,7 @@ static void take_orders(keeper *k) {
         close(k->gate);
         k->gate = -1;
     } else {
-        signal_group(k, order & ~KEEPER_STOP);
+        pass_on(k, order & ~KEEPER_STOP);
         if (order & KEEPER_STOP) {
             signal_group(k, SIGCONT);
             begin_end(k);
@@ -175,8 +190,11 @@ static process_end end_of(const keeper *k) {
 }
 
 void keeper_run(const keeper_orders *orders) {
-    keeper k = {
-        .socket = orders->socket, .gate = -1, .connected = true, .grace_ns = orders->grace_s * SECOND};
+    keeper k = {.socket = orders->socket,
+                .gate = -1,
+                .connected = true,
+                .grace_ns = orders->grace_s * SECOND,
+                .mixed = orders->mixed};
     sigset_t child, all;
     signal(SIGCHLD, SIG_DFL);
     setsid(); /* only the supervisor gets the signals of a terminal, and passes them on */

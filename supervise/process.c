@@ -183,7 +183,7 @@ static bool receive(keeper_message *message, int socket) {
     return n == sizeof(*message);
 }
 
-ckd_status process_start(process *out, char *const *command, const sigset_t *mask, uint64_t grace_s,
+ckd_status process_start(process *out, const supervise_options *options, const sigset_t *mask,
                          ckd_error *err) {
     int ends[2];
     *out = (process){.socket = -1};
@@ -196,7 +196,7 @@ ckd_status process_start(process *out, char *const *command, const sigset_t *mas
     out->keeper = fork();
     if (out->keeper == 0) {
         close(ends[0]);
-        keeper_run(&(keeper_orders){command, mask, grace_s, ends[1]});
+        keeper_run(&(keeper_orders){options->command, mask, options->grace_s, options->mixed, ends[1]});
     }
     int why = errno;
     close(ends[1]);

@@ -290,7 +290,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     progress steps;
     tell_command(s, a);
     progress_make(&steps);
-    ckd_status status = process_start(&p, s->options.command, &s->before, s->options.grace_s, err);
+    ckd_status status = process_start(&p, &s->options, &s->before, err);
     if (status != CKD_OK) {
         progress_free(&steps);
         return status;

@@ -77,6 +77,7 @@ typedef struct supervise_options {
     const char *store, *run;
     char *const *command; /* ends with NULL */
     uint64_t grace_s;     /* between a request to end and SIGKILL */
+    bool mixed;           /* signals go to the command alone, not to its group; SIGKILL goes to all */
     uint64_t pause_s, max_pause_s;
     uint64_t max_restarts;
     uint64_t max_futile; /* attempts without a newer checkpoint */

@@ -50,6 +50,11 @@ static bool steps_lost(uint64_t *lost, const attempt *a) {
     return reported || (saved && a->from_step != SUPERVISE_NO_STEP);
 }
 
+/* Without a counter, the steps after the newest checkpoint may have been lost as well. */
+static bool is_exact(const attempt *a) {
+    return a->reached != SUPERVISE_NO_STEP;
+}
+
 /* -------------------------------------------------------------------------------------------------------- JSON */
 
 static json_t *json_step(uint64_t step) {
@@ -120,7 +125,11 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
     duration_cell(t, ended, a->end_ns - a->start_ns);
     cli_table_cell(t, "%s", a->from[0] ? a->from : "-");
     step_cell(t, a->last_step);
-    cli_table_cell(t, known ? "%" PRIu64 : "-", lost);
+    cli_table_cell(t,
+                   !known || (!is_exact(a) && !lost) ? "-"
+                   : is_exact(a)                     ? "%" PRIu64
+                                                     : "%" PRIu64 "+",
+                   lost);
     cli_table_cell(t, "%s", a->end == ATTEMPT_RUNNING ? "running" : a->reason);
     if (verbose) {
         step_cell(t, a->first_trained);
@@ -128,7 +137,7 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
         duration_cell(t, a->resume_ns > 0, a->resume_ns);
         duration_cell(t, a->first_save_ns > 0, a->first_save_ns);
         cli_table_cell(t, "%s", a->host[0] ? a->host : "-");
-        cli_table_cell(t, "%" PRId64, a->pid);
+        cli_table_cell(t, a->pid > 0 ? "%" PRId64 : "-", a->pid);
         cli_table_cell(t, "%s", a->verdict[0] ? a->verdict : "-");
     }
 }

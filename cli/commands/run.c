@@ -9,6 +9,7 @@
 
 enum {
     OPT_GRACE = 0x200,
+    OPT_KILL_MODE,
     OPT_PAUSE,
     OPT_MAX_PAUSE,
     OPT_MAX_RESTARTS,
@@ -25,6 +26,10 @@ static const struct argp_option options_table[] = {
     {"run", 'r', "RUN", 0, "The run that COMMAND saves to", 1},
     {"grace", OPT_GRACE, "TIME", 0,
      "How long COMMAND may take to end, before everything that it started is killed [default: 60s]", 2},
+    {"kill-mode", OPT_KILL_MODE, "group|mixed", 0,
+     "Who gets SIGTERM and other signals: group: all processes in the group of COMMAND; mixed: COMMAND alone. SIGKILL "
+     "goes to all [default: group]",
+     2},
     {"pause", OPT_PAUSE, "TIME", 0,
      "Wait about this long before the first restart, and twice as long each time [default: 5s]", 3},
     {"max-pause", OPT_MAX_PAUSE, "TIME", 0, "The longest time to wait before a restart [default: 10m]", 3},
@@ -97,6 +102,24 @@ static void parse_hang(arguments *a, const char *arg, struct argp_state *state) 
     }
 }
 
+static bool is_mixed(const char *arg, struct argp_state *state) {
+    bool mixed = strcmp(arg, "mixed") == 0;
+    if (!mixed && strcmp(arg, "group") != 0) {
+        argp_error(state, "the kill mode is group or mixed, not '%s'", arg);
+    }
+    return mixed;
+}
+
+static void take_argument(arguments *a, char *arg, struct argp_state *state) {
+    if (cli_take_store(&a->common, arg)) {
+        return;
+    }
+    if (a->run) {
+        argp_error(state, "'%s' is one argument too many; put -- before the COMMAND", arg);
+    }
+    a->run = arg;
+}
+
 /* As the library has it: 1 to 128 characters, not beginning with a dot or a dash. */
 static bool is_run_name(const char *name) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~";
@@ -138,19 +161,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[0] = state->child_inputs[1] = &a->common;
         return 0;
     case ARGP_KEY_ARG:
-        if (cli_take_store(&a->common, arg)) {
-            return 0;
-        }
-        if (a->run) {
-            argp_error(state, "'%s' is one argument too many; put -- before the COMMAND", arg);
-        }
-        a->run = arg;
+        take_argument(a, arg, state);
         return 0;
     case 'r':
         a->run = arg;
         return 0;
     case OPT_GRACE:
         a->with.grace_s = parse_time("--grace", arg, state);
+        return 0;
+    case OPT_KILL_MODE:
+        a->with.mixed = is_mixed(arg, state);
         return 0;
     case OPT_PAUSE:
         a->with.pause_s = parse_time("--pause", arg, state);

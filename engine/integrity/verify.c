@@ -365,6 +365,7 @@ static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished reported = lost;
     keep_wanted(v, reported.items, &reported.count);
     keep_wanted(v, reported.doubtful, &reported.doubtful_count);
+    keep_wanted(v, reported.trashed, &reported.trashed_count);
     reported.stray_count = v->options->run ? 0 : lost.stray_count;
     THEN(status, vanished_add_damage(&reported, v->store, &v->damage, err));
     vanished_free(&lost);

@@ -168,24 +168,28 @@ static ckd_status remove_manifests(const ckd_store *store, const manifest_set *n
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_MANIFESTS).text, err) : status;
 }
 
-/* Removes tombstones without a manifest, also those whose manifests an earlier collection removed. */
-static ckd_status remove_tombstones(const ckd_store *store, ckd_error *err) {
+/*
+ * Whether the tombstone says that its checkpoint could still be restored. Then its manifest was not collected, but is
+ * lost, and verify reports it.
+ */
+static bool is_of_lost(const ckd_store *store, const manifest_name *name) {
+    tombstone t;
+    return tombstone_read(&t, store, name, NULL) == CKD_OK && t.until_ns > clock_wall_ns();
+}
+
+/*
+ * Removes tombstones without a manifest, also those whose manifests an earlier collection removed. all: also those of
+ * lost manifests.
+ */
+static ckd_status remove_tombstones(const ckd_store *store, bool all, ckd_error *err) {
     manifest_list names = {0}, tombstones = {0};
     ckd_status status = manifests_read_all(&names, store, err);
     THEN(status, manifests_tombstones(&tombstones, store, err));
-    bool *needed = calloc(tombstones.count + 1, sizeof(*needed));
-    if (status == CKD_OK && !needed) {
-        status = err_nomem(err, tombstones.count, "tombstones");
-    }
-    for (size_t k = 0; k < names.count && status == CKD_OK; k++) {
-        const manifest_name *covering = manifests_covering_tombstone(&tombstones, &names.items[k]);
-        if (covering) {
-            needed[covering - tombstones.items] = true;
-        }
-    }
+    bool *needed = NULL;
+    THEN(status, manifests_mark_covering(&needed, &tombstones, &names, err));
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *t = &tombstones.items[i];
-        if (!needed[i]) {
+        if (!needed[i] && (all || !is_of_lost(store, t))) {
             status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
         }
     }
@@ -248,7 +252,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, const coll
             status = remove_manifests(store, &n, err);
         }
         if (status == CKD_OK && !how->keep_tombstones) {
-            status = remove_tombstones(store, err);
+            status = remove_tombstones(store, how->all, err);
         }
         if (status == CKD_OK && out->checkpoints) {
             deletion_mark_restore(store); /* now there is space */

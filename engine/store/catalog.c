@@ -72,12 +72,37 @@ static void drop_unfinished(const ckd_store *store) {
     (void)file_remove(path_in(store->path, FILE_NEW_CATALOG).text, true, NULL);
 }
 
+/*
+ * A catalog that is made from the manifests never saw what the writers of older intents committed. So it is no evidence
+ * that they committed nothing (recovery.c). Nothing makes an intent meanwhile, as the caller holds the publish lock.
+ */
+static ckd_status record_older_intents(ckd_store *store, ckd_error *err) {
+    dir_list list;
+    ckd_error missing = {0};
+    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_INTENTS).text, &missing);
+    if (status != CKD_OK) {
+        return err_except(err, status, CKD_E_NOT_FOUND, &missing);
+    }
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        char key[CATALOG_META];
+        older_intent_key(key, list.names[i]);
+        status = store_record_meta(store, key, "older", err);
+    }
+    dir_list_free(&list);
+    return status;
+}
+
 /* Fills the new catalog, durably, under its temporary name. */
 static ckd_status fill_new_file(reconcile_result *merged, ckd_store *store, ckd_error *err) {
     drop_unfinished(store);
     *merged = (reconcile_result){.catalog_failed = true};
     ckd_status status = use_file(store, FILE_NEW_CATALOG, err);
-    return status == CKD_OK ? store_reconcile_catalog(merged, store, err) : status;
+    THEN(status, store_reconcile_catalog(merged, store, err));
+    if (status == CKD_OK) {
+        status = record_older_intents(store, err);
+        merged->catalog_failed = status != CKD_OK;
+    }
+    return status;
 }
 
 /*

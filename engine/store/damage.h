@@ -173,6 +173,11 @@ typedef enum rows_known {
     ROWS_GONE,  /* it is missing, damaged or of an older version, and a writer makes another */
 } rows_known;
 
+/* The key in the catalog's table meta that marks an intent as older than the catalog. name: of its file in data/i. */
+void older_intent_key(char out[CATALOG_META], const char *name);
+/* Whether the row of this writer's checkpoint is known: ROWS_GONE also if the catalog was made after the intent. */
+rows_known vanished_rows_of(const ckd_store *store, const char *name);
+
 typedef struct vanished {
     stray_file *strays; /* sorted by id */
     size_t stray_count;
@@ -182,6 +187,8 @@ typedef struct vanished {
     size_t count, capacity;
     ckd_checkpoint *doubtful; /* the same, but the catalog is older than some deletion: lost or deleted */
     size_t doubtful_count, doubtful_capacity;
+    ckd_checkpoint *trashed; /* deleted ones that could still be restored; no row of them is left */
+    size_t trashed_count, trashed_capacity;
     bool unweighed;  /* the deletion mark cannot be read now: a doubtful checkpoint may be a lost one */
     rows_known rows; /* unless they are known, more checkpoints may be lost */
 } vanished;

@@ -266,6 +266,9 @@ ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_er
 ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err);
 /* The tombstone of the lowest generation that covers the manifest; NULL: the manifest counts. */
 const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones, const manifest_name *name);
+/* Tells of each tombstone whether it covers one of the manifests. The caller frees *out. Errors: NOMEM. */
+ckd_status manifests_mark_covering(bool **out, const manifest_list *tombstones, const manifest_list *names,
+                                   ckd_error *err);
 void manifests_free(manifest_list *list);
 /*
  * Finds the generation for a new checkpoint at (run, step), above its tombstone. Errors: EXISTS (a manifest counts

@@ -82,6 +82,19 @@ const manifest_name *manifests_covering_tombstone(const manifest_list *tombstone
     return found;
 }
 
+ckd_status manifests_mark_covering(bool **out, const manifest_list *tombstones, const manifest_list *names,
+                                   ckd_error *err) {
+    bool *covers = calloc(tombstones->count + 1, sizeof(*covers));
+    *out = covers;
+    for (size_t i = 0; i < names->count && covers; i++) {
+        const manifest_name *covering = manifests_covering_tombstone(tombstones, &names->items[i]);
+        if (covering) {
+            covers[covering - tombstones->items] = true;
+        }
+    }
+    return covers ? CKD_OK : err_nomem(err, tombstones->count, "tombstones");
+}
+
 ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = read_names(out, store, DIR_TOMBSTONES, &why);

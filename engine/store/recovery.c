@@ -98,9 +98,8 @@ static ckd_status drop_file(const ckd_store *store, const ckd_id *id, bool doubt
 }
 
 static ckd_status drop_files(const ckd_store *store, const intent *dead, const named_files *named,
-                             const vanished *lost, ckd_error *err) {
+                             const vanished *lost, bool doubt, ckd_error *err) {
     ckd_status status = CKD_OK;
-    bool doubt = lost->rows == ROWS_GONE;
     for (size_t i = 0; i < dead->file_count && status == CKD_OK; i++) {
         const ckd_id *id = &dead->files[i].id;
         status = file_remove(path_chunk(store->path, id, ".tmp").text, true, err);
@@ -143,19 +142,20 @@ static ckd_status find_lost(recovery *r, ckd_error *err) {
  * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed, and the
  * manifest is lost, its files are all that is left. Without the intent they are files that nothing names, which repair
  * makes a manifest of. Only the catalog tells whether the writer had committed. While that cannot be read, all stays;
- * where it is gone, the files go to data/q.
+ * where it is gone or younger than the intent, the files go to data/q.
  */
-static ckd_status clean_intent(recovery *r, const char *intent_path, const intent *dead, ckd_error *err) {
+static ckd_status clean_intent(recovery *r, const char *name, const intent *dead, ckd_error *err) {
     static const vanished none = {0};
     const ckd_store *store = r->store;
     bool unnamed = has_unnamed(r, dead);
     ckd_status status = unnamed ? find_lost(r, err) : CKD_OK;
     const vanished *lost = unnamed ? &r->lost : &none;
-    bool later = lost->unweighed || lost->rows == ROWS_LATER, aside = lost->rows == ROWS_GONE;
+    rows_known rows = unnamed && lost->rows == ROWS_KNOWN ? vanished_rows_of(store, name) : lost->rows;
+    bool later = lost->unweighed || rows == ROWS_LATER, aside = rows == ROWS_GONE;
     ckd_error why = {0};
     if (status == CKD_OK && !later) {
-        status = drop_files(store, dead, &r->named, lost, &why);
-        THEN(status, file_remove(intent_path, true, &why));
+        status = drop_files(store, dead, &r->named, lost, aside, &why);
+        THEN(status, file_remove(path_of(store->path, DIR_INTENTS, name).text, true, &why));
         err_from(err, status, &why);
     }
     if (aside && status != CKD_OK && status != CKD_E_NOMEM) {
@@ -214,7 +214,7 @@ static ckd_status visit_intent(recovery *r, const char *name, ckd_error *err) {
         if (status == CKD_OK && r->named.unknown) {
             store_message(store, "leftovers of a writer that died stay: a damaged manifest may name them");
         } else if (status == CKD_OK) {
-            status = clean_intent(r, p.text, &dead, err);
+            status = clean_intent(r, name, &dead, err);
         }
     }
     intent_free(&dead);

@@ -143,6 +143,28 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
     return status;
 }
 
+/*
+ * Deleted checkpoints whose time to be restored is not over need their manifests. A collection ends the time in the
+ * tombstone before it removes a manifest, and a rename or a restore keeps the id, so either is no loss.
+ */
+static ckd_status add_from_trash(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
+    bool *covers;
+    ckd_status status = manifests_mark_covering(&covers, &e->before, &e->names, err);
+    for (size_t i = 0; i < e->before.count && !v->incomplete && status == CKD_OK; i++) {
+        tombstone t;
+        bool lost = !covers[i] && tombstone_read(&t, store, &e->before.items[i], NULL) == CKD_OK &&
+                    t.until_ns > clock_wall_ns() && !ids_contain(&e->checkpoints, &t.checkpoint);
+        if (lost) {
+            ckd_checkpoint c = {.id = t.checkpoint, .step = t.step, .generation = t.generation};
+            snprintf(c.run, sizeof(c.run), "%s", t.run);
+            (void)in_strays(v, &c.id, true);
+            status = add(&v->trashed, &v->trashed_count, &v->trashed_capacity, &c, err);
+        }
+    }
+    free(covers);
+    return status;
+}
+
 /* ---- sources of known checkpoints ---- */
 
 typedef struct rows {
@@ -181,6 +203,21 @@ static ckd_status read_rows(rows *out, const ckd_store *store, const char *name,
     out->known = rows_after(status, store);
     out->why = why;
     return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+void older_intent_key(char out[CATALOG_META], const char *name) {
+    snprintf(out, CATALOG_META, "intent %.*s", CKD_ID_TEXT - 1, name);
+}
+
+rows_known vanished_rows_of(const ckd_store *store, const char *name) {
+    catalog *c = NULL;
+    char key[CATALOG_META], older[CATALOG_META] = "";
+    older_intent_key(key, name);
+    ckd_status status =
+        catalog_open(&c, path_in(store->path, FILE_CATALOG).text, CATALOG_READ, &store->id, 1000, NULL);
+    THEN(status, catalog_meta(older, c, key, NULL));
+    catalog_close(c);
+    return status == CKD_OK && older[0] ? ROWS_GONE : rows_after(status, store);
 }
 
 /* otherwise: the weight of rows if the catalog is older than some deletion. Errors: IO, NOMEM; then it is that, too. */
@@ -241,7 +278,9 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
     THEN(status, drop_without_records(out, store, err));
-    if (status == CKD_OK && !out->incomplete && out->stray_count && !out->count && !out->doubtful_count) {
+    THEN(status, add_from_trash(out, &e, store, err));
+    bool lost = out->count || out->doubtful_count || out->trashed_count;
+    if (status == CKD_OK && !out->incomplete && out->stray_count && !lost) {
         status = strays_find_spare(out, &e.checkpoints, store, err);
     }
     catalog_list_free(&now.list);
@@ -270,6 +309,7 @@ void vanished_free(vanished *v) {
     free(v->strays);
     free(v->items);
     free(v->doubtful);
+    free(v->trashed);
     *v = (vanished){0};
 }
 
@@ -301,6 +341,18 @@ ckd_status vanished_add_lost(const ckd_checkpoint *c, const ckd_store *store, da
     return damage_record(damage, found, &why, CKD_NO_OFFSET, taken ? "" : checkpoint, err);
 }
 
+static ckd_status add_lost_from_trash(const ckd_checkpoint *c, const ckd_store *store, damage_list *damage,
+                                      ckd_error *err) {
+    char checkpoint[CHECKPOINT_TEXT];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pathname p = path_manifest(store->path, c->run, c->step, c->generation);
+    checkpoint_text(checkpoint, c->run, c->step, true);
+    ckd_status found = err_corrupt(&why, p.text, CKD_NO_OFFSET,
+                                   "the manifest of a deleted checkpoint is lost, so it cannot be restored; "
+                                   "ckptdelta trash --empty --all forgets it");
+    return damage_record(damage, found, &why, CKD_NO_OFFSET, checkpoint, err);
+}
+
 static void report_spare(const vanished *v, const ckd_store *store) {
     size_t count = 0;
     uint64_t size = 0;
@@ -320,6 +372,9 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->count && status == CKD_OK; i++) {
         status = vanished_add_lost(&v->items[i], store, damage, err);
+    }
+    for (size_t i = 0; i < v->trashed_count && status == CKD_OK; i++) {
+        status = add_lost_from_trash(&v->trashed[i], store, damage, err);
     }
     for (size_t i = 0; i < v->stray_count && status == CKD_OK; i++) {
         const stray_file *s = &v->strays[i];

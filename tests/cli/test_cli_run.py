@@ -272,6 +272,8 @@ def test_after_two_failures_it_goes_back(job):
     out, err = job.run(*trainer)
     assert job.starts() == ["1 None", "2 gpt@3", "3 gpt@3", "4 gpt@2"]
     assert [a["steps_lost"] for a in job.attempts()] == [None, 0, 0, 1]
+    # This trainer reports no steps, so nobody knows how many followed the last save.
+    assert [row.split("gpt@")[-1].split()[2] for row in run("attempts", job.store).out.splitlines()[2:]] == ["-", "-", "1+"]
     assert job.steps()[-1] == ("gpt~2", 4) or ("gpt~2", 3) in job.steps()
 
 
@@ -286,6 +288,8 @@ def test_the_same_exit_after_going_back(job):
 
 SAVES_AND_STOPS = """
     def stop(number, frame):
+        if number != signal.SIGUSR1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may come again meanwhile
         train(1)
         open(f"stopped{number}", "w").close()
         if number != signal.SIGUSR1:
@@ -393,6 +397,27 @@ def test_a_stopped_command_is_ended_too(job):
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     job.finish(process, STOPPED)
+
+
+@pytest.mark.parametrize("mode", ["group", "mixed"])
+def test_who_gets_a_signal(job, mode):
+    child = "trap 'touch child' TERM; touch ready; while [ ! -e told ]; do sleep 0.02; done; sleep 0.5; sleep 0.1; touch finished"
+    process = job.begin("sh", "-c", f"trap 'touch told' TERM; sh -c \"{child}\" & wait; wait", options=["--kill-mode", mode])
+    assert until(exists(job.folder / "ready"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert (job.folder / "finished").exists() and (job.folder / "child").exists() == (mode == "group")
+
+
+def test_what_the_command_leaves_running_is_asked_to_end_once_it_has_ended(job):
+    child = "trap 'touch child; exit' TERM; touch ready; while :; do sleep 0.02; done"
+    process = job.begin("sh", "-c", f"trap 'touch told; exit' TERM; sh -c \"{child}\" & while :; do sleep 0.02; done", options=["--kill-mode", "mixed"])
+    assert until(exists(job.folder / "ready"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    job.finish(process, STOPPED)
+    assert (job.folder / "told").exists() and (job.folder / "child").exists() and not job.left()
 
 
 def test_an_ignored_signal_stays_ignored(job):
@@ -611,7 +636,8 @@ def test_attempts(job):
     assert [row.split()[:2] for row in rows[1:]] == [["gpt", "1"], ["gpt", "2"], ["other", "1"]]
     assert "gpt@2" in rows[2] and rows[2].endswith("exit status 0")
     assert run("attempts", job.store, "other").out.splitlines()[1:] == rows[3:] or "other" in run("attempts", job.store, "other").out
-    assert "restarts in" in run("attempts", job.store, "-v").out
+    verbose = run("attempts", job.store, "-v").out
+    assert "restarts in" in verbose and all(f" {a['pid']} " in verbose for a in job.attempts())
     assert "no attempts of run 'third'" in run("attempts", job.store, "third", expect=NOT_FOUND).err
     run("attempts", job.folder / "absent", expect=NOT_FOUND)
 
@@ -634,7 +660,7 @@ def test_quiet(job):
 
 @pytest.mark.parametrize("args", [["run"], ["run", "s"], ["run", "s", "--", "true"], ["run", "s", "gpt"], ["run", "s", "gpt", "--"], ["run", "s", "gpt", "--", ""],
                                   ["run", "s", "gpt", "true"], ["run", "s", "gpt", "x", "--", "true"], ["run", "s", "gpt", "--grace", "1", "--", "true"],
-                                  ["run", "s", "gpt", "--max-futile", "0", "--", "true"], ["run", "s", "gpt", "--max-restarts", "x", "--", "true"],
+                                  ["run", "s", "gpt", "--max-futile", "0", "--", "true"], ["run", "s", "gpt", "--max-restarts", "x", "--", "true"], ["run", "s", "gpt", "--kill-mode", "x", "--", "true"],
                                   ["run", "s", "gpt", "--pause", "999999d", "--", "true"], ["run", "s", "a/b", "--", "true"], ["attempts"], ["attempts", "s", "a", "b"]])
 def test_wrong_usage(tmp_path, args):
     refused = run(*args, expect=USAGE, cwd=tmp_path)

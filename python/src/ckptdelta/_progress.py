@@ -29,14 +29,17 @@ class Progress:
         if self._reports:
             lib.ckd_progress_step(step)
 
+    def enter(self, phase: int) -> int:
+        """Returns the phase that this one interrupts."""
+        return int(lib.ckd_progress_enter(phase)) if self._reports else phase
+
     @contextmanager
     def phase(self, phase: int) -> Iterator[None]:
-        before = lib.ckd_progress_enter(phase) if self._reports else phase
+        before = self.enter(phase)
         try:
             yield
         finally:
-            if self._reports:
-                lib.ckd_progress_enter(before)
+            self.enter(before)
 
 
 class Reporter:

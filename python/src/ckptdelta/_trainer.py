@@ -29,6 +29,8 @@ from ._types import Checkpoint, Fidelity
 try:
     import transformers
     from transformers.trainer_utils import get_last_checkpoint
+
+    from ._trainer_callback import Reports
 except ImportError as error:
     raise ImportError(f"ckptdelta.transformers needs the packages transformers, accelerate and torch: {error}") from error
 
@@ -326,11 +328,11 @@ class _Resumed:
         return saves.member(self.store, self.checkpoint, name) if name in self._members else None
 
 
-class _Begin(transformers.TrainerCallback):  # type: ignore[misc]
+class _Begin(Reports):
     """Begins the session before the first step, which it has to see, and restores values that a Trainer resets after it has loaded a checkpoint."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        self._trainer, self._saves = trainer, trainer._saves
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         resumed, trainer = self._trainer._resumed, self._trainer

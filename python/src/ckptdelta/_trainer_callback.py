@@ -18,7 +18,28 @@ from ._trainer_saves import Saves
 from ._types import Checkpoint, Fidelity
 
 
-class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
+class Reports(transformers.TrainerCallback):  # type: ignore[misc]
+    """Tells `ckptdelta run` the steps and evaluations of a Trainer. A Trainer has no event for the begin of an evaluation."""
+
+    _saves: Saves
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saves.evaluating(False)  # a program may evaluate in other ways than evaluate()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saves.trained(state.global_step)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saves.evaluating(True)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saves.evaluating(False)
+
+    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._saves.evaluating(False)
+
+
+class CheckpointCallback(Reports):
     """Saves into a store whenever a plain Trainer saves::
 
         callback = CheckpointCallback("runs", "gpt")
@@ -85,6 +106,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self._saves.go_on(found, lambda at: None)  # the Trainer has loaded it
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        super().on_step_end(args, state, control)
         self._take_over(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -104,6 +104,7 @@ class Saves:
         self._session: Session | None = None
         self._run = run  # or the branch on which training continues
         self._fence = False
+        self._interrupted: int | None = None  # the phase that an evaluation interrupts
         self._best: int | None = None  # the best step that is durable
         self._last: Checkpoint | None = None  # the newest save of this training that is durable
         self._steps: set[int] = set()  # that this training has saved, or is saving
@@ -135,7 +136,7 @@ class Saves:
             at: the checkpoint that go_on() will be given.
         """
         self._run = at.run if at is not None and self._is_own(at) else self.run
-        self._best, self._last, self._steps = None, None, set()
+        self._best, self._last, self._steps, self._interrupted = None, None, set(), None
         named: dict[str, Any] = {name: parts.get(name) for name in LOADED}
         self._session = Session(self.store, self._run, **named, more={k: v for k, v in parts.items() if k not in LOADED}, rng=False,
                                 alone=True, every=_EVERY_STEP if each_step else _WHEN_ASKED, metric=metric, **self.options)
@@ -185,6 +186,22 @@ class Saves:
         session.save(metric=metric)
         if self._fence:
             session.fence()
+
+    def trained(self, step: int) -> None:
+        """Tells `ckptdelta run` that the step is made."""
+        if self._session is not None:
+            self._session._progress.step(step)
+
+    def evaluating(self, now: bool) -> None:
+        """Tells `ckptdelta run` whether the Trainer evaluates. It may be called again and again."""
+        if self._session is None or now == (self._interrupted is not None):
+            return
+        progress = self._session._progress
+        if self._interrupted is None:
+            self._interrupted = progress.enter(lib.CKD_PROGRESS_EVALUATION)
+        else:
+            progress.enter(self._interrupted)
+            self._interrupted = None
 
     def fence_at_once(self) -> None:
         """From now on save() returns when everything is copied, because not only optimizer steps change parameters."""

@@ -409,6 +409,29 @@ static void test_leftovers_that_cannot_be_moved_stay(void **state) {
     assert_non_null(strstr(messages, "stays for now, as it cannot be moved to data/q"));
     assert_int_equal(files_in(*state, "data/c"), 3);
     assert_int_equal(files_in(*state, "data/i"), 1);
+    open_and_close(*state); /* the new catalog does not tell either */
+    assert_non_null(strstr(messages, "no catalog tells whether it had finished"));
+    assert_int_equal(files_in(*state, "data/c"), 2);
+    assert_int_equal(files_in(*state, "data/q"), 1);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+}
+
+/* The intent stays for another reason while the new catalog is made. */
+static void test_a_new_catalog_does_not_know_what_an_older_writer_did(void **state) {
+    static const char *const unreadable[] = {"data/i/", "data/m/" SCENE_RUN ".1.0"};
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        fault f = {.path = unreadable[i], .errnum = EIO, .first = 1, .last = 1000};
+        lose_behind_an_intent(dir);
+        assert_int_equal(unlink(store_path_of(dir, "catalog.db")), 0);
+        file_set_fault_hook(fail_here, &f);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(files_in(dir, "data/i"), 1);
+        open_and_close(dir);
+        assert_int_equal(files_in(dir, "data/i"), 0);
+        assert_int_equal(files_in(dir, "data/c") + files_in(dir, "data/q"), 3);
+    }
 }
 
 /* Step 2 builds on a deleted step 1, and its manifest is lost. While the catalog cannot be read, the trash stays. */
@@ -593,6 +616,107 @@ static void test_a_deletion_without_the_catalog(void **state) {
     check_steps(*state, 2, 2);
 }
 
+/* ---- a manifest lost from the trash ---- */
+
+static void delete_step(const char *dir, uint64_t step, uint64_t undo_s) {
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    o.undo_s = undo_s;
+    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+    must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+    ckd_store_close(store);
+}
+
+static void collect(const char *dir, bool all) {
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    ckd_error err = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    o.all = all;
+    must(ckd_store_collect(NULL, store, &o, &err), &err);
+    ckd_store_close(store);
+}
+
+/* lost: the step that cannot be restored; NULL: there is no damage. */
+static void check_trash(const char *dir, const char *lost) {
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    must(ckd_store_verify(&r, store, NULL, &err), &err);
+    assert_int_equal(r->damage_count, lost != NULL);
+    if (lost) {
+        assert_non_null(strstr(r->damage[0].what, "the manifest of a deleted checkpoint is lost"));
+        assert_int_equal(r->damage[0].checkpoint_count, 1);
+        assert_non_null(strstr(r->damage[0].checkpoints[0], lost));
+    }
+    ckd_verify_result_free(r);
+    ckd_store_close(store);
+}
+
+static void check_loads(const char *dir, uint64_t step) {
+    ckd_store *store = open_store(dir, CKD_OPEN_READ);
+    scene s = scene_of(step);
+    assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+/* It is damage until the checkpoint could no longer be restored, whatever is collected meanwhile. */
+static void test_a_manifest_lost_from_the_trash(void **state) {
+    scene_make(*state, 0, 4);
+    delete_step(*state, 3, 3600);
+    check_trash(*state, NULL);
+    remove_manifest(*state, 3);
+    check_trash(*state, SCENE_RUN "@3");
+    delete_step(*state, 1, 0);
+    collect(*state, false);
+    assert_int_equal(files_in(*state, "data/t"), 1);
+    check_trash(*state, SCENE_RUN "@3");
+    check_loads(*state, 2);
+    collect(*state, true);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+}
+
+/* Its chunk files are needed by others, so that nothing but the tombstone tells of it. */
+static void test_a_manifest_of_a_parent_lost_from_the_trash(void **state) {
+    scene_make(*state, 0, 3);
+    delete_step(*state, 1, 3600);
+    remove_manifest(*state, 1);
+    check_trash(*state, SCENE_RUN "@1");
+    check_loads(*state, 2);
+}
+
+static int tombstones_stay(void *context, file_op step, const char *path) {
+    (void)context;
+    return step == FILE_OP_REMOVE && strstr(path, "data/t/" SCENE_RUN) ? EACCES : 0;
+}
+
+/* A collection has died before it removed the tombstone; the run has another name now. */
+static void test_tombstones_without_a_manifest_that_are_no_loss(void **state) {
+    const char *dir = make_folder(*state, 0);
+    ckd_error err = {0};
+    scene_make(dir, 0, 4);
+    delete_step(dir, 3, 3600);
+    ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = true;
+    file_set_fault_hook(tombstones_stay, NULL);
+    assert_int_not_equal(ckd_store_collect(NULL, store, &o, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    ckd_store_close(store);
+    assert_int_equal(files_in(dir, "data/m"), 3);
+    assert_int_equal(files_in(dir, "data/t"), 1);
+    check_trash(dir, NULL);
+
+    dir = make_folder(*state, 1);
+    scene_make(dir, 0, 4);
+    delete_step(dir, 3, 3600);
+    store = open_store(dir, CKD_OPEN_WRITE);
+    must(ckd_store_rename_run(NULL, store, SCENE_RUN, "another", NULL, &err), &err);
+    ckd_store_close(store);
+    check_trash(dir, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_what_was_kept_is_damaged),
@@ -608,6 +732,7 @@ int main(void) {
         tempdir_test(test_the_file_of_a_doubtful_checkpoint_stays_with_its_writer),
         tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
         tempdir_test(test_leftovers_that_cannot_be_moved_stay),
+        tempdir_test(test_a_new_catalog_does_not_know_what_an_older_writer_did),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
         tempdir_test(test_a_damaged_intent),
         tempdir_test(test_an_intent_that_stays),
@@ -615,6 +740,9 @@ int main(void) {
         tempdir_test(test_recovery_reads_the_manifests_once),
         tempdir_test(test_a_deletion_died_before_the_catalog),
         tempdir_test(test_a_deletion_without_the_catalog),
+        tempdir_test(test_a_manifest_lost_from_the_trash),
+        tempdir_test(test_a_manifest_of_a_parent_lost_from_the_trash),
+        tempdir_test(test_tombstones_without_a_manifest_that_are_no_loss),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
