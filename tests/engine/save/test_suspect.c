@@ -130,7 +130,7 @@ static ckd_checkpoint found(ckd_store *store, const char *run, uint64_t step) {
 static void test_every_float_dtype(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     for (int d = CKD_F64; d <= CKD_F8_E5M2; d++) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof(run), "r%d", d);
         ckd_save_options o = options_of(run, 1);
         one_tensor t = {"w", CKD_ROLE_WEIGHT, (ckd_dtype)d, 0};
@@ -188,7 +188,7 @@ static void test_moments_from_the_start(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     static const ckd_role roles[] = {CKD_ROLE_EXP_AVG, CKD_ROLE_EXP_AVG_SQ, CKD_ROLE_MASTER};
     for (size_t i = 0; i < 3; i++) {
-        char run[16];
+        char run[32];
         snprintf(run, sizeof(run), "r%zu", i);
         ckd_save_options o = options_of(run, 1);
         one_tensor t = {"a", roles[i], CKD_F32, 1};
@@ -399,7 +399,7 @@ static void test_random_policies(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     srand(7);
     for (int round = 0; round < 12; round++) {
-        char mixed[16], pure[16];
+        char mixed[32], pure[32];
         snprintf(mixed, sizeof(mixed), "mixed%d", round);
         snprintf(pure, sizeof(pure), "pure%d", round);
         unsigned suspect = 0;
