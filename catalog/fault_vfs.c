@@ -1,11 +1,13 @@
 #include "catalog/fault_vfs.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 
@@ -156,6 +158,20 @@ static const sqlite3_io_methods shim_methods = {
 
 /* ---- the VFS ---- */
 
+/*
+ * The reason why a file cannot be created. SQLite then tries to open it for reading, so errno says only that it does not
+ * exist.
+ */
+static int creation_errno(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+        return errno;
+    }
+    close(fd);
+    unlink(path);
+    return ENOENT;
+}
+
 static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int flags, int *out_flags) {
     fault_vfs *owner = owner_of(vfs);
     shim_file *f = shim(file);
@@ -169,6 +185,9 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
         return SQLITE_NOMEM;
     }
     int rc = noted(owner, owner->real->xOpen(owner->real, path, f->real, flags, out_flags));
+    if (rc != SQLITE_OK && owner->last_errno == ENOENT && path && flags & SQLITE_OPEN_CREATE) {
+        owner->last_errno = creation_errno(path);
+    }
     f->base.pMethods = f->real->pMethods ? &shim_methods : NULL;
     return rc;
 }

@@ -48,6 +48,10 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
         if (status != CKD_OK) {
             return status;
         }
+    } else if (!cached_record_counts(d->views, v, side, &d->stored)) {
+        columns_release(d->columns, cached);
+        return view_block_corrupt(b, err,
+                                  "the rows or columns that the block shares with others are damaged");
     }
     *out = cached;
     return CKD_OK;

@@ -58,3 +58,8 @@ bool copy_counts(view_cache *cache, const view *v, const view_block *b, bytes *s
     return b->materialized && (!cache->copies_need_chains ||
                                closure_visit_block(cache, v, b, check_payload, &reading, NULL) == CKD_OK);
 }
+
+bool cached_record_counts(view_cache *cache, const view *v, const view_block *b, bytes *scratch) {
+    chain_reading reading = {&cache->store->intact, scratch};
+    return !cache->copies_need_chains || check_payload(&reading, v, b, NULL) == CKD_OK;
+}

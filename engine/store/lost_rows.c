@@ -15,11 +15,27 @@ static pathname lost_file_path(const ckd_store *store, const ckd_checkpoint *c, 
     return path_of(store->path, DIR_DAMAGED, name);
 }
 
+/* Whether the file is there and intact. */
+static bool is_kept(const ckd_store *store, const char *path) {
+    manifest m = {0};
+    bytes data = {0};
+    ckd_status status = file_read_all(&data, path, METADATA_MAX, NULL);
+    THEN(status, manifest_decode(&m, &store->id, data.data, data.size, path, NULL));
+    manifest_free(&m);
+    bytes_free(&data);
+    return status == CKD_OK;
+}
+
+/* A damaged file is replaced, unless its name is all that is known of the checkpoint. */
 static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *checkpoint, const char *end,
                                   ckd_error *err) {
     bytes data = {0};
     manifest m = {.checkpoint = *checkpoint};
+    pathname path = lost_file_path(store, checkpoint, end);
     pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
+    if (file_exists(path.text) && (!checkpoint->created_ns || is_kept(store, path.text))) {
+        return CKD_OK;
+    }
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     THEN(status, damage_make_folder(store, err));
@@ -27,11 +43,10 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
         status = file_remove(temporary.text, true, err);
     }
     if (status == CKD_OK) {
-        status = file_create_durable(lost_file_path(store, checkpoint, end).text, temporary.text, data.data,
-                                     data.size, err);
+        status = file_replace_durable(path.text, temporary.text, data.data, data.size, err);
     }
     bytes_free(&data);
-    return status == CKD_E_EXISTS ? CKD_OK : status;
+    return status;
 }
 
 ckd_status lost_row_keep(const ckd_store *store, const ckd_checkpoint *c, const char *end, ckd_error *err) {

@@ -78,12 +78,22 @@ static bool in_strays(vanished *v, const ckd_id *checkpoint, bool explain) {
     return found;
 }
 
-static bool has_checkpoint(const ckd_checkpoint *items, size_t count, const ckd_id *id) {
-    bool found = false;
-    for (size_t i = 0; i < count && !found; i++) {
-        found = id_equal(&items[i].id, id);
+static ckd_checkpoint *find_checkpoint(ckd_checkpoint *items, size_t count, const ckd_id *id) {
+    for (size_t i = 0; i < count; i++) {
+        if (id_equal(&items[i].id, id)) {
+            return &items[i];
+        }
     }
-    return found;
+    return NULL;
+}
+
+/* Only the name is known of a checkpoint if what was kept of it is damaged. Another source may know the rest. */
+static bool has_checkpoint(ckd_checkpoint *items, size_t count, const ckd_checkpoint *c) {
+    ckd_checkpoint *found = find_checkpoint(items, count, &c->id);
+    if (found && !found->created_ns) {
+        *found = *c;
+    }
+    return found != NULL;
 }
 
 /* The weight of a catalog's row. */
@@ -95,15 +105,16 @@ typedef enum witness {
 
 static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
                               ckd_error *err) {
-    if (ids_contain(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, &c->id)) {
+    if (ids_contain(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, c)) {
         return CKD_OK;
     }
     /* A stray may hold records of a deleted checkpoint that a lost one builds on. An old row does not tell which. */
     bool strays = !v->incomplete && in_strays(v, &c->id, w != SAYS_NOTHING);
     if (w == PROVES || (strays && w == DOUBTFUL)) {
-        return add(&v->items, &v->count, &v->capacity, c, err);
+        const ckd_checkpoint *known = find_checkpoint(v->doubtful, v->doubtful_count, &c->id);
+        return add(&v->items, &v->count, &v->capacity, known && !c->created_ns ? known : c, err);
     }
-    return (strays || w == DOUBTFUL) && !has_checkpoint(v->doubtful, v->doubtful_count, &c->id)
+    return (strays || w == DOUBTFUL) && !has_checkpoint(v->doubtful, v->doubtful_count, c)
                ? add(&v->doubtful, &v->doubtful_count, &v->doubtful_capacity, c, err)
                : CKD_OK;
 }

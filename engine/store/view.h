@@ -297,6 +297,8 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
 bool chain_is_intact(view_cache *cache, const view_source *from, bytes *scratch);
 /* Whether the block has a materialized copy that counts (cache->copies_need_chains). Its values are not checked yet. */
 bool copy_counts(view_cache *cache, const view *v, const view_block *b, bytes *scratch);
+/* The same for a record whose content is in memory, as that of a side record of an earlier save. */
+bool cached_record_counts(view_cache *cache, const view *v, const view_block *b, bytes *scratch);
 
 /* Checkpoints that were read in full before a deletion. Zero-initialise; release with safety_reading_free. */
 typedef struct safety_reading {

@@ -159,20 +159,28 @@ static const char *make_folder(const char *dir, int number) {
     return path;
 }
 
-/* What was kept of it is damaged. The name of the file still tells what is lost, and a repair does not guess. */
-static void test_what_was_kept_is_damaged(void **state) {
-    ckd_repair_result *r;
-    ckd_error err = {0};
+/* Step 2 of three is lost, and what data/q keeps of it is damaged. Returns the catalog from before. */
+static unsigned char *lose_and_damage(const char *dir, size_t *size) {
     char name[300];
     dir_list list;
-    scene_make(*state, 0, 3);
-    remove_manifest(*state, 2);
-    open_and_close(*state);
-    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/q"), NULL), CKD_OK);
+    scene_make(dir, 0, 3);
+    unsigned char *old = read_whole_file(store_path_of(dir, "catalog.db"), size);
+    remove_manifest(dir, 2);
+    open_and_close(dir);
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/q"), NULL), CKD_OK);
     assert_int_equal(list.count, 1);
     snprintf(name, sizeof(name), "data/q/%s", list.names[0]);
     dir_list_free(&list);
-    write_whole_file(store_path_of(*state, name), "noise", 5);
+    write_whole_file(store_path_of(dir, name), "noise", 5);
+    return old;
+}
+
+/* The name of the file still tells what is lost, and a repair does not guess. */
+static void test_what_was_kept_is_damaged(void **state) {
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    size_t size;
+    free(lose_and_damage(*state, &size));
     check_named(*state, SCENE_RUN "@2");
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
     must(ckd_store_repair(&r, store, NULL, &err), &err);
@@ -182,6 +190,23 @@ static void test_what_was_kept_is_damaged(void **state) {
     assert_int_equal(ckd_compact(NULL, store, NULL, NULL), CKD_E_STATE);
     ckd_store_close(store);
     assert_int_equal(files_in(*state, "data/c"), 3);
+}
+
+/* The next writer keeps again what a catalog of a backup knows. So does one that a rebuild has put aside. */
+static void test_a_catalog_knows_more_than_a_damaged_file(void **state) {
+    static const char *const names[] = {"catalog.db", "catalog.db.old"};
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        size_t size;
+        unsigned char *old = lose_and_damage(dir, &size);
+        write_whole_file(store_path_of(dir, names[i]), old, size);
+        free(old);
+        open_and_close(dir);
+        check_named(dir, SCENE_RUN "@2");
+        repair_all(dir, 1);
+        check_steps(dir, 0, 3);
+        assert_int_equal(files_in(dir, "data/q"), 0);
+    }
 }
 
 /* Any read of the deletion mark fails, or all do. */
@@ -720,6 +745,7 @@ static void test_tombstones_without_a_manifest_that_are_no_loss(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_what_was_kept_is_damaged),
+        tempdir_test(test_a_catalog_knows_more_than_a_damaged_file),
         tempdir_test(test_the_deletion_mark_cannot_be_read),
         tempdir_test(test_a_rebuild_cannot_read_the_deletion_mark),
         tempdir_test(test_data_q_cannot_be_written),

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "codec/chunk/chunk.h"
 #include "engine/store/paths.h"
 #include "engine/session/session.h"
 #include "tests/support/checkpoints.h"
@@ -32,6 +33,7 @@ enum {
     TENSORS = 4 * LAYERS + 2,
     ROOM = 1 << 19
 };
+#define HOUR_NS (UINT64_C(3600) * 1000000000)
 
 /*
  * The linker redirects the library's allocations to these functions (mk/test.mk), which count those of all threads.
@@ -337,12 +339,17 @@ static void test_results_do_not_depend_on_threads(void **state) {
     outcome_free(&one, &m);
 }
 
-static pathname only_chunk(const char *dir) {
+static dir_list list_chunks(const char *dir) {
     dir_list files;
-    pathname store = path_in(dir, "store"), folder = path_in(store.text, DIR_CHUNKS);
-    assert_int_equal(dir_list_read(&files, folder.text, NULL), CKD_OK);
+    assert_int_equal(dir_list_read(&files, path_of(path_in(dir, "store").text, DIR_CHUNKS, "").text, NULL),
+                     CKD_OK);
+    return files;
+}
+
+static pathname only_chunk(const char *dir) {
+    dir_list files = list_chunks(dir);
     assert_int_equal(files.count, 1);
-    pathname path = path_of(store.text, DIR_CHUNKS, files.names[0]);
+    pathname path = path_of(path_in(dir, "store").text, DIR_CHUNKS, files.names[0]);
     dir_list_free(&files);
     return path;
 }
@@ -389,6 +396,63 @@ static void test_cached_values_do_not_hide_rot(void **state) {
         ckd_store_close(opened);
         model_end(&m);
     }
+}
+
+/* Flips a bit in the payload of each side record of these files. */
+static void damage_sides(const char *dir, const dir_list *files) {
+    size_t count = 0;
+    pathname store = path_in(dir, "store");
+    for (size_t i = 0; i < files->count; i++) {
+        chunk *c;
+        size_t size;
+        pathname path = path_of(store.text, DIR_CHUNKS, files->names[i]);
+        unsigned char *content = read_whole_file(path.text, &size);
+        assert_int_equal(chunk_open(&c, path.text, NULL), CKD_OK);
+        for (size_t k = 0; k < c->record_count; k++) {
+            if (c->records[k].kind == RECORD_SIDE) {
+                content[c->records[k].payload_offset] ^= 4;
+                count++;
+            }
+        }
+        chunk_close(c);
+        write_whole_file(path.text, content, size);
+        free(content);
+    }
+    assert_true(count > 0);
+}
+
+/*
+ * Saves keep decoded rows and columns of lossy tensors in memory. These do not hide that the side records from which
+ * they come have rotted since, once the time is over in which nothing is read again.
+ */
+static void test_cached_columns_do_not_hide_rot(void **state) {
+    model m;
+    int damage_messages = 0;
+    setting with = {*state, "run", false, 2, CKD_NEAR, &damage_messages, 0};
+    with_directions = true;
+    model_begin(&m);
+    ckd_session *s = open_session(&with, &m);
+    save_step(s, 1);
+    model_move(&m, 1);
+    save_step(s, 2);
+    model_move(&m, 2);
+    dir_list files = list_chunks(*state);
+    save_step(s, 3); /* reads the side records of the second one */
+    damage_sides(*state, &files);
+    dir_list_free(&files);
+    s->saver.store->intact.since_ns = clock_monotonic_ns() - 2 * HOUR_NS;
+    model_move(&m, 3);
+    save_step(s, 4);
+    with_directions = false;
+    ckd_error err = {0};
+    must(ckd_session_close(s, &err), &err);
+    assert_int_equal(damage_messages, 1);
+    ckd_store *opened = store_reopen(*state, CKD_OPEN_READ);
+    for (size_t k = 0; k < m.count; k++) {
+        free(load_whole(opened, "run", 4, m.tensors[k].name, COUNT * ckd_dtype_size(m.tensors[k].dtype)));
+    }
+    ckd_store_close(opened);
+    model_end(&m);
 }
 
 /*
@@ -534,8 +598,8 @@ int main(void) {
         TEST(test_two_tiles_share_second_moments), TEST(test_kept_values_change_nothing),
         TEST(test_restored_values_are_kept),       TEST(test_results_do_not_depend_on_threads),
         TEST(test_parents_are_not_read),           TEST(test_cached_values_do_not_hide_missing_files),
-        TEST(test_cached_values_do_not_hide_rot),  TEST(test_later_saves_allocate_little),
-        TEST(test_large_scratch_memory_is_freed),
+        TEST(test_cached_values_do_not_hide_rot),  TEST(test_cached_columns_do_not_hide_rot),
+        TEST(test_later_saves_allocate_little),    TEST(test_large_scratch_memory_is_freed),
     };
     return run_sampled("session_cached", tests, 2, NULL, NULL);
 }
