@@ -128,6 +128,7 @@ void holding_settle(connection *c) {
         h->settled = status == CKD_OK;
         h->stuck = status != CKD_OK;
         h->ended_ns = clock_monotonic_ns();
+        h->fd = status == CKD_OK || last ? -1 : h->fd; /* once it is settled, others may remove it */
         pthread_cond_broadcast(&a->changed);
         pthread_mutex_unlock(&a->mutex);
         if (first) {

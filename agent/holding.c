@@ -51,7 +51,9 @@ ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
     for (;;) {
         bool waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
-            if (!same_run(h, own) || h->settled || (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
+            /* one without memory leaves nothing; it may itself wait here, for its own part */
+            if (!same_run(h, own) || !h->set || h->settled ||
+                (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
                 continue;
             }
             if (h->stuck) {
