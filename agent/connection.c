@@ -224,7 +224,7 @@ static void end_session(connection *c, bool goodbye) {
     holding *h = c->holding;
     pthread_mutex_lock(&a->mutex);
     h->shown.connected = 0;
-    bool settles = !goodbye && h->set;
+    bool settles = !goodbye && holding_has_state(h);
     if (!settles) {
         holding_remove(a, h);
         record_write(a);

@@ -43,6 +43,16 @@ void holding_remove(agent *a, holding *h) {
     free(h);
 }
 
+bool holding_has_state(const holding *h) {
+    bool found = false;
+    for (uint32_t i = 0; h->set && i < h->set->count && !found; i++) {
+        slot_content content;
+        found = slot_read(&content, &h->set->slots[i], NULL) != CKD_E_NOT_FOUND;
+        slot_content_free(&content);
+    }
+    return found;
+}
+
 static bool same_run(const holding *a, const holding *b) {
     return a != b && strcmp(a->shown.run, b->shown.run) == 0;
 }

@@ -162,7 +162,11 @@ bool local_peer_gone(int fd, int watch) {
     bool ready[2];
     uint8_t next;
     local_wait((int[]){fd, watch}, 2, 0, ready);
-    return ready[1] || (ready[0] && recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT) == 0);
+    if (ready[1] || !ready[0]) {
+        return ready[1];
+    }
+    ssize_t got = recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT); /* ECONNRESET: it has not read all answers */
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 /* ---- bytes and descriptors ---- */

@@ -22,6 +22,14 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/trainers.h"
 
+/* All threads are stopped when it returns. */
+static void stop_process(pid_t process) {
+    int status;
+    kill(process, SIGSTOP);
+    assert_int_equal(waitpid(process, &status, WUNTRACED), process);
+    assert_true(WIFSTOPPED(status));
+}
+
 /* Trainers that die while they wait for what another one has left do not wait for each other for ever. */
 static void test_trainers_that_die_at_their_open(void **state) {
     (void)state;
@@ -89,7 +97,7 @@ static void test_a_stopped_agent(void **state) {
             clock_sleep_ns(UINT64_C(1500000000)); /* it works, so it is given its time */
             assert_int_equal(times_said("no sign of life"), 2);
         }
-        kill(agent, SIGSTOP);
+        stop_process(agent);
         iterate_through(s, t, last + 3 + in_save, last + 4);
         must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
         assert_int_equal(times_said("no sign of life for 1 s: this session saves by itself"), 1 + in_save);
@@ -128,7 +136,7 @@ static void test_a_state_is_saved_once(void **state) {
     ckd_session *s = session_of(*state, &o, t);
     iterate_through(s, t, 1, 2);
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
-    kill(agent, SIGSTOP);
+    stop_process(agent);
     stopped = agent;
     file_set_fault_hook(agent_is_faster, &step);
     iterate_through(s, t, 3, 3);
