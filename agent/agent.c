@@ -10,6 +10,7 @@
 #include "engine/common/common.h"
 
 #define CONNECTIONS_MAX 256
+#define PAUSE_MS        100
 
 void agent_say(agent *a, const char *format, ...) {
     char text[1024];
@@ -61,8 +62,13 @@ static void take_connections(agent *a) {
         if (ready[1] || ready[2]) {
             return;
         }
-        if (ready[0] && local_accept(&fd, a->listener, NULL) == CKD_OK) {
+        if (!ready[0]) {
+            continue;
+        }
+        if (local_accept(&fd, a->listener, NULL) == CKD_OK) {
             start_connection(a, fd);
+        } else { /* there are no descriptors left, perhaps, and the connection still waits */
+            local_wait((int[]){a->stop}, 1, PAUSE_MS, ready);
         }
     }
 }

@@ -129,17 +129,20 @@ static bool take_recall(connection *c, const slot_message *m) {
     if (status != CKD_OK) {
         return answer_status(c, status, &err);
     }
-    /* until it is sent, the mutex keeps the memory from being given to another session */
     pthread_mutex_lock(&c->agent->mutex);
     const shared_slot *s = holdings_find(c->agent, c->holding, &id);
     if (s) {
-        out.fds[out.fd_count++] = s->memory.fd;
+        out.fds[0] = local_copy(s->memory.fd);
+        out.fd_count = out.fds[0] >= 0;
         bytes_put(&out.body, s->layout->encoded.data, s->layout->encoded.size);
     } else {
         status = err_set(&err, CKD_E_NOT_FOUND, "the agent does not hold the values of this checkpoint");
     }
-    bool sent = answer(c, &out, status, &err, NULL);
     pthread_mutex_unlock(&c->agent->mutex);
+    /* A trainer that is stopped reads nothing: nobody else waits for it. If the memory changes meanwhile, the hashes
+     * tell. */
+    bool sent = answer(c, &out, status, &err, NULL);
+    local_close(out.fd_count ? out.fds[0] : -1);
     return sent;
 }
 
@@ -221,7 +224,7 @@ static void end_session(connection *c, bool goodbye) {
     holding *h = c->holding;
     pthread_mutex_lock(&a->mutex);
     h->shown.connected = 0;
-    bool settles = !goodbye && h->set;
+    bool settles = !goodbye && holding_has_state(h);
     if (!settles) {
         holding_remove(a, h);
         record_write(a);
@@ -230,15 +233,7 @@ static void end_session(connection *c, bool goodbye) {
     }
     pthread_mutex_unlock(&a->mutex);
     if (settles) {
-        holding_settle(c);
-        pthread_mutex_lock(&a->mutex);
-        /* the state stays, unless another thread has removed the holding since it was settled */
-        for (holding *left = a->holdings; left; left = left->next) {
-            if (left == h) {
-                h->fd = -1;
-            }
-        }
-        pthread_mutex_unlock(&a->mutex);
+        holding_settle(c); /* the state stays until another thread removes the holding */
     }
 }
 

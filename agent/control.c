@@ -11,15 +11,15 @@ static ckd_status ask(slot_message *answer, const char *store, const char *socke
                       ckd_error *err) {
     char path[LOCAL_PATH_MAX + 1];
     slot_reply reply;
-    int fd = -1;
+    slot_link link = {.fd = -1};
     *answer = (slot_message){.fd_count = 0};
     ckd_status status = slots_socket_path(path, store, socket, err);
-    THEN(status, slots_connect(&fd, path, "", err));
+    THEN(status, slots_connect(&link, path, "", slots_wait_ms(0), err));
     if (status == CKD_E_NOT_FOUND) {
         err_set(err, CKD_E_NOT_FOUND, "the store %s has no agent", store);
     }
-    THEN(status, slots_ask(answer, &reply, fd, request, err));
-    local_close(fd);
+    THEN(status, slots_ask(answer, &reply, &link, request, err));
+    slots_disconnect(&link);
     bytes_free(&request->body);
     return status;
 }
@@ -86,13 +86,13 @@ ckd_status ckd_agent_settle(const char *store, const char *socket, const char *r
     char path[LOCAL_PATH_MAX + 1];
     slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
     slot_reply reply;
-    int fd = -1;
+    slot_link link = {.fd = -1};
     ckd_status status = slots_socket_path(path, store, socket, err);
-    THEN(status, slots_connect(&fd, path, run, err));
+    THEN(status, slots_connect(&link, path, run, slots_wait_ms(0), err));
     if (status == CKD_OK) {
-        (void)slots_ask(&answer, &reply, fd, &goodbye, NULL);
+        (void)slots_ask(&answer, &reply, &link, &goodbye, NULL);
         slot_message_free(&answer);
     }
-    local_close(fd);
+    slots_disconnect(&link);
     return status;
 }

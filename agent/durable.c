@@ -34,6 +34,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", status == CKD_OK ? "" : why->message);
     if (status == CKD_OK) {
         h->shown.durable_step = r->options.step;
+        h->saved_ns = r->copied_ns;
     }
     if (status == CKD_OK || is_final(status)) {
         h->set->done[k] = r->options.checkpoint_id;
@@ -63,9 +64,13 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
 
 /* ---- what a trainer left behind ---- */
 
-/* Finds the good slot with the lowest step that is not done. Damaged ones are reported once, and done. */
+/*
+ * Finds the oldest good slot that is not done. One that is older than a saved one is not wanted any more: its save
+ * failed, the session said so, and went on. Damaged ones are reported once, and done.
+ */
 static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
     bool found = false;
+    uint64_t oldest_ns = 0;
     for (uint32_t i = 0; c->holding->set && i < c->holding->set->count; i++) {
         slot_content content;
         ckd_error why;
@@ -79,9 +84,11 @@ static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
         }
         const ckd_save_options *o = &content.request.options;
         bool done = memcmp(&c->holding->set->done[i], &o->checkpoint_id, sizeof(ckd_id)) == 0;
-        if (!done && (!found || o->step < *step)) {
+        uint64_t copied_ns = content.request.copied_ns;
+        if (!done && copied_ns >= c->holding->saved_ns && (!found || copied_ns < oldest_ns)) {
             *slot = i;
             *step = o->step;
+            oldest_ns = copied_ns;
             found = true;
         }
         slot_content_free(&content);
@@ -128,6 +135,7 @@ void holding_settle(connection *c) {
         h->settled = status == CKD_OK;
         h->stuck = status != CKD_OK;
         h->ended_ns = clock_monotonic_ns();
+        h->fd = status == CKD_OK || last ? -1 : h->fd; /* once it is settled, others may remove it */
         pthread_cond_broadcast(&a->changed);
         pthread_mutex_unlock(&a->mutex);
         if (first) {

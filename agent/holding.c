@@ -43,6 +43,16 @@ void holding_remove(agent *a, holding *h) {
     free(h);
 }
 
+bool holding_has_state(const holding *h) {
+    bool found = false;
+    for (uint32_t i = 0; h->set && i < h->set->count && !found; i++) {
+        slot_content content;
+        found = slot_read(&content, &h->set->slots[i], NULL) != CKD_E_NOT_FOUND;
+        slot_content_free(&content);
+    }
+    return found;
+}
+
 static bool same_run(const holding *a, const holding *b) {
     return a != b && strcmp(a->shown.run, b->shown.run) == 0;
 }
@@ -51,7 +61,9 @@ ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
     for (;;) {
         bool waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
-            if (!same_run(h, own) || h->settled || (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
+            /* one without memory leaves nothing; it may itself wait here, for its own part */
+            if (!same_run(h, own) || !h->set || h->settled ||
+                (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
                 continue;
             }
             if (h->stuck) {

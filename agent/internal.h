@@ -37,6 +37,7 @@ typedef struct holding {
     bool stuck;                     /* the same, but what is left cannot be made durable at present */
     uint32_t dropped;               /* bits of damaged slots that were reported */
     uint64_t ended_ns;              /* when the connection ended */
+    uint64_t saved_ns;              /* when the state was copied that was saved last */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
     ckd_agent_session shown;
 } holding;
@@ -73,6 +74,8 @@ void *connection_main(void *context);
 
 /* ---- holding.c: under the agent's mutex unless they say otherwise ---- */
 holding *holding_add(agent *a, const char *run, int fd, int watch);
+/* Is there a slot that is good? If not, its memory is of no use to anybody. */
+bool holding_has_state(const holding *h);
 /* Removes a holding and its memory. */
 void holding_remove(agent *a, holding *h);
 /*

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define BACKLOG     64
-#define SILENCE_S   30
+#define SILENCE_MS  30000
 #define WATCHED_MAX 4
 
 static ckd_status address(struct sockaddr_un *out, const char *path, ckd_error *err) {
@@ -38,6 +38,10 @@ void local_close(int fd) {
     if (fd >= 0) {
         close(fd);
     }
+}
+
+int local_copy(int fd) {
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
 }
 
 static ckd_status fail(int *fd, ckd_status status) {
@@ -84,7 +88,13 @@ static bool peer_of(struct ucred *out, int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, out, &size) == 0;
 }
 
-ckd_status local_connect(int *out, const char *path, ckd_error *err) {
+static void limit_silence(int fd, uint32_t limit_ms) {
+    struct timeval silence = {.tv_sec = limit_ms / 1000, .tv_usec = (suseconds_t)(limit_ms % 1000) * 1000};
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof(silence));
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &silence, sizeof(silence));
+}
+
+ckd_status local_connect(int *out, const char *path, uint32_t limit_ms, ckd_error *err) {
     struct sockaddr_un at;
     struct ucred peer;
     *out = -1;
@@ -93,8 +103,12 @@ ckd_status local_connect(int *out, const char *path, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
+    limit_silence(*out, limit_ms);
     if (connect(*out, (const struct sockaddr *)&at, sizeof(at)) != 0) {
         int errnum = errno;
+        if (errnum == EAGAIN) {
+            return fail(out, err_set(err, CKD_E_BUSY, "nobody takes connections at %s", path));
+        }
         return fail(out, errnum == ECONNREFUSED || errnum == ENOENT
                              ? err_set(err, CKD_E_NOT_FOUND, "nobody listens at %s", path)
                              : err_sys(err, errnum, path, "cannot connect"));
@@ -107,7 +121,6 @@ ckd_status local_connect(int *out, const char *path, ckd_error *err) {
 
 ckd_status local_accept(int *out, int listener, ckd_error *err) {
     struct ucred peer;
-    struct timeval silence = {.tv_sec = SILENCE_S};
     *out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (*out < 0) {
         return err_sys(err, errno, NULL, "cannot take a connection");
@@ -115,8 +128,7 @@ ckd_status local_accept(int *out, int listener, ckd_error *err) {
     if (!peer_of(&peer, *out) || !local_peer_allowed(peer.uid, geteuid())) {
         return fail(out, err_set(err, CKD_E_READ_ONLY, "another user has connected"));
     }
-    (void)setsockopt(*out, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof(silence));
-    (void)setsockopt(*out, SOL_SOCKET, SO_SNDTIMEO, &silence, sizeof(silence));
+    limit_silence(*out, SILENCE_MS);
     return CKD_OK;
 }
 
@@ -135,7 +147,11 @@ void local_wait(const int *fds, size_t count, int timeout_ms, bool *ready) {
         watched[i] = (struct pollfd){.fd = fds[i], .events = POLLIN};
         ready[i] = false;
     }
-    if (poll(watched, count, timeout_ms) > 0) {
+    int found;
+    do {
+        found = poll(watched, count, timeout_ms);
+    } while (found < 0 && errno == EINTR);
+    if (found > 0) {
         for (size_t i = 0; i < count; i++) {
             ready[i] = fds[i] >= 0 && watched[i].revents != 0;
         }
@@ -146,7 +162,11 @@ bool local_peer_gone(int fd, int watch) {
     bool ready[2];
     uint8_t next;
     local_wait((int[]){fd, watch}, 2, 0, ready);
-    return ready[1] || (ready[0] && recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT) == 0);
+    if (ready[1] || !ready[0]) {
+        return ready[1];
+    }
+    ssize_t got = recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT); /* ECONNRESET: it has not read all answers */
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 /* ---- bytes and descriptors ---- */

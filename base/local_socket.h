@@ -20,8 +20,12 @@
  * has mode 0600. Errors: INVALID (the path is too long), EXISTS (something else has the name), IO.
  */
 ckd_status local_listen(int *out, const char *path, ckd_error *err);
-/* Errors: NOT_FOUND (nobody listens there), INVALID (too long a path; another user listens), IO. */
-ckd_status local_connect(int *out, const char *path, ckd_error *err);
+/*
+ * The connection's sends and receives, and connecting itself, fail after limit_ms of silence; 0: they wait. Errors:
+ * NOT_FOUND (nobody listens there), BUSY (the listener takes no connections), INVALID (too long a path; another user
+ * listens), IO.
+ */
+ckd_status local_connect(int *out, const char *path, uint32_t limit_ms, ckd_error *err);
 /*
  * Takes a connection that waits; its receives fail after 30 s of silence in the middle of a message. Errors: READ_ONLY
  * (the peer is another user), IO.
@@ -35,7 +39,7 @@ pid_t local_peer_process(int fd);
 int local_watch_process(pid_t process);
 /* Has the peer closed its end, or has its process ended? watch: of local_watch_process. */
 bool local_peer_gone(int fd, int watch);
-/* Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. */
+/* Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. Signals do not end it. */
 void local_wait(const int *fds, size_t count, int timeout_ms, bool *ready);
 
 /* Errors: IO; sys_errno is EPIPE or ECONNRESET if the peer is gone. */
@@ -46,6 +50,7 @@ ckd_status local_send(int fd, const void *data, size_t size, const int *fds, siz
  */
 ckd_status local_receive(int fd, void *to, size_t size, int *fds, size_t *fd_count, ckd_error *err);
 void local_close(int fd); /* accepts -1 */
+int local_copy(int fd);   /* another descriptor of the same; -1: there is none */
 
 /* A descriptor that local_notify makes readable for good. Errors: IO. */
 ckd_status local_notifier(int *out, ckd_error *err);

@@ -170,6 +170,12 @@ typedef struct ckd_session_options {
      * they are the values that were saved, without losses.
      */
     const char *agent;
+    /*
+     * How long an agent may show no sign of life when the session waits for it, in seconds: it is stopped, say. After
+     * that the session says so once and saves by itself. An agent that works is given all the time it needs. 0: the
+     * environment's CKPTDELTA_AGENT_WAIT, or 20.
+     */
+    double agent_wait_s;
 } ckd_session_options;
 #define CKD_SESSION_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_session_options) }

@@ -4,11 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void lose(ckd_session *s, const char *format, const char *why) {
-    local_close(s->agent.fd);
+static void disconnect(ckd_session *s) {
+    slots_disconnect(&s->agent.link);
     s->agent.connected = false;
-    s->agent.fd = -1;
+}
+
+static void lose(ckd_session *s, const char *format, const char *why) {
+    disconnect(s);
     store_message(s->saver.store, format, why);
+}
+
+/* The agent has gone, or shows no sign of life. What it holds it saves when it can. */
+static void give_up(ckd_session *s, ckd_status status, const ckd_error *why) {
+    lose(s, "%s: this session saves by itself from now on",
+         status == CKD_E_BUSY ? why->message : "the agent has gone");
 }
 
 /* ---- open, leave ---- */
@@ -22,7 +31,7 @@ void session_agent_open(ckd_session *s) {
     char path[LOCAL_PATH_MAX + 1];
     ckd_error err;
     const char *where = wanted(s);
-    s->agent.fd = -1;
+    s->agent.link.fd = -1;
     if (!where) {
         return;
     }
@@ -32,7 +41,8 @@ void session_agent_open(ckd_session *s) {
         return;
     }
     ckd_status status = slots_socket_path(path, s->path, where, &err);
-    THEN(status, slots_connect(&s->agent.fd, path, s->opened_run, &err));
+    THEN(status,
+         slots_connect(&s->agent.link, path, s->opened_run, slots_wait_ms(s->options.agent_wait_s), &err));
     /* the agent may just have saved what the launch before this one left in memory */
     THEN(status, store_refresh_catalog(s->saver.store, &err));
     s->agent.connected = status == CKD_OK;
@@ -43,13 +53,15 @@ void session_agent_open(ckd_session *s) {
 
 void session_agent_leave(ckd_session *s) {
     if (s->agent.connected) {
-        slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
+        slot_message goodbye = {.kind = SLOT_GOODBYE}, answer = {.fd_count = 0};
         slot_reply reply;
-        (void)slots_ask(&answer, &reply, s->agent.fd, &goodbye, NULL);
+        ckd_error err;
+        bool asks = !s->agent.link.broken;
+        if (asks && slots_ask(&answer, &reply, &s->agent.link, &goodbye, &err) == CKD_E_BUSY) {
+            store_message(s->saver.store, "%s: the session is closed without it", err.message);
+        }
         slot_message_free(&answer);
-        local_close(s->agent.fd);
-        s->agent.connected = false;
-        s->agent.fd = -1;
+        disconnect(s);
     }
 }
 
@@ -58,7 +70,7 @@ void session_agent_free(ckd_session *s, bool in_child) {
         shared_memory_release(&s->agent.slots[i].memory, in_child);
     }
     if (s->agent.connected) { /* in a child: the parent goes on */
-        local_close(s->agent.fd);
+        slots_disconnect(&s->agent.link);
     }
     slot_layout_free(&s->agent.layout);
     s->agent.count = 0;
@@ -110,7 +122,7 @@ static ckd_status take_memory(ckd_session *s, uint32_t count, ckd_error *err) {
     if (status == CKD_OK) {
         bytes_put(&request.body, &count, sizeof(count));
         bytes_put(&request.body, s->agent.layout.encoded.data, s->agent.layout.encoded.size);
-        status = slots_ask(&answer, &reply, s->agent.fd, &request, err);
+        status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
     }
     THEN(status, map_slots(s, &answer, count, err));
     slot_message_free(&answer);
@@ -176,8 +188,7 @@ static void make_request(slot_request *r, const ckd_session *s, const save_stage
     r->stall_ns = copied->work_ns;
 }
 
-/* The agent has gone. Its save may have been committed before; if not, the session saves the same state itself. */
-static bool find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id) {
+bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id) {
     return store_refresh_catalog(s->saver.store, NULL) == CKD_OK &&
            catalog_find_id(saved, s->saver.store->catalog, id, NULL) == CKD_OK;
 }
@@ -205,17 +216,26 @@ bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *
     uint32_t number = (uint32_t)(to - s->agent.slots);
     slot_message request = {.kind = SLOT_SAVE}, answer;
     bytes_put(&request.body, &number, sizeof(number));
-    *status = slots_ask(&answer, &reply, s->agent.fd, &request, err);
+    ckd_error why;
+    *status = slots_ask(&answer, &reply, &s->agent.link, &request, &why);
     bytes_free(&request.body);
-    bool answered = answer.kind == SLOT_REPLY;
     slot_message_free(&answer);
-    if (answered) {
+    if (!s->agent.link.broken) {
         *saved = reply.checkpoint;
+        err_from(err, *status, &why);
         return true;
     }
-    lose(s, "the agent has gone: this session saves by itself from now on%s", "");
+    /*
+     * Its save may have been committed, or still be. If not, the session saves the same state itself. A store has one
+     * checkpoint of an id, so of two saves one succeeds.
+     */
+    give_up(s, *status, &why);
     *status = CKD_OK;
-    return find_saved(saved, s, &r.options.checkpoint_id);
+    if (session_agent_find_saved(saved, s, &r.options.checkpoint_id)) {
+        return true;
+    }
+    s->save.checkpoint_id = r.options.checkpoint_id;
+    return false;
 }
 
 /* ---- restores ---- */
@@ -247,7 +267,7 @@ static ckd_status take_values(bool *found, ckd_session *s, const ckd_checkpoint 
     slot_content c = {.hashes = NULL};
     bytes encoded = {.size = 0};
     bytes_put(&request.body, &from->id, sizeof(from->id));
-    ckd_status status = slots_ask(&answer, &reply, s->agent.fd, &request, err);
+    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
     if (status == CKD_OK && answer.fd_count != 1) {
         status = err_set(err, CKD_E_INVALID, "an answer without memory");
     }
@@ -280,7 +300,9 @@ bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from) {
         return false;
     }
     ckd_status status = take_values(&found, s, from, &err);
-    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
+    if (s->agent.link.broken) {
+        give_up(s, status, &err);
+    } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(s->saver.store,
                       "the values in the agent's memory are not used, the checkpoint is loaded: %s",
                       err.message);

@@ -10,7 +10,7 @@
 /* Under store_turn, but for `slots` and `count`, which are fixed from the first step on. */
 typedef struct session_agent {
     bool connected;
-    int fd;
+    slot_link link;
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
     uint32_t count; /* 0: the session has its own snapshots */
@@ -27,11 +27,13 @@ uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
 /* A snapshot is about to be copied into the slot. */
 void session_agent_stage(ckd_session *s, const struct session_slot *slot);
 /*
- * Has the agent save a staged slot. Returns false if the session must save it itself. one_step: as for save_item. The
- * caller holds store_turn.
+ * Has the agent save a staged slot. Returns false if the session must save it itself, as a checkpoint of the id that is
+ * then in s->save: the agent may yet save it, too. one_step: as for save_item. The caller holds store_turn.
  */
 bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *s, struct session_slot *slot,
                         bool one_step, ckd_error *err);
+/* Finds a checkpoint that an agent may have committed. The caller holds store_turn. */
+bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id);
 /*
  * Takes a checkpoint's values from the agent's memory, each verified. Returns false if they must be loaded, also after
  * some were taken. The caller holds store_turn.

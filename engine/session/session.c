@@ -30,7 +30,10 @@ static ckd_status check_times(const ckd_session_options *o, ckd_error *err) {
     const struct {
         const char *name;
         double value, max;
-    } times[] = {{"every_s", o->every_s, 1e9}, {"overhead", o->overhead, 1}, {"mtbf_s", o->mtbf_s, 1e12}};
+    } times[] = {{"every_s", o->every_s, 1e9},
+                 {"overhead", o->overhead, 1},
+                 {"mtbf_s", o->mtbf_s, 1e12},
+                 {"agent_wait_s", o->agent_wait_s, 1e6}};
     for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
         if (!(times[i].value >= 0 && times[i].value <= times[i].max)) {
             return err_set(err, CKD_E_INVALID, "%s is %g, outside 0 ... %g", times[i].name, times[i].value,

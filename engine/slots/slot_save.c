@@ -72,5 +72,10 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, const shared_slot *s
         }
     }
     store->launch = NULL;
+    /* a session that did not want to wait has committed it meanwhile */
+    if (status != CKD_OK && store_refresh_catalog(store, NULL) == CKD_OK &&
+        is_saved(out, store, &options.checkpoint_id)) {
+        return CKD_OK;
+    }
     return status;
 }

@@ -157,13 +157,28 @@ ckd_status slot_message_get(void *to, size_t size, const slot_message *m, ckd_er
  */
 ckd_status slots_socket_path(char out[LOCAL_PATH_MAX + 1], const char *store, const char *where,
                              ckd_error *err);
-/* Connects and says hello. run "": to ask something. Errors: NOT_FOUND (no agent), UNSUPPORTED, the agent's. */
-ckd_status slots_connect(int *out, const char *path, const char *run, ckd_error *err);
+/* A connection to an agent. */
+typedef struct slot_link {
+    int fd;           /* -1: there is none */
+    bool broken;      /* an answer did not come, or not whole: only slots_disconnect is of use */
+    uint32_t wait_ms; /* how long the agent may show no sign of life */
+    char path[LOCAL_PATH_MAX + 1];
+} slot_link;
+
+/* Returns how long to wait: as wanted; 0: as CKPTDELTA_AGENT_WAIT in the environment has it, in seconds; or 20 s. */
+uint32_t slots_wait_ms(double wanted_s);
 /*
- * Sends a request and waits for its answer, which the caller frees. reply: the answer's head. Errors: the agent's, as
- * reply->status; IO with answer->kind 0 if the agent is gone.
+ * Connects and says hello. run "": to ask something. Errors: NOT_FOUND (no agent), UNSUPPORTED, BUSY (it does not
+ * answer), the agent's.
  */
-ckd_status slots_ask(slot_message *answer, slot_reply *reply, int fd, const slot_message *request,
+ckd_status slots_connect(slot_link *out, const char *path, const char *run, uint32_t wait_ms, ckd_error *err);
+/*
+ * Sends a request and waits for its answer, which the caller frees. reply: the answer's head. An agent that answers
+ * others is given all the time it needs. Errors: the agent's, as reply->status; with link->broken: IO (the agent is
+ * gone), BUSY (it shows no sign of life).
+ */
+ckd_status slots_ask(slot_message *answer, slot_reply *reply, slot_link *link, const slot_message *request,
                      ckd_error *err);
+void slots_disconnect(slot_link *link);
 
 #endif
