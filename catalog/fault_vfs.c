@@ -156,6 +156,20 @@ static const sqlite3_io_methods shim_methods = {
 
 /* ---- the VFS ---- */
 
+/*
+ * The reason why a file cannot be created. SQLite then tries to open it for reading, so errno says only that it does not
+ * exist.
+ */
+static int creation_errno(const char *path) {
+    file_writer *f;
+    ckd_error why = {0};
+    if (file_create(&f, path, 0, &why) != CKD_OK) {
+        return why.sys_errno ? why.sys_errno : ENOMEM;
+    }
+    file_discard(f);
+    return ENOENT;
+}
+
 static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int flags, int *out_flags) {
     fault_vfs *owner = owner_of(vfs);
     shim_file *f = shim(file);
@@ -169,6 +183,9 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
         return SQLITE_NOMEM;
     }
     int rc = noted(owner, owner->real->xOpen(owner->real, path, f->real, flags, out_flags));
+    if (rc != SQLITE_OK && owner->last_errno == ENOENT && path && flags & SQLITE_OPEN_CREATE) {
+        owner->last_errno = creation_errno(path);
+    }
     f->base.pMethods = f->real->pMethods ? &shim_methods : NULL;
     return rc;
 }

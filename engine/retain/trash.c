@@ -110,7 +110,9 @@ static bool remove_one(const ckd_store *store, const file_uses *files) {
 
 /*
  * On a full disk a tombstone can only be written when something is gone. If nothing else can go, that is a file of the
- * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied.
+ * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied. If there is no
+ * file to remove either, the old tombstone will do: what its checkpoint loses is gone already, or nothing is, as others
+ * need all of it. The manifests make room when they go.
  */
 static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, const file_uses *files,
                                     ckd_error *err) {
@@ -120,7 +122,7 @@ static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, 
         why = (ckd_error){0};
         status = tombstone_write(store, t, true, &why);
     } while (status == CKD_E_NOSPACE && (deletion_make_room(store) || remove_one(store, files)));
-    return err_from(err, status, &why);
+    return err_from(err, status == CKD_E_NOSPACE ? CKD_OK : status, &why);
 }
 
 /*

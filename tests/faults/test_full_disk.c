@@ -32,11 +32,13 @@ typedef struct disk {
     float *values; /* of the newest checkpoint of "run" */
     uint8_t *noise;
     size_t problems; /* messages about the catalog */
+    size_t damaged;  /* messages that call it damaged */
 } disk;
 
 static void note_message(void *context, const char *message) {
     disk *d = context;
     d->problems += strstr(message, "catalog") != NULL;
+    d->damaged += strstr(message, "catalog is damaged") != NULL;
 }
 
 static ckd_save *begin(disk *d, const char *run, uint64_t step) {
@@ -340,6 +342,46 @@ static void test_deleting_and_emptying_the_trash(void **state) {
     assert_int_equal(verify_damage(d->store), 0);
 }
 
+/* None of its files can go, as a delta needs them. Its manifest makes room for the next deletion. */
+static void test_emptying_the_trash_of_what_others_build_on(void **state) {
+    disk *d = *state;
+    need_disk(d);
+    drop_copies(d);
+    fill(d, 0);
+    for (uint64_t step = 0; step < 2; step++) {
+        ckd_error err = {0};
+        if (delete (d, step, &err) != CKD_OK) {
+            fail_msg("delete: %s (%s)", err.message, err.file);
+        }
+        assert_false(has_mark(d));
+        if (step == 0) {
+            check_run(d, "run", 1, "t", d->values, N * 4);
+        }
+        must_empty(d);
+        assert_true(has_mark(d));
+    }
+    assert_int_equal(verify_damage(d->store), 0);
+}
+
+/* The file system has space, but no room for one more file. That is no damage of the catalog. */
+static void test_no_more_files(void **state) {
+    disk *d = *state;
+    ckd_error err = {0};
+    struct statvfs fs;
+    need_disk(d);
+    drop_copies(d);
+    assert_int_equal(statvfs(d->path, &fs), 0);
+    assert_true(scratch_limit_files(d->path, fs.f_files - fs.f_ffree));
+    if (delete (d, 0, &err) != CKD_OK) {
+        fail_msg("delete: %s (%s)", err.message, err.file);
+    }
+    assert_true(d->problems > 0);
+    assert_int_equal(d->damaged, 0);
+    must_empty(d);
+    check_run(d, "run", 1, "t", d->values, N * 4);
+    assert_int_equal(verify_damage(d->store), 0);
+}
+
 /* There are copies: they go first, and the mark stays. */
 static void test_copies_go_before_the_mark(void **state) {
     disk *d = *state;
@@ -445,6 +487,8 @@ int main(void) {
         TEST(test_disk_has_space_for_the_manifest_only),
         TEST(test_chunk_file_on_a_full_disk),
         TEST(test_deleting_and_emptying_the_trash),
+        TEST(test_emptying_the_trash_of_what_others_build_on),
+        TEST(test_no_more_files),
         TEST(test_copies_go_before_the_mark),
         TEST(test_deleting_two_at_once),
         TEST(test_failing_copies_do_not_fail_saves),

@@ -35,6 +35,12 @@ bool scratch_remount(const char *directory, bool read_only) {
                  NULL) == 0;
 }
 
+bool scratch_limit_files(const char *directory, unsigned long files) {
+    char options[64];
+    snprintf(options, sizeof(options), "nr_inodes=%lu", files);
+    return mount(NULL, directory, NULL, MS_REMOUNT | MS_NODEV | MS_NOSUID, options) == 0;
+}
+
 void scratch_unmount(const char *directory) {
     (void)umount2(directory, MNT_DETACH);
 }

@@ -23,6 +23,8 @@ void scratch_end(void);
 bool scratch_mount(const char *directory, unsigned long bytes);
 /* Makes it read-only, or writable again. Returns false if that fails. */
 bool scratch_remount(const char *directory, bool read_only);
+/* Lets it have this many files, those that exist included. Returns false if that fails. */
+bool scratch_limit_files(const char *directory, unsigned long files);
 void scratch_unmount(const char *directory);
 
 #endif
