@@ -1,13 +1,11 @@
 #include "catalog/fault_vfs.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sqlite3.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 
@@ -163,12 +161,12 @@ static const sqlite3_io_methods shim_methods = {
  * exist.
  */
 static int creation_errno(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) {
-        return errno;
+    file_writer *f;
+    ckd_error why = {0};
+    if (file_create(&f, path, 0, &why) != CKD_OK) {
+        return why.sys_errno ? why.sys_errno : ENOMEM;
     }
-    close(fd);
-    unlink(path);
+    file_discard(f);
     return ENOENT;
 }
 
