@@ -111,17 +111,18 @@ static bool remove_one(const ckd_store *store, const file_uses *files) {
 /*
  * On a full disk a tombstone can only be written when something is gone. If nothing else can go, that is a file of the
  * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied. If there is no
- * file to remove either, the old tombstone will do: what its checkpoint loses is gone already, or nothing is, as others
- * need all of it. The manifests make room when they go.
+ * file to remove either, the old tombstone will do for now: what its checkpoint loses is gone already, or nothing is, as
+ * others need all of it. *late: it is to be replaced when the manifests have made room.
  */
-static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, const file_uses *files,
-                                    ckd_error *err) {
+static ckd_status replace_tombstone(bool *late, const ckd_store *store, const tombstone *t,
+                                    const file_uses *files, ckd_error *err) {
     ckd_error why;
     ckd_status status;
     do {
         why = (ckd_error){0};
         status = tombstone_write(store, t, true, &why);
     } while (status == CKD_E_NOSPACE && (deletion_make_room(store) || remove_one(store, files)));
+    *late |= status == CKD_E_NOSPACE;
     return err_from(err, status == CKD_E_NOSPACE ? CKD_OK : status, &why);
 }
 
@@ -129,27 +130,28 @@ static ckd_status replace_tombstone(const ckd_store *store, const tombstone *t, 
  * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
  * too.
  */
-static ckd_status end_time(const ckd_store *store, const manifest_set *n, const file_uses *files,
+static ckd_status end_time(bool *late, const ckd_store *store, const manifest_set *n, const file_uses *files,
                            ckd_error *err) {
     uint64_t now = clock_wall_ns();
+    *late = false;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         tombstone t = n->items[i].tombstone;
         if (n->items[i].chosen && t.until_ns > now) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
-            status = replace_tombstone(store, &t, files, err);
+            status = replace_tombstone(late, store, &t, files, err);
         }
     }
     return status;
 }
 
-static ckd_status remove_files(const ckd_store *store, const manifest_set *n, const file_uses *files,
-                               bool force, ckd_error *err) {
+static ckd_status remove_files(bool *late, const ckd_store *store, const manifest_set *n,
+                               const file_uses *files, bool force, ckd_error *err) {
     /* A deletion may have died before its tombstone was durable. */
     ckd_status status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
     THEN(status, forget_parity(store, files, force, err));
     /* Parity may forbid the removal. The grace period then goes on. */
-    THEN(status, end_time(store, n, files, err));
+    THEN(status, end_time(late, store, n, files, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -168,6 +170,18 @@ static ckd_status remove_manifests(const ckd_store *store, const manifest_set *n
         }
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_MANIFESTS).text, err) : status;
+}
+
+/* Removes what is chosen: files first, then manifests. */
+static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, const file_uses *files,
+                                bool force, ckd_error *err) {
+    bool late = false;
+    ckd_status status = remove_files(&late, store, n, files, force, err);
+    THEN(status, remove_manifests(store, n, err));
+    if (status == CKD_OK && late) { /* else they would say that the manifests are lost */
+        status = end_time(&late, store, n, files, err);
+    }
+    return status;
 }
 
 /*
@@ -248,10 +262,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, const coll
     if (status == CKD_OK && !dry) {
         status = out->checkpoints ? manifest_set_upgrade_dependents(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
-            status = remove_files(store, &n, &files, force, err);
-        }
-        if (status == CKD_OK && out->checkpoints) {
-            status = remove_manifests(store, &n, err);
+            status = remove_chosen(store, &n, &files, force, err);
         }
         if (status == CKD_OK && !how->keep_tombstones) {
             status = remove_tombstones(store, how->all, err);
@@ -297,8 +308,7 @@ static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, ch
     if (status == CKD_OK && count && !dry) {
         /* The writer of a newer generation may have died before its manifest was durable. */
         status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
-        THEN(status, remove_files(store, &n, &files, force, err));
-        THEN(status, remove_manifests(store, &n, err));
+        THEN(status, remove_chosen(store, &n, &files, force, err));
     }
     free(files.items);
     manifest_set_free(&n);

@@ -488,6 +488,8 @@ static const char *const spared[] = {
     "engine/integrity/parity_removal.c:remove_groups parity that comes back is of no use, and is removed when parity is made",
     "engine/integrity/parity_build.c:remove_useless the same",
     "engine/retain/trash.c:remove_one it frees the space of the file at once",
+    "engine/store/deletions.c:replace_mark tombstones stay until the catalog has forgotten their checkpoints; the mark is for older catalogs",
+    "engine/store/deletions.c:remove_mark the same",
     "engine/store/damage.c:damage_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
     "engine/store/damage.c:damage_put_aside#2 the same",
     "engine/store/catalog.c:* the catalog can be made anew",
