@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/threads.h"
+
 static void disconnect(ckd_session *s) {
     slots_disconnect(&s->agent.link);
     s->agent.connected = false;
@@ -240,6 +242,19 @@ bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *
 
 /* ---- restores ---- */
 
+typedef struct copying {
+    const ckd_session *session;
+    const shared_slot *from;
+    const slot_content *content;
+    const slot_item **items;
+} copying;
+
+static ckd_status copy_item(void *context, size_t i, uint32_t worker, ckd_error *err) {
+    const copying *c = context;
+    (void)worker;
+    return slot_copy_item(c->session->items[i].data, c->from, c->content, c->items[i], err);
+}
+
 static ckd_status copy_items(bool *found, ckd_session *s, const shared_slot *from, const slot_content *c,
                              ckd_error *err) {
     const slot_item **items = calloc(s->item_count + 1, sizeof(*items));
@@ -251,8 +266,9 @@ static ckd_status copy_items(bool *found, ckd_session *s, const shared_slot *fro
         items[i] = slot_layout_find(from->layout, &wanted_item, i);
         *found = items[i] != NULL && !s->items[i].on_device;
     }
-    for (size_t i = 0; i < s->item_count && *found && status == CKD_OK; i++) {
-        status = slot_copy_item(s->items[i].data, from, c, items[i], err);
+    if (*found) {
+        copying all = {s, from, c, items};
+        status = pool_run(s->saver.store->pool, s->item_count, copy_item, &all, err);
     }
     free(items);
     return status;

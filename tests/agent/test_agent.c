@@ -321,6 +321,28 @@ static void test_what_is_left_waits_for_space(void **state) {
     restore_and_check(*state, "", before + 1);
 }
 
+/* A save that failed was reported, and a later one succeeded: the failed one is not tried again after the session's end. */
+static void test_a_failed_save_is_not_tried_again_later(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    iterate_through(s, t, 1, 1);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    make_file(full_path);
+    assert_int_equal(iterate_and_wait(s, t, 2, &err), CKD_E_NOSPACE);
+    assert_int_equal(unlink(full_path), 0);
+    iterate_through(s, t, 3, 3);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    shutdown(s->agent.link.fd, SHUT_RDWR);
+    stop_agent(agent);
+    assert_int_equal(times_said("lost"), 0);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 2);
+    (void)ckd_session_close(s, NULL);
+    trainer_free(t);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
@@ -335,6 +357,7 @@ int main(void) {
         agent_test(test_a_restart_with_another_layout),
         agent_test(test_memory_of_a_live_trainer_is_not_taken_over),
         agent_test(test_what_is_left_waits_for_space),
+        agent_test(test_a_failed_save_is_not_tried_again_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
