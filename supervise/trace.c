@@ -12,7 +12,7 @@
 #include "supervise/internal.h"
 
 #define PIDS     "CKPTDELTA_HANG_PIDS"
-#define WRITE_NS (2 * SECOND) /* for processes that write their own traces */
+#define WRITE_NS (5 * SECOND) /* for processes that write their own traces */
 
 /* Does the process handle SIGQUIT? The signal kills those that do not. */
 static bool handles_quit(pid_t pid) {

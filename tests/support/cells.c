@@ -66,7 +66,9 @@ void cells_save_next(cells_scene *f, uint64_t step, ckd_fidelity fidelity, const
         drift_step(&f->d);
     }
     f->d.weight[5 * CELLS_COLUMNS + 77] = NAN;
-    f->d.first[CELLS_COUNT - 1] = INFINITY;
+    if (!f->finite_moments) {
+        f->d.first[CELLS_COUNT - 1] = INFINITY;
+    }
     ckd_save *save = cells_save(f, step, fidelity, grid);
     add_drift(save, "w", &f->d);
     commit_save(save);

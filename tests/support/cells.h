@@ -19,6 +19,7 @@ typedef struct cells_scene {
     char *dir;
     ckd_store *store;
     drift d;
+    bool finite_moments; /* the first moments have no infinity */
 } cells_scene;
 /* Columns have different scales, so that decoding with the steps of another column gives other errors. */
 drift cells_state(void);
