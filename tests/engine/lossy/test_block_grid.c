@@ -249,7 +249,7 @@ static void test_exact_parent(void **state) {
 
 /* For tests/golden/make_cells.py: makes a store in FOLDER/store. */
 static int write_store(char *folder) {
-    cells_scene f = {folder, store_create(folder), cells_state()};
+    cells_scene f = {folder, store_create(folder), cells_state(), false};
     for (uint64_t step = 0; step < 3; step++) {
         cells_save_next(&f, step, CKD_NEAR, &cells_small);
     }
