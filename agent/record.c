@@ -1,4 +1,4 @@
-/* What an agent holds and is not durable, in a file beside its socket: an agent that is killed cannot say it. */
+/* Lists, in a file beside the socket, the states that are not durable yet. The next agent reads it if this one is killed. */
 #include "agent/internal.h"
 
 #include <inttypes.h>

@@ -76,7 +76,7 @@ typedef struct suspect_verdict {
 } suspect_verdict;
 /*
  * Judges the checkpoint that is to be committed, from the files of all ranks (v, with measures). Called without locks.
- * What cannot be read excuses nothing.
+ * A tensor of the reference that cannot be decoded counts as finite there.
  */
 void suspect_judge(suspect_verdict *out, const ckd_save *save, const view *v);
 /* Says so, once the checkpoint is committed. */

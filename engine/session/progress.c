@@ -136,7 +136,7 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
 
 /* ------------------------------------------------------------------------------------------------------ writing */
 
-/* The time since the last step belongs to this one, unless training was started anew in between. */
+/* A step takes the time since the last one, unless training has restarted in between. */
 static void time_step(ckd_progress_slot *slot, uint64_t now) {
     uint64_t since = READ(slot->step_ns) + READ(slot->apart_ns), timed = READ(slot->timed);
     uint64_t ms = now > since ? (now - since) / 1000000 : 0;

@@ -54,7 +54,7 @@ void slot_layout_free(slot_layout *l);
 
 /* ---- slot.c: the memory of a slot ---- */
 
-/* What the save of a slot needs besides its values. The session writes it; a copy is checked before use. */
+/* The arguments for saving a slot. The session writes them; the agent checks a copy before it uses them. */
 typedef struct slot_request {
     ckd_save_options options; /* its pointers mean nothing in another process; the strings are below */
     char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];

@@ -405,6 +405,8 @@ def main():
             shutil.rmtree(folder, ignore_errors=True)
             if failure:
                 print(failure, flush=True)
+            if why:
+                print(f"skipped: {kind}, seed {seed}: {why}", flush=True)
             skipped += bool(why)
             failed += bool(failure)
             counts[kind] += not failure and not why

@@ -452,6 +452,8 @@ def main():
             shutil.rmtree(folder, ignore_errors=True)
             if failure:
                 print(failure, flush=True)
+            if why:
+                print(f"skipped: {kind}, seed {seed}: {why}", flush=True)
             skipped += bool(why)
             failed += bool(failure)
             counts[f"{kind}, {type(trainer).__name__.lower()}"] += not failure and not why

@@ -12,11 +12,12 @@
 
 #include "ckptdelta.h"
 #include "supervise/internal.h"
+#include "tests/support/tempdir.h"
 
 enum { TENSORS = 4, ELEMENTS = 1 << 16 };
 
 typedef struct scene {
-    char folder[64];
+    char *folder;
     char messages[4096];
     supervise_options options;
     unsigned calls;
@@ -58,8 +59,7 @@ static int set_up(void **state) {
     scene *s = calloc(1, sizeof(*s));
     ckd_error err = {0};
     ckd_store *store;
-    strcpy(s->folder, "/tmp/candidates-XXXXXX");
-    assert_non_null(mkdtemp(s->folder));
+    s->folder = tempdir_create();
     assert_int_equal(ckd_store_open(&store, s->folder, CKD_OPEN_CREATE, NULL, &err), CKD_OK);
     save(store, 1);
     save(store, 2);
@@ -74,14 +74,9 @@ static int set_up(void **state) {
     return 0;
 }
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at) {
-    (void)info, (void)kind, (void)at;
-    return remove(path);
-}
-
 static int tear_down(void **state) {
     scene *s = *state;
-    nftw(s->folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    tempdir_remove(s->folder);
     free(s);
     return 0;
 }
