@@ -35,7 +35,8 @@ struct save_device {
     coded_block *standalone[BATCH_BLOCKS]; /* the blocks that are now in `standalones` */
     uint32_t count;
     const char *tensor; /* the tensor to which the fields below refer */
-    bool won, failed;
+    bool won;           /* a delta of the last batch won, or was left to the host */
+    bool failed;
     uint32_t skip; /* number of next blocks for which no delta is tried */
 };
 
@@ -427,12 +428,16 @@ static save_device *device_state_for(ckd_save *save, const tensor_context *t) {
     return s && !s->failed ? s : NULL;
 }
 
+/*
+ * No delta is tried for the next blocks if all of these have lost. A delta that was left to the host has not: sparse
+ * streams are the host's alone, and far smaller where few values have changed.
+ */
 static void record_results(ckd_save *save, const save_device *s, unchanged_blocks *u) {
     bool won = false;
     for (uint32_t i = 0; i < s->count; i++) {
         const coded_block *c = &s->blocks[i];
         bool coded = c->has[PAYLOAD_DELTA] || c->has[PAYLOAD_STANDALONE];
-        won |= c->has[PAYLOAD_DELTA];
+        won |= c->has[PAYLOAD_DELTA] || (c->wants[PAYLOAD_DELTA] && !c->may_lose);
         save->device.has_pending_values |= coded && !c->with_values;
         u->unread[c->number] = coded && !c->with_values;
     }

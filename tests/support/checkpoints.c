@@ -50,6 +50,15 @@ static double normal(uint64_t *state) {
     return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
+/* Clears the top bit of the exponent of a NaN or an infinity of 8 or 16 bits. */
+static void make_finite(ckd_dtype dtype, uint8_t *value) {
+    uint8_t *top = value + ckd_dtype_size(dtype) - 1;
+    bool special = dtype == CKD_BF16      ? (*top & 0x7f) == 0x7f && *value >= 0x80
+                   : dtype == CKD_F8_E4M3 ? (*top & 0x7f) == 0x7f
+                                          : (*top & 0x7c) == 0x7c;
+    *top = special ? *top & 0xbf : *top;
+}
+
 void *random_values(ckd_dtype dtype, uint64_t count, unsigned seed) {
     size_t size = ckd_dtype_size(dtype);
     uint8_t *out = random_bits(count * size, seed);
@@ -61,7 +70,9 @@ void *random_values(ckd_dtype dtype, uint64_t count, unsigned seed) {
         } else if (dtype == CKD_F64) {
             double f = 0.02 * normal(&state);
             memcpy(out + i * 8, &f, 8);
-        } else if (dtype >= CKD_I64) {
+        } else if (dtype < CKD_I64) {
+            make_finite(dtype, out + i * size);
+        } else {
             memset(out + i * size, 0, size);
             out[i * size] = (uint8_t)(next_random(&state) % (dtype == CKD_BOOL ? 2 : 50));
         }
@@ -82,6 +93,9 @@ void change_values(ckd_dtype dtype, void *values, uint64_t count, unsigned seed)
             p[0] ^= z % 20 == 0;
         } else {
             p[0] = (uint8_t)(p[0] + (z % 8 == 0));
+        }
+        if (dtype >= CKD_F16 && dtype < CKD_I64) {
+            make_finite(dtype, p);
         }
     }
 }

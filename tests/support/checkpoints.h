@@ -9,8 +9,8 @@ ckd_store *store_create(const char *dir);
 ckd_store *store_reopen(const char *dir, ckd_open_mode mode);
 
 /*
- * Random values; malloc'ed. Floats are like trained weights (normal, with scales that vary by row). Integers
- * are small.
+ * Random values; malloc'ed. Floats of 32 and 64 bits are like trained weights (normal, with scales that vary by row);
+ * those of 8 and 16 are random bits, but finite, as a checkpoint with NaNs is suspect. Integers are small.
  */
 void *random_values(ckd_dtype dtype, uint64_t count, unsigned seed);
 /* Incompressible bytes; malloc'ed. */
