@@ -227,11 +227,10 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
 
 /* -------------------------------------------------------------------------------------------------------- hangs */
 
-/* Stack traces: by SIGQUIT, which goes only to processes that handle it and are below the keeper, or by a command. */
-typedef struct trace {
-    pid_t helper;   /* 0: none */
-    uint64_t until; /* monotonic */
-} trace;
+/*
+ * Stack traces: by SIGQUIT, which goes only to processes that handle it and are below the keeper, one after the other,
+ * or by a command.
+ */
 typedef struct trace_orders {
     const char *command; /* NULL: SIGQUIT */
     const sigset_t *mask;
@@ -240,7 +239,15 @@ typedef struct trace_orders {
     const pid_t *pids; /* of processes that make steps; else of the supervised command */
     size_t count;
 } trace_orders;
+typedef struct trace {
+    const trace_orders *orders;
+    pid_t helper;          /* 0: none */
+    size_t next;           /* process to signal */
+    uint64_t again, until; /* monotonic: when to signal it, and when all is over */
+} trace;
+/* The orders are used until trace_end. */
 void trace_begin(trace *t, const trace_orders *orders);
+/* To be asked often, as it also goes on to the next process. */
 bool trace_ended(trace *t);
 /* Kills the command if it still runs. */
 void trace_end(trace *t);

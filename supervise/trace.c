@@ -12,7 +12,9 @@
 #include "supervise/internal.h"
 
 #define PIDS     "CKPTDELTA_HANG_PIDS"
-#define WRITE_NS (5 * SECOND) /* for processes that write their own traces */
+#define WRITE_NS (5 * SECOND)  /* for the last process that writes its own trace */
+#define APART_NS (SECOND / 10) /* between two of them, so that their lines do not mix */
+#define ALL_NS   (5 * SECOND)  /* for all but the last */
 
 /* Does the process handle SIGQUIT? The signal kills those that do not. */
 static bool handles_quit(pid_t pid) {
@@ -50,15 +52,24 @@ static void name_pids(const pid_t *pids, size_t count) {
     free(text);
 }
 
-void trace_begin(trace *t, const trace_orders *orders) {
-    *t = (trace){.until = supervise_monotonic()};
-    if (!orders->command) {
-        for (size_t i = 0; i < orders->count; i++) {
-            if (process_is_below(orders->pids[i], orders->keeper) && handles_quit(orders->pids[i]) &&
-                kill(orders->pids[i], SIGQUIT) == 0) {
-                t->until = supervise_monotonic() + WRITE_NS;
-            }
+/* Signals the next process that handles SIGQUIT. Sets t->next to the number of processes after the last one. */
+static void signal_next(trace *t) {
+    const trace_orders *o = t->orders;
+    uint64_t apart = o->count * APART_NS < ALL_NS ? APART_NS : ALL_NS / o->count, now = supervise_monotonic();
+    for (bool sent = false; t->next < o->count && !sent; t->next++) {
+        pid_t pid = o->pids[t->next];
+        sent = process_is_below(pid, o->keeper) && handles_quit(pid) && kill(pid, SIGQUIT) == 0;
+        if (sent) {
+            t->until = now + WRITE_NS;
+            t->again = now + apart;
         }
+    }
+}
+
+void trace_begin(trace *t, const trace_orders *orders) {
+    *t = (trace){.orders = orders, .until = supervise_monotonic()};
+    if (!orders->command) {
+        signal_next(t);
         return;
     }
     name_pids(orders->pids, orders->count);
@@ -75,6 +86,9 @@ void trace_begin(trace *t, const trace_orders *orders) {
 }
 
 bool trace_ended(trace *t) {
+    if (!t->orders->command && supervise_monotonic() >= t->again) {
+        signal_next(t);
+    }
     if (t->helper > 0 && waitpid(t->helper, NULL, WNOHANG) == t->helper) {
         kill(-t->helper, SIGKILL);
         t->helper = 0;

@@ -213,7 +213,7 @@ def test_traces_by_sigquit(job):  # noqa: F811
     steps(slot, 30)
     stands_still()
     """), options=["--hang-floor", "1s", "--max-futile", "1"], expect=93)
-    assert err.count(" in stands_still") == 2
+    assert err.count("stands_still") == 2  # lines may mix on a busy machine
     assert all((job.folder / f"stopped{rank}").exists() for rank in range(3))
     assert re.match("each of 3 processes has made no step after step 30 ", job.attempts()[0]["hang"])
 
