@@ -13,8 +13,8 @@ A program that dies, runs out of time, or writes no readable XML is a failure, w
 skip; its reason is the last line printed that begins with `SKIP:`. With CKD_REQUIRE_GPU=1 a skipped test that has `gpu`
 or `cuda` in its name is a failure. Needs the standard library only.
 
-The longest test starts first, by the times of the last run in this build folder, or by `tests/times.txt`. Tests write to
-memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or there is too little of it.
+The longest test starts first, by the times of the last run in this build folder, or by `tests/times.txt`. Tests that
+mostly wait, as that file says, take no core from others: WAITING of them run besides. Tests write to memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or there is too little of it.
 """
 
 import argparse
@@ -39,6 +39,7 @@ SKIP_STATUS = 77
 SHOWN_LINES = 150
 LEVELS = ("quick", "full", "big")
 MEMORY, MEMORY_BYTES = "/dev/shm", 2 << 30
+WAITING = 3
 # It tests a file system on a disk: syncs, free space.
 ON_DISK = {"test_base_file"}
 # They run nothing that a sanitizer looks into.
@@ -102,15 +103,16 @@ def folder_for(job):
 
 
 def known_times(args):
-    """Seconds of each job: in tests/times.txt, or better, as this build folder measured them at this level."""
-    times = {}
+    """Seconds of each job: in tests/times.txt, or better, as this build folder measured them at this level. And the jobs that mostly wait."""
+    times, waiting = {}, set()
     try:
         for line in (args.root / "tests" / "times.txt").read_text().splitlines():
-            seconds, name = line.split()
+            seconds, name, *waits = line.split()
             times[name] = float(seconds)
+            waiting |= {name} if waits == ["waits"] else set()
     except OSError:
         pass
-    return {**times, **measured_times(args).get(args.level, {})}
+    return {**times, **measured_times(args).get(args.level, {})}, waiting
 
 
 def measured_times(args):
@@ -305,11 +307,11 @@ def main():
     args.seed = sweep_seed(args)
     print(f"Level {args.level}; sweeps that take a sample take that of CKD_SWEEP_SEED={args.seed}", flush=True)
     jobs = find_jobs(args)
-    times = known_times(args)
+    times, waiting = known_times(args)
     jobs.sort(key=lambda job: -times.get(job.name, 1))
     workers = args.jobs or len(os.sched_getaffinity(0))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        running = {pool.submit(run, job, args): job for job in jobs}
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool, concurrent.futures.ThreadPoolExecutor(WAITING) as others:
+        running = {(others if job.name in waiting else pool).submit(run, job, args): job for job in jobs}
         for future in concurrent.futures.as_completed(running):
             future.result()
             show(running[future])

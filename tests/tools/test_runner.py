@@ -193,6 +193,14 @@ def test_the_longest_is_first(tree):
     assert json.loads(times.read_text())["quick"] == {"test_a": 99.0}
 
 
+def test_those_that_wait_run_beside_the_others(tree):
+    for name, other in (("test_a", "b"), ("test_b", "a")):
+        tree.results(name, PASS, before=f'touch "$PWD/{name[-1]}"; for i in $(seq 200); do [ -e "$PWD/{other}" ] && break; sleep .05; done; '
+                                        f'[ -e "$PWD/{other}" ] || exit 1')
+    (tree.root / "tests" / "times.txt").write_text("2 test_b\n3 test_a waits\n")
+    assert tree.run("--jobs", "1")[0] == (2, 0, 0)
+
+
 def test_level(tree):
     shutil.copy(RUNNER.parent / "conftest.py", tree.root / "tests")
     (tree.root / "tests" / "test_p.py").write_text("import pytest\n@pytest.mark.sampled(3)\n@pytest.mark.parametrize('i', range(9))\n"
