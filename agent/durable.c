@@ -7,10 +7,23 @@
 
 #define RETRY_MS 5000
 
-/* Is another try of no use? What an operator can change (space, rights, locks) is tried again. */
-static bool is_final(ckd_status status) {
-    return status != CKD_E_NOSPACE && status != CKD_E_IO && status != CKD_E_BUSY && status != CKD_E_NOMEM &&
-           status != CKD_E_READ_ONLY;
+/*
+ * Is another try of no use? What an operator can change is tried again: space, rights, locks, a file system that is not
+ * mounted, damage of the store. A damaged state stays damaged.
+ */
+static bool is_final(ckd_status status, const shared_slot *s, const slot_content *content) {
+    switch (status) {
+    case CKD_E_INVALID:
+    case CKD_E_EXISTS:
+    case CKD_E_UNSUPPORTED:
+    case CKD_E_STATE:
+    case CKD_E_MISMATCH:
+        return true;
+    case CKD_E_CORRUPT:
+        return slot_verify(s, content, NULL) != CKD_OK;
+    default:
+        return false;
+    }
 }
 
 static void begin_save(connection *c, const slot_request *r) {
@@ -23,20 +36,21 @@ static void begin_save(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why,
-                     ckd_status status) {
+/* done: saved, or given up for good. */
+static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why, bool done) {
     agent *a = c->agent;
     holding *h = c->holding;
+    bool saved = why->status == CKD_OK;
     pthread_mutex_lock(&a->mutex);
     h->saving = false;
-    h->shown.saved += status == CKD_OK;
-    h->shown.failed += status != CKD_OK;
-    snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", status == CKD_OK ? "" : why->message);
-    if (status == CKD_OK) {
+    h->shown.saved += saved;
+    h->shown.failed += !saved;
+    snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", saved ? "" : why->message);
+    if (saved) {
         h->shown.durable_step = r->options.step;
         h->saved_ns = r->copied_ns;
     }
-    if (status == CKD_OK || is_final(status)) {
+    if (done) {
         h->set->done[k] = r->options.checkpoint_id;
     }
     record_write(a);
@@ -44,9 +58,10 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     pthread_mutex_unlock(&a->mutex);
 }
 
-ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
+static ckd_status save_slot(ckd_checkpoint *out, bool *done, connection *c, uint32_t k, ckd_error *err) {
     slot_set *set = c->holding->set;
     slot_content content;
+    *done = false;
     if (!set || k >= set->count) {
         return err_set(err, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
     }
@@ -57,9 +72,15 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
     ckd_error why = {.offset = CKD_NO_OFFSET};
     begin_save(c, &content.request);
     status = slot_save(out, c->store, &set->slots[k], &content, &why);
-    end_save(c, k, &content.request, &why, status);
+    *done = status == CKD_OK || is_final(status, &set->slots[k], &content);
+    end_save(c, k, &content.request, &why, *done);
     slot_content_free(&content);
     return err_from(err, status, &why);
+}
+
+ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
+    bool done;
+    return save_slot(out, &done, c, k, err);
 }
 
 /* ---- what a trainer left behind ---- */
@@ -102,13 +123,14 @@ static ckd_status save_left(connection *c, ckd_error *err) {
     uint64_t step;
     while (next_left(&k, &step, c)) {
         ckd_checkpoint saved;
-        ckd_status status = holding_save(&saved, c, k, err);
+        bool done;
+        ckd_status status = save_slot(&saved, &done, c, k, err);
         if (status == CKD_OK) {
             agent_say(
                 c->agent,
                 "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
                 c->holding->shown.run, (unsigned long long)step);
-        } else if (is_final(status)) {
+        } else if (done) {
             agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
                       (unsigned long long)step, c->holding->shown.run, err->message);
         } else {

@@ -321,6 +321,32 @@ static void test_what_is_left_waits_for_space(void **state) {
     restore_and_check(*state, "", before + 1);
 }
 
+/* A file system that is not mounted comes back. */
+static void test_what_is_left_waits_for_the_store(void **state) {
+    char away[sizeof(store) + 8];
+    pid_t agent = start_agent(0);
+    int steps, how;
+    ckd_error err;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    uint64_t seen = await_step(steps, 3);
+    snprintf(away, sizeof(away), "%s.away", store);
+    assert_int_equal(rename(store, away), 0);
+    seen = last_step(steps, seen);
+    assert_int_equal(waitpid(process, &how, 0), process);
+    for (unsigned i = 0; i < 3000 && times_said("the agent tries again") == 0; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_int_equal(rename(away, store), 0);
+    uint64_t before = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    for (unsigned i = 0; i < 3000 && ckd_agent_drain(store, agent_socket, 0, &err) != CKD_OK; i++) {
+        clock_sleep_ns(UINT64_C(10000000));
+    }
+    assert_int_equal(times_said("is lost"), 0);
+    assert_true(checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step > before);
+    stop_agent(agent);
+    restore_and_check(*state, "", before + 1);
+}
+
 /* A save that failed was reported, and a later one succeeded: the failed one is not tried again after the session's end. */
 static void test_a_failed_save_is_not_tried_again_later(void **state) {
     pid_t agent = start_agent(0);
@@ -357,6 +383,7 @@ int main(void) {
         agent_test(test_a_restart_with_another_layout),
         agent_test(test_memory_of_a_live_trainer_is_not_taken_over),
         agent_test(test_what_is_left_waits_for_space),
+        agent_test(test_what_is_left_waits_for_the_store),
         agent_test(test_a_failed_save_is_not_tried_again_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
