@@ -1,11 +1,13 @@
 /* A connection: a session, or a question. */
 #include "agent/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/threads.h"
+#include "engine/ranks/ranks.h"
 
 #define NICE 10 /* the trainer's cores are its own */
 
@@ -64,7 +66,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     hello.run[sizeof(hello.run) - 1] = '\0';
     agent *a = c->agent;
     pthread_mutex_lock(&a->mutex);
-    holding *h = holding_add(a, hello.run, c->fd, c->watch);
+    holding *h = holding_add(a, &hello, c->fd, c->watch);
     status = h ? holdings_settle(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
     if (h && status != CKD_OK) {
         holding_remove(a, h);
@@ -109,6 +111,30 @@ static bool take_memory(connection *c, const slot_message *m) {
         out.fds[out.fd_count++] = c->holding->set->slots[i].memory.fd;
     }
     return answer(c, &out, status, &err, NULL);
+}
+
+static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
+    slot_join wanted;
+    char group[CKD_ID_TEXT + 8];
+    holding *h = c->holding;
+    ckd_status status = slot_message_get(&wanted, sizeof(wanted), m, err);
+    if (status == CKD_OK && (!h->set || h->world < 1 || c->ranks)) {
+        return err_set(err, CKD_E_INVALID, "a rank joins once, when it has memory");
+    }
+    snprintf(group, sizeof(group), "agent-");
+    ckd_id_text(group + strlen(group), &wanted.group);
+    ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
+    o.rank = h->rank;
+    o.world = h->world;
+    o.group = group;
+    o.timeout_ms = wanted.timeout_ms;
+    return status == CKD_OK ? ckd_ranks_join(&c->ranks, c->store, &o, err) : status;
+}
+
+static bool take_join(connection *c, const slot_message *m) {
+    ckd_error err;
+    ckd_status status = join(c, m, &err);
+    return answer_status(c, status, &err);
 }
 
 static bool take_save(connection *c, const slot_message *m) {
@@ -189,6 +215,8 @@ static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
         return take_drain(c, m);
     case SLOT_MEMORY:
         return session && take_memory(c, m);
+    case SLOT_JOIN:
+        return session && take_join(c, m);
     case SLOT_SAVE:
         return session && take_save(c, m);
     case SLOT_RECALL:
@@ -249,6 +277,7 @@ void *connection_main(void *context) {
     if (goodbye) {
         (void)answer_status(c, CKD_OK, NULL);
     }
+    ranks_break_off(c->ranks); /* another rank's thread may wait for what this one has not */
     ckd_store_close(c->store);
     local_close(c->watch);
     local_close(c->fd);

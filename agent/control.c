@@ -14,7 +14,7 @@ static ckd_status ask(slot_message *answer, const char *store, const char *socke
     slot_link link = {.fd = -1};
     *answer = (slot_message){.fd_count = 0};
     ckd_status status = slots_socket_path(path, store, socket, err);
-    THEN(status, slots_connect(&link, path, "", slots_wait_ms(0), err));
+    THEN(status, slots_connect(&link, path, &(slot_peer){.run = ""}, slots_wait_ms(0), err));
     if (status == CKD_E_NOT_FOUND) {
         err_set(err, CKD_E_NOT_FOUND, "the store %s has no agent", store);
     }
@@ -88,7 +88,7 @@ ckd_status ckd_agent_settle(const char *store, const char *socket, const char *r
     slot_reply reply;
     slot_link link = {.fd = -1};
     ckd_status status = slots_socket_path(path, store, socket, err);
-    THEN(status, slots_connect(&link, path, run, slots_wait_ms(0), err));
+    THEN(status, slots_connect(&link, path, &(slot_peer){.run = run}, slots_wait_ms(0), err));
     if (status == CKD_OK) {
         (void)slots_ask(&answer, &reply, &link, &goodbye, NULL);
         slot_message_free(&answer);

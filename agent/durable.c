@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/file.h"
+#include "engine/ranks/ranks.h"
 
 #define RETRY_MS 5000
 
@@ -61,17 +62,16 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
 static ckd_status save_slot(ckd_checkpoint *out, bool *done, connection *c, uint32_t k, ckd_error *err) {
     slot_set *set = c->holding->set;
     slot_content content;
-    *done = false;
-    if (!set || k >= set->count) {
-        return err_set(err, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
-    }
-    ckd_status status = slot_read(&content, &set->slots[k], err);
-    if (status != CKD_OK) {
-        return status;
-    }
     ckd_error why = {.offset = CKD_NO_OFFSET};
+    *done = false;
+    ckd_status status = set && k < set->count
+                            ? slot_read(&content, &set->slots[k], &why)
+                            : err_set(&why, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
+    if (status != CKD_OK) { /* the other ranks must not wait for this one */
+        return c->ranks ? ranks_agree(c->ranks, status, &why, NULL, 0, err) : err_from(err, status, &why);
+    }
     begin_save(c, &content.request);
-    status = slot_save(out, c->store, &set->slots[k], &content, &why);
+    status = slot_save(out, c->store, c->ranks, &set->slots[k], &content, &why);
     *done = status == CKD_OK || is_final(status, &set->slots[k], &content);
     end_save(c, k, &content.request, &why, *done);
     slot_content_free(&content);

@@ -4,18 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-holding *holding_add(agent *a, const char *run, int fd, int watch) {
+holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch) {
     holding *h = calloc(1, sizeof(*h));
     if (!h) {
         return NULL;
     }
     h->fd = fd;
     h->watch = watch;
+    h->rank = h->shown.rank = hello->rank;
+    h->world = h->shown.world = hello->world;
     h->shown.connected = 1;
     h->shown.process = local_peer_process(fd);
     h->shown.newest_step = h->shown.durable_step = CKD_LATEST;
-    snprintf(h->shown.run, sizeof(h->shown.run), "%s", run);
-    snprintf(h->saves_to, sizeof(h->saves_to), "%s", run);
+    snprintf(h->shown.run, sizeof(h->shown.run), "%s", hello->run);
+    snprintf(h->saves_to, sizeof(h->saves_to), "%s", hello->run);
     h->next = a->holdings;
     a->holdings = h;
     return h;
@@ -55,6 +57,10 @@ bool holding_has_state(const holding *h) {
 
 static bool same_run(const holding *a, const holding *b) {
     return a != b && strcmp(a->shown.run, b->shown.run) == 0;
+}
+
+static bool same_rank(const holding *a, const holding *b) {
+    return a->rank == b->rank && a->world == b->world;
 }
 
 ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
@@ -106,17 +112,17 @@ static void sort_slots(slot_set *set) {
     }
 }
 
-/* Takes the slots of a dead trainer of the run, if they fit; removes all that its dead trainers have. */
+/* Takes the slots of this rank in a dead launch of the run, if they fit; removes all that it has in dead launches. */
 static slot_set *take_over(agent *a, const holding *own, const slot_layout *layout, uint32_t count) {
     slot_set *found = NULL;
     for (holding *h = a->holdings, *next; h; h = next) {
         next = h->next;
-        if (!same_run(h, own) || !h->settled) {
+        if (!same_run(h, own) || h->rank != own->rank || !h->settled) {
             continue;
         }
         /* A trainer that lives although its connection has ended still writes to its slots. */
-        if (!found && h->set && h->watch >= 0 && local_peer_gone(-1, h->watch) && h->set->count == count &&
-            slot_layout_equal(&h->set->layout, layout)) {
+        if (!found && h->set && same_rank(h, own) && h->watch >= 0 && local_peer_gone(-1, h->watch) &&
+            h->set->count == count && slot_layout_equal(&h->set->layout, layout)) {
             found = h->set;
             a->used_bytes -= found->bytes;
             h->set = NULL;
@@ -210,7 +216,8 @@ static bool has_values(const shared_slot *s, const ckd_id *checkpoint) {
 
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint) {
     for (const holding *h = a->holdings; h; h = h->next) {
-        for (uint32_t i = 0; h->set && (h == own || h->settled) && i < h->set->count; i++) {
+        bool looks = h->set && same_rank(h, own) && (h == own || h->settled);
+        for (uint32_t i = 0; looks && i < h->set->count; i++) {
             if (has_values(&h->set->slots[i], checkpoint)) {
                 return &h->set->slots[i];
             }

@@ -39,6 +39,7 @@ typedef struct holding {
     uint64_t ended_ns;              /* when the connection ended */
     uint64_t saved_ns;              /* when the state was copied that was saved last */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
+    uint32_t rank, world;           /* world 0: no ranks */
     ckd_agent_session shown;
 } holding;
 
@@ -60,6 +61,8 @@ typedef struct connection {
     agent *agent;
     int fd, watch;
     ckd_store *store; /* opened with the first memory */
+    ckd_ranks
+        *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
     holding *holding; /* NULL: a question, or not introduced yet */
 } connection;
 
@@ -73,7 +76,7 @@ void agent_stop(agent *a);
 void *connection_main(void *context);
 
 /* ---- holding.c: under the agent's mutex unless they say otherwise ---- */
-holding *holding_add(agent *a, const char *run, int fd, int watch);
+holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch);
 /* Is there a slot that is good? If not, its memory is of no use to anybody. */
 bool holding_has_state(const holding *h);
 /* Removes a holding and its memory. */
@@ -84,11 +87,13 @@ void holding_remove(agent *a, holding *h);
  */
 ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
 /*
- * Gives the session `count` slots for the layout, which it takes: those of a dead trainer of the run, or new ones. Takes
+ * Gives the session `count` slots for the layout, which it takes: those of the same rank of a dead launch, or new ones. Takes
  * the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
  */
 ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32_t count, ckd_error *err);
-/* Finds the slot that has the values of a checkpoint, in `own` or among settled holdings; NULL: there is none. */
+/*
+ * Finds the slot that has this rank's values of a checkpoint, in `own` or among settled holdings; NULL: there is none.
+ */
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint);
 
 /* ---- durable.c ---- */

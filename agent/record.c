@@ -13,6 +13,20 @@ static void record_path(char out[PATH_BYTES], const agent *a, const char *suffix
     snprintf(out, PATH_BYTES, "%s.held%s", a->socket, suffix);
 }
 
+static bool is_pending(const holding *h) {
+    return h->shown.newest_step != CKD_LATEST && h->shown.newest_step != h->shown.durable_step;
+}
+
+/* The ranks of a session have one state, which is listed once. */
+static bool is_listed(const agent *a, const holding *h) {
+    const holding *other = a->holdings;
+    while (other != h && !(is_pending(other) && other->shown.newest_step == h->shown.newest_step &&
+                           strcmp(other->saves_to, h->saves_to) == 0)) {
+        other = other->next;
+    }
+    return other != h;
+}
+
 /* Nothing is synced: what a power failure takes with it, the memory is part of. */
 void record_write(const agent *a) {
     char path[PATH_BYTES], temp[PATH_BYTES], line[CKD_RUN_MAX + 32];
@@ -25,7 +39,7 @@ void record_write(const agent *a) {
     }
     ckd_status status = CKD_OK;
     for (const holding *h = a->holdings; h && status == CKD_OK; h = h->next) {
-        if (h->shown.newest_step != CKD_LATEST && h->shown.newest_step != h->shown.durable_step) {
+        if (is_pending(h) && !is_listed(a, h)) {
             int size = snprintf(line, sizeof(line), "%" PRIu64 " %s\n", h->shown.newest_step, h->saves_to);
             status = file_append(f, line, (size_t)size, NULL);
         }

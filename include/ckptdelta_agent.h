@@ -43,8 +43,9 @@ CKD_API ckd_status ckd_agent_run(const char *store, const ckd_agent_options *opt
 /* A session whose states the agent holds. */
 typedef struct ckd_agent_session {
     char run[CKD_RUN_MAX + 1];
-    int64_t process; /* 0: not visible to the agent */
-    int connected;   /* 0: the trainer has died; its states stay until a restart takes them over */
+    uint32_t rank, world; /* world 0: a session of one process */
+    int64_t process;      /* 0: not visible to the agent */
+    int connected;        /* 0: the trainer has died; its states stay until a restart takes them over */
     uint64_t memory_bytes;
     uint64_t newest_step;  /* complete in memory; CKD_LATEST: none */
     uint64_t durable_step; /* in the store, as far as this agent saved it; CKD_LATEST: none */

@@ -162,7 +162,8 @@ typedef struct ckd_session_options {
      * An agent that keeps snapshots in its memory and saves them (ckptdelta_agent.h, docs/agent.md). The newest complete
      * state then outlives the trainer. "auto": the store's agent in its usual place; an absolute path: of its socket; "":
      * none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. Where there is no agent, or it has gone,
-     * the session saves by itself, and on_message says so once. So it does with `ranks` and with tensors on devices.
+     * the session saves by itself, and on_message says so once. So it does with tensors on devices. With `ranks`, each
+     * rank has an agent on its node, or none uses one.
      *
      * With an agent there are saves_under_way + 1 snapshots, which count towards its budget: snapshot_bytes has no
      * effect. ckd_session_open waits until the agent has made durable what a trainer of the run that was killed has

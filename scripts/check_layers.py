@@ -61,7 +61,7 @@ ROOMS = {
         "retain": {"integrity", "store", "common"},
         "compact": {"retain", "encode", "decode", "store", "common"},
         "transfer": {"retain", "integrity", "decode", "store", "common"},
-        "slots": {"save", "store", "common"},
+        "slots": {"ranks", "save", "store", "common"},
         "session": {"slots", "ranks", "save", "load", "device", "store", "common"},
     },
     "codec": {
@@ -82,7 +82,7 @@ ROOMS = {
     },
 }
 # Which rooms of other folders a folder may use that is one room itself.
-SINGLE_USES = {"agent": {("engine", "slots"), ("engine", "common")}}
+SINGLE_USES = {"agent": {("engine", "slots"), ("engine", "ranks"), ("engine", "common")}}
 # A mapped file that shrinks kills the process. What this file maps cannot shrink.
 MAPS_MEMORY = "base/shared_memory.c"
 GENERATED = {"catalog_schema.h": "catalog"}

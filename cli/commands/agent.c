@@ -99,13 +99,18 @@ static json_t *json_step(uint64_t step) {
     return step == CKD_LATEST ? json_null() : json_integer((json_int_t)step);
 }
 
+static json_t *json_rank(const ckd_agent_session *x, uint32_t number) {
+    return x->world ? json_integer(number) : json_null();
+}
+
 static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
     json_t *sessions = json_array();
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
         cli_json_append(&sessions,
-                        json_pack("{s:o, s:I, s:b, s:I, s:o, s:o, s:I, s:I, s:o}", "run",
-                                  cli_json_text(x->run), "pid", (json_int_t)x->process, "connected",
+                        json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:I, s:I, s:o}", "run",
+                                  cli_json_text(x->run), "rank", json_rank(x, x->rank), "world",
+                                  json_rank(x, x->world), "pid", (json_int_t)x->process, "connected",
                                   x->connected, "memory_bytes", (json_int_t)x->memory_bytes, "newest_step",
                                   json_step(x->newest_step), "durable_step", json_step(x->durable_step),
                                   "saved", (json_int_t)x->saved, "failed", (json_int_t)x->failed, "trouble",
@@ -129,10 +134,15 @@ static void step_cell(cli_table *t, uint64_t step) {
 static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
     printf("process %" PRId64 ", since %s, holds %s of %s\n", s->process, cli_text_time(s->since_ns).text,
            cli_text_size(s->memory_bytes).text, cli_text_size(s->budget_bytes).text);
-    cli_table *t = cli_table_new("RUN|>PID|TRAINER|>MEMORY|>NEWEST|>DURABLE|>SAVED|>FAILED|TROUBLE");
+    cli_table *t = cli_table_new("RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>DURABLE|>SAVED|>FAILED|TROUBLE");
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
         cli_table_cell(t, "%s", x->run);
+        if (x->world) {
+            cli_table_cell(t, "%" PRIu32 "/%" PRIu32, x->rank, x->world);
+        } else {
+            cli_table_cell(t, "-");
+        }
         cli_table_cell(t, "%" PRId64, x->process);
         cli_table_cell(t, "%s", x->connected ? "connected" : "dead");
         cli_table_cell(t, "%s", cli_text_size(x->memory_bytes).text);
@@ -149,6 +159,9 @@ static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
 
 static void explain_session(const ckd_agent_session *x) {
     cli_print_clean(stdout, x->run);
+    if (x->world) {
+        printf(", rank %" PRIu32 " of %" PRIu32, x->rank, x->world);
+    }
     if (x->newest_step == CKD_LATEST) {
         puts(": nothing complete is in memory yet. If the trainer is killed, it goes on from the store.");
         return;

@@ -97,6 +97,13 @@ void ckd_ranks_leave(ckd_ranks *g) {
     }
 }
 
+void ranks_break_off(ckd_ranks *g) {
+    if (g && g->files) {
+        g->files->silent = true;
+    }
+    ckd_ranks_leave(g);
+}
+
 /* ---- exchanges ---- */
 
 /* One exchange. `combine` runs on rank 0 if no rank had an error, and makes the answer from what they sent. */
@@ -317,7 +324,8 @@ static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answe
             return same;
         }
     }
-    ckd_status status = ckd_id_new(&b->options.checkpoint_id, err);
+    ckd_status status =
+        id_is_zero(&b->options.checkpoint_id) ? ckd_id_new(&b->options.checkpoint_id, err) : CKD_OK;
     THEN(status, ckd_save_begin(&b->save, b->g->store, &b->options, err));
     bytes_put(answer, b->options.checkpoint_id.bytes, sizeof(ckd_id));
     return status;

@@ -14,5 +14,10 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
  */
 ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
                        ckd_error *err);
+/*
+ * As ckd_ranks_leave, for a rank that comes to no further exchange, whatever the others do. Rank 0 does not wait for them,
+ * so that they find it gone.
+ */
+void ranks_break_off(ckd_ranks *g);
 
 #endif

@@ -4,22 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/hash.h"
 #include "base/threads.h"
+#include "engine/ranks/ranks.h"
 
 static void disconnect(ckd_session *s) {
     slots_disconnect(&s->agent.link);
-    s->agent.connected = false;
-}
-
-static void lose(ckd_session *s, const char *format, const char *why) {
-    disconnect(s);
-    store_message(s->saver.store, format, why);
+    s->agent.connected = s->agent.joint = false;
 }
 
 /* The agent has gone, or shows no sign of life. What it holds it saves when it can. */
 static void give_up(ckd_session *s, ckd_status status, const ckd_error *why) {
-    lose(s, "%s: this session saves by itself from now on",
-         status == CKD_E_BUSY ? why->message : "the agent has gone");
+    disconnect(s);
+    store_message(s->saver.store, "%s: this session saves by itself from now on",
+                  status == CKD_E_BUSY ? why->message : "the agent has gone");
 }
 
 /* ---- open, leave ---- */
@@ -29,27 +27,43 @@ static const char *wanted(const ckd_session *s) {
     return where && where[0] && strcmp(where, "0") != 0 ? where : NULL;
 }
 
-void session_agent_open(ckd_session *s) {
+/* The agent may just have saved what the launch before this one left in memory, which the catalog then lists. */
+static ckd_status connect_to(ckd_session *s, const char *where, ckd_error *err) {
     char path[LOCAL_PATH_MAX + 1];
-    ckd_error err;
+    const ckd_ranks_options *ranks = s->options.ranks;
+    slot_peer peer = {s->opened_run, s->save.rank, ranks ? (ranks->world ? ranks->world : 1) : 0};
+    ckd_status status = slots_socket_path(path, s->path, where, err);
+    THEN(status, slots_connect(&s->agent.link, path, &peer, slots_wait_ms(s->options.agent_wait_s), err));
+    s->agent.connected = status == CKD_OK;
+    THEN(status, store_refresh_catalog(s->saver.store, err));
+    return status;
+}
+
+/* All ranks have an agent, or none uses one: a checkpoint is made by all agents, or by all sessions. */
+static ckd_status agree_on_agents(ckd_session *s, ckd_status own, ckd_error *why, ckd_error *err) {
+    ckd_id group = {{0}};
+    s->agent.timeout_ms = s->options.ranks->timeout_ms;
+    if (own == CKD_OK && s->save.rank == 0) {
+        own = ckd_id_new(&group, why);
+    }
+    ckd_status status = ranks_agree(s->saver.ranks, own, why, &group, sizeof(group), err);
+    s->agent.joint = status == CKD_OK;
+    s->agent.group = group;
+    return status;
+}
+
+void session_agent_open(ckd_session *s) {
+    ckd_error why = {.offset = CKD_NO_OFFSET}, err;
     const char *where = wanted(s);
     s->agent.link.fd = -1;
-    if (!where) {
-        return;
-    }
-    if (s->options.ranks) {
-        store_message(s->saver.store,
-                      "an agent does not take sessions of several ranks yet: this one saves by itself");
-        return;
-    }
-    ckd_status status = slots_socket_path(path, s->path, where, &err);
-    THEN(status,
-         slots_connect(&s->agent.link, path, s->opened_run, slots_wait_ms(s->options.agent_wait_s), &err));
-    /* the agent may just have saved what the launch before this one left in memory */
-    THEN(status, store_refresh_catalog(s->saver.store, &err));
-    s->agent.connected = status == CKD_OK;
+    ckd_status status =
+        where ? connect_to(s, where, &why) : err_set(&why, CKD_E_NOT_FOUND, "it is not told to use an agent");
+    status = s->saver.ranks ? agree_on_agents(s, status, &why, &err) : err_from(&err, status, &why);
     if (status != CKD_OK) {
-        lose(s, "no agent takes this session, it saves by itself: %s", err.message);
+        session_agent_leave(s);
+        if (where) {
+            store_message(s->saver.store, "no agent takes this session, it saves by itself: %s", err.message);
+        }
     }
 }
 
@@ -132,11 +146,38 @@ static ckd_status take_memory(ckd_session *s, uint32_t count, ckd_error *err) {
     return status;
 }
 
+/* The threads that serve the ranks, in their agents, join a group of their own. */
+static ckd_status join(ckd_session *s, ckd_error *err) {
+    slot_join group;
+    slot_message request = {.kind = SLOT_JOIN}, answer;
+    slot_reply reply;
+    memset(&group, 0, sizeof(group));
+    group.group = s->agent.group;
+    group.timeout_ms = s->agent.timeout_ms;
+    bytes_put(&request.body, &group, sizeof(group));
+    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+    slot_message_free(&answer);
+    bytes_free(&request.body);
+    return status;
+}
+
+/* No agent waits for one whose session has got no memory: they join once all have. */
+static ckd_status take_memory_jointly(ckd_session *s, uint32_t count, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status own = take_memory(s, count, &why);
+    ckd_status status = ranks_agree(s->saver.ranks, own, &why, NULL, 0, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    own = join(s, &why);
+    return ranks_agree(s->saver.ranks, own, &why, NULL, 0, err);
+}
+
 bool session_agent_take_memory(ckd_session *s, uint32_t count) {
     ckd_error err;
     pthread_mutex_lock(&s->saver.store_turn);
     bool asks = s->agent.connected && s->agent.count == 0;
-    if (asks && take_memory(s, count, &err) != CKD_OK) {
+    if (asks && (s->agent.joint ? take_memory_jointly : take_memory)(s, count, &err) != CKD_OK) {
         session_agent_leave(s);
         session_agent_free(s, false);
         store_message(s->saver.store, "the agent takes no snapshots of this session, it saves by itself: %s",
@@ -191,52 +232,125 @@ static void make_request(slot_request *r, const ckd_session *s, const save_stage
 }
 
 bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id) {
-    return store_refresh_catalog(s->saver.store, NULL) == CKD_OK &&
-           catalog_find_id(saved, s->saver.store->catalog, id, NULL) == CKD_OK;
+    uint8_t found = store_refresh_catalog(s->saver.store, NULL) == CKD_OK &&
+                    catalog_find_id(saved, s->saver.store->catalog, id, NULL) == CKD_OK;
+    if (!s->saver.ranks) {
+        return found;
+    }
+    uint8_t first = found; /* rank 0's, for all */
+    if (ranks_agree(s->saver.ranks, CKD_OK, NULL, &first, sizeof(first), NULL) != CKD_OK) {
+        return false;
+    }
+    if (first && !found) {
+        *saved = (ckd_checkpoint){.id = *id, .step = s->save.step};
+        snprintf(saved->run, sizeof(saved->run), "%s", s->run);
+    }
+    return first;
+}
+
+/* Agents of several ranks save under one id, which all ranks compute: those that die may not have talked before. */
+static ckd_status next_id(ckd_id *out, ckd_session *s, ckd_error *err) {
+    struct {
+        ckd_id group;
+        uint64_t number;
+    } seed;
+    if (!s->agent.joint) {
+        return ckd_id_new(out, err);
+    }
+    memset(&seed, 0, sizeof(seed));
+    seed.group = s->agent.group;
+    seed.number = ++s->agent.saves;
+    hash128 hash = hash128_of(&seed, sizeof(seed));
+    _Static_assert(sizeof(hash.bytes) == sizeof(out->bytes), "an id is as long as a hash");
+    memcpy(out->bytes, hash.bytes, sizeof(out->bytes));
+    return CKD_OK;
+}
+
+/* Makes the slot good, once it is copied. */
+static ckd_status publish(shared_slot *to, ckd_session *s, session_slot *from, const ckd_id *id,
+                          bool one_step, ckd_error *err) {
+    save_stage copied;
+    slot_request r;
+    ckd_status status = session_await_fence(&copied, s, from, err);
+    for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
+        (void)snapshot_read(from->snapshot, i); /* waits until it is copied */
+    }
+    if (status == CKD_OK) {
+        make_request(&r, s, &copied, one_step);
+        r.options.checkpoint_id = *id;
+        slot_publish(to, &r, from->optimizers);
+        s->saver.launch.tried = *id;
+    }
+    return status;
+}
+
+static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shared_slot *slot,
+                               ckd_error *err) {
+    uint32_t number = (uint32_t)(slot - s->agent.slots);
+    slot_message request = {.kind = SLOT_SAVE}, answer;
+    slot_reply reply;
+    bytes_put(&request.body, &number, sizeof(number));
+    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+    bytes_free(&request.body);
+    slot_message_free(&answer);
+    if (!s->agent.link.broken) {
+        *saved = reply.checkpoint;
+    }
+    return status;
+}
+
+/*
+ * If a rank's agent is lost, or cannot talk to the others any more (STATE), no rank goes on with its own. All have their
+ * answers then, so an agent that lives commits nothing later.
+ */
+static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *answer) {
+    ckd_error why = {.offset = CKD_NO_OFFSET}, err;
+    bool broken = s->agent.link.broken;
+    if (!s->agent.joint) {
+        if (broken) {
+            give_up(s, status, answer);
+        }
+        return broken;
+    }
+    ckd_status own = broken && status != CKD_E_BUSY    ? err_set(&why, CKD_E_IO, "the agent has gone")
+                     : broken || status == CKD_E_STATE ? err_from(&why, status, answer)
+                                                       : CKD_OK;
+    if (ranks_agree(s->saver.ranks, own, &why, NULL, 0, &err) == CKD_OK) {
+        return false;
+    }
+    session_agent_leave(s);
+    store_message(s->saver.store, "%s: this session saves by itself from now on", err.message);
+    return true;
 }
 
 bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *s, session_slot *from,
                         bool one_step, ckd_error *err) {
     shared_slot *to = agents_slot(s, from);
-    save_stage copied;
-    slot_request r;
-    slot_reply reply;
+    ckd_id id;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     if (!to || !s->agent.connected) {
         return false;
     }
-    *status = session_await_fence(&copied, s, from, err);
-    for (size_t i = 0; i < s->item_count && *status == CKD_OK; i++) {
-        (void)snapshot_read(from->snapshot, i); /* waits until it is copied */
-    }
-    make_request(&r, s, &copied, one_step);
-    THEN(*status, ckd_id_new(&r.options.checkpoint_id, err));
-    if (*status != CKD_OK) {
+    *status = next_id(&id, s, err);
+    THEN(*status, publish(to, s, from, &id, one_step, err));
+    if (*status != CKD_OK && !s->agent.joint) {
         return true;
     }
-    slot_publish(to, &r, from->optimizers);
-    s->saver.launch.tried = r.options.checkpoint_id;
-    uint32_t number = (uint32_t)(to - s->agent.slots);
-    slot_message request = {.kind = SLOT_SAVE}, answer;
-    bytes_put(&request.body, &number, sizeof(number));
-    ckd_error why;
-    *status = slots_ask(&answer, &reply, &s->agent.link, &request, &why);
-    bytes_free(&request.body);
-    slot_message_free(&answer);
-    if (!s->agent.link.broken) {
-        *saved = reply.checkpoint;
-        err_from(err, *status, &why);
+    /* also of a slot that is not good: the other ranks' agents must not wait for it */
+    ckd_status answered = ask_for_save(saved, s, to, &why);
+    if (!agents_are_lost(s, answered, &why)) {
+        *status = *status == CKD_OK ? err_from(err, answered, &why) : *status;
         return true;
     }
     /*
-     * Its save may have been committed, or still be. If not, the session saves the same state itself. A store has one
+     * A save may have been committed, or still be. If not, the session saves the same state itself. A store has one
      * checkpoint of an id, so of two saves one succeeds.
      */
-    give_up(s, *status, &why);
     *status = CKD_OK;
-    if (session_agent_find_saved(saved, s, &r.options.checkpoint_id)) {
+    if (session_agent_find_saved(saved, s, &id)) {
         return true;
     }
-    s->save.checkpoint_id = r.options.checkpoint_id;
+    s->save.checkpoint_id = id;
     return false;
 }
 
@@ -309,14 +423,11 @@ static ckd_status take_values(bool *found, ckd_session *s, const ckd_checkpoint 
     return status;
 }
 
-bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from) {
+static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
     ckd_error err;
     bool found = false;
-    if (!s->agent.connected) {
-        return false;
-    }
     ckd_status status = take_values(&found, s, from, &err);
-    if (s->agent.link.broken) {
+    if (s->agent.link.broken && !s->agent.joint) { /* of ranks, the next save finds it */
         give_up(s, status, &err);
     } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(s->saver.store,
@@ -324,4 +435,15 @@ bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from) {
                       err.message);
     }
     return status == CKD_OK && found;
+}
+
+/* What is in memory is exact, and what is stored may be lossy: replicas must not differ. */
+bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    bool found = tries && s->agent.connected && !s->agent.link.broken && take_own_values(s, from);
+    if (!s->agent.joint) {
+        return found;
+    }
+    ckd_status own = found ? CKD_OK : err_set(&why, CKD_E_NOT_FOUND, "the values are not in memory");
+    return ranks_agree(s->saver.ranks, own, &why, NULL, 0, NULL) == CKD_OK;
 }

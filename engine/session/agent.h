@@ -13,14 +13,18 @@ typedef struct session_agent {
     slot_link link;
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
-    uint32_t count; /* 0: the session has its own snapshots */
+    uint32_t count;      /* 0: the session has its own snapshots */
+    bool joint;          /* of ranks: all have an agent, or none has. Changed on all at the same points */
+    ckd_id group;        /* joint: of the agents' threads; the same on all ranks */
+    uint32_t timeout_ms; /* joint: as in ckd_ranks_options */
+    uint64_t saves;      /* joint: the ids of checkpoints follow from both */
 } session_agent;
 
 struct session_slot;
 
-/* Connects if the session is to have an agent. The saver, when it has opened the store. */
+/* Connects if the session is to have an agent. The saver, when it has opened the store. Collective for ranks. */
 void session_agent_open(ckd_session *s);
-/* At the first step: takes memory for so many snapshots. Returns false if the session must make its own. */
+/* At the first step: takes memory for so many snapshots. Returns false if the session must make its own. Collective. */
 bool session_agent_take_memory(ckd_session *s, uint32_t count);
 /* The memory of a snapshot; NULL: the session's own. */
 uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
@@ -28,17 +32,19 @@ uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
 void session_agent_stage(ckd_session *s, const struct session_slot *slot);
 /*
  * Has the agent save a staged slot. Returns false if the session must save it itself, as a checkpoint of the id that is
- * then in s->save: the agent may yet save it, too. one_step: as for save_item. The caller holds store_turn.
+ * then in s->save: the agent may yet save it, too. one_step: as for save_item. The caller holds store_turn. Collective.
  */
 bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *s, struct session_slot *slot,
                         bool one_step, ckd_error *err);
-/* Finds a checkpoint that an agent may have committed. The caller holds store_turn. */
+/*
+ * Finds a checkpoint that an agent may have committed. The caller holds store_turn. For ranks, rank 0 decides: collective.
+ */
 bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id);
 /*
  * Takes a checkpoint's values from the agent's memory, each verified. Returns false if they must be loaded, also after
- * some were taken. The caller holds store_turn.
+ * some were taken. The caller holds store_turn. Of ranks, all take them or none does: collective. tries: this one may.
  */
-bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from);
+bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries);
 /* Says goodbye: nothing is left to save. The caller is the saver, or holds store_turn. */
 void session_agent_leave(ckd_session *s);
 /* Frees the memory, which no snapshot uses any more. */

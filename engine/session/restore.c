@@ -62,8 +62,17 @@ static ckd_status load_tensors(ckd_session *s, ckd_load *load, ckd_error *err) {
     return status;
 }
 
-static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
-    if (session_agent_restore(s, from)) {
+static bool has_bytes(const ckd_session *s) {
+    bool found = false;
+    for (size_t i = 0; i < s->item_count && !found; i++) {
+        found = s->items[i].is_bytes;
+    }
+    return found;
+}
+
+/* in_memory: the values were taken from there. Bytes are rank 0's, whatever the other ranks have. */
+static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, bool in_memory, ckd_error *err) {
+    if (in_memory && (s->save.rank == 0 || !has_bytes(s))) {
         return CKD_OK;
     }
     stored_bytes *found = calloc(s->item_count + 1, sizeof(*found));
@@ -73,7 +82,7 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, ckd_erro
     ckd_load *load = NULL;
     ckd_status status = ckd_load_begin(&load, s->saver.store, &from->id, err);
     THEN(status, read_bytes(found, s, load, err));
-    THEN(status, load_tensors(s, load, err));
+    THEN(status, in_memory ? CKD_OK : load_tensors(s, load, err));
     for (size_t i = 0; i < s->item_count; i++) {
         if (status == CKD_OK && s->items[i].is_bytes && found[i].size > 0) {
             memcpy(s->items[i].data, found[i].data, found[i].size);
@@ -272,7 +281,8 @@ static ckd_status load_together(place *p, ckd_session *s, uint64_t step, ckd_err
         return status;
     }
     ckd_status own = chooses ? CKD_OK : take_place(p, s, chosen, &why);
-    THEN(own, load_into(s, &p->from, &why));
+    bool in_memory = session_agent_restore(s, &p->from, own == CKD_OK);
+    THEN(own, load_into(s, &p->from, in_memory, &why));
     return ranks_agree(ranks, own, &why, NULL, 0, err);
 }
 
@@ -281,7 +291,8 @@ static ckd_status load_alone(place *p, ckd_session *s, uint64_t step, ckd_error 
     ckd_status status = find_place(p, s, step, err);
     if (status == CKD_OK) {
         do {
-            status = load_into(s, &p->from, &why);
+            bool in_memory = session_agent_restore(s, &p->from, true);
+            status = load_into(s, &p->from, in_memory, &why);
         } while (status != CKD_OK && take_older(&p->from, s, &why));
         err_from(err, status, &why);
     }

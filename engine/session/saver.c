@@ -217,19 +217,6 @@ static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slo
     return status;
 }
 
-/* An agent that has lost this session may commit the same state meanwhile, under the same id. */
-static ckd_status save_alone(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
-                             ckd_error *err) {
-    ckd_id shared = s->save.checkpoint_id;
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = save_single(saved, s, slot, one_step, &why);
-    s->save.checkpoint_id = (ckd_id){{0}};
-    if (status != CKD_OK && !id_is_zero(&shared) && session_agent_find_saved(saved, s, &shared)) {
-        return CKD_OK;
-    }
-    return err_from(err, status, &why);
-}
-
 static ckd_status plan_collective(const ckd_plan **out, const ckd_session *s, ckd_error *err) {
     ckd_tensor *tensors = calloc(s->item_count + 1, sizeof(*tensors));
     if (!tensors) {
@@ -266,6 +253,19 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     return ckd_ranks_commit(saved, s->saver.ranks, save, err);
 }
 
+/* An agent that has lost this session may commit the same state meanwhile, under the same id. */
+static ckd_status save_without_agent(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
+                                     ckd_error *err) {
+    ckd_id shared = s->save.checkpoint_id;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = (s->saver.ranks ? save_collective : save_single)(saved, s, slot, one_step, &why);
+    s->save.checkpoint_id = (ckd_id){{0}};
+    if (status != CKD_OK && !id_is_zero(&shared) && session_agent_find_saved(saved, s, &shared)) {
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
+}
+
 static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->saver.store_turn);
     choose_lineage(s, slot);
@@ -274,8 +274,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     saved->status = check_run_is_new(s, slot, &saved->error);
     if (saved->status == CKD_OK &&
         !session_agent_save(&saved->status, &saved->checkpoint, s, slot, one_step, &saved->error)) {
-        saved->status = (s->saver.ranks ? save_collective : save_alone)(&saved->checkpoint, s, slot, one_step,
-                                                                        &saved->error);
+        saved->status = save_without_agent(&saved->checkpoint, s, slot, one_step, &saved->error);
     }
     s->saver.reference = NULL;
     s->saver.parent_in_doubt = saved->status == CKD_E_NOT_FOUND || saved->status == CKD_E_CORRUPT ||

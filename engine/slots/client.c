@@ -51,13 +51,15 @@ static uint32_t half(const slot_link *link) {
     return link->wait_ms / 2;
 }
 
-static ckd_status send_hello(int fd, const char *run, ckd_error *err) {
+static ckd_status send_hello(int fd, const slot_peer *peer, ckd_error *err) {
     slot_hello hello;
     memset(&hello, 0, sizeof(hello));
     hello.protocol = SLOT_PROTOCOL;
     hello.request_bytes = sizeof(slot_request);
     snprintf(hello.version, sizeof(hello.version), "%s", ckd_version());
-    snprintf(hello.run, sizeof(hello.run), "%s", run);
+    snprintf(hello.run, sizeof(hello.run), "%s", peer->run);
+    hello.rank = peer->rank;
+    hello.world = peer->world;
     slot_message request = {.kind = SLOT_HELLO};
     bytes_put(&request.body, &hello, sizeof(hello));
     ckd_status status = slot_message_send(fd, &request, err);
@@ -72,7 +74,7 @@ static bool is_alive(const slot_link *link) {
     if (local_connect(&fd, link->path, half(link), NULL) != CKD_OK) {
         return false;
     }
-    if (send_hello(fd, "", NULL) == CKD_OK) {
+    if (send_hello(fd, &(slot_peer){.run = ""}, NULL) == CKD_OK) {
         local_wait(&fd, 1, (int)half(link), &ready);
     }
     local_close(fd);
@@ -120,7 +122,7 @@ void slots_disconnect(slot_link *link) {
     link->fd = -1;
 }
 
-ckd_status slots_connect(slot_link *out, const char *path, const char *run, uint32_t wait_ms,
+ckd_status slots_connect(slot_link *out, const char *path, const slot_peer *peer, uint32_t wait_ms,
                          ckd_error *err) {
     slot_message answer = {.fd_count = 0};
     slot_reply reply;
@@ -130,7 +132,7 @@ ckd_status slots_connect(slot_link *out, const char *path, const char *run, uint
     if (status != CKD_OK) {
         return status;
     }
-    status = take_answer(&answer, &reply, out, send_hello(out->fd, run, err), err);
+    status = take_answer(&answer, &reply, out, send_hello(out->fd, peer, err), err);
     slot_message_free(&answer);
     if (status != CKD_OK) {
         slots_disconnect(out);

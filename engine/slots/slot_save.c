@@ -1,6 +1,9 @@
 /* Makes a checkpoint of the state in a slot. */
 #include "engine/slots/slots.h"
 
+#include <stdlib.h>
+
+#include "engine/ranks/ranks.h"
 #include "engine/save/save.h"
 
 static launch_record launch_of(const slot_request *r) {
@@ -27,13 +30,20 @@ static ckd_save_options options_of(const slot_request *r) {
     return o;
 }
 
-static ckd_status save_items(ckd_save *save, const shared_slot *s, const slot_content *c, ckd_error *err) {
+/* plan: which of the tensors this rank writes, of which rank 0 has the blobs; NULL: all of the state. */
+static ckd_status save_items(ckd_save *save, const ckd_plan *plan, uint32_t rank, const shared_slot *s,
+                             const slot_content *c, ckd_error *err) {
     ckd_status status = CKD_OK;
+    size_t tensors = 0;
     for (size_t i = 0; i < s->layout->count && status == CKD_OK; i++) {
         const slot_item *item = &s->layout->items[i];
         const uint8_t *data = slot_data(s) + item->place;
         if (item->is_bytes) {
-            status = ckd_save_blob(save, item->tensor.name, data, (size_t)item->bytes, err);
+            status = plan && rank ? CKD_OK
+                                  : ckd_save_blob(save, item->tensor.name, data, (size_t)item->bytes, err);
+            continue;
+        }
+        if (plan && !ckd_plan_writes(plan, rank, tensors++)) {
             continue;
         }
         ckd_tensor t = item->tensor;
@@ -46,31 +56,77 @@ static ckd_status save_items(ckd_save *save, const shared_slot *s, const slot_co
     return status;
 }
 
+/* Also verifies the values. */
+static ckd_status fill(ckd_save *save, const ckd_plan *plan, uint32_t rank, const shared_slot *s,
+                       const slot_content *c, ckd_error *err) {
+    save->stats.snapshot = (save_stage){c->request.begun_ns, c->request.copied_ns, c->request.stall_ns};
+    ckd_status status = save_items(save, plan, rank, s, c, err);
+    return status == CKD_OK ? slot_verify(s, c, err) : status;
+}
+
+static ckd_status save_alone(ckd_checkpoint *out, ckd_store *store, const ckd_save_options *options,
+                             const shared_slot *s, const slot_content *c, ckd_error *err) {
+    ckd_save *save = NULL;
+    ckd_status status = ckd_save_begin(&save, store, options, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = fill(save, NULL, 0, s, c, err);
+    if (status == CKD_OK) {
+        return ckd_save_commit(out, save, err);
+    }
+    ckd_save_abort(save);
+    return status;
+}
+
+static ckd_status make_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_tensor *tensors = calloc(s->layout->count + 1, sizeof(*tensors));
+    if (!tensors) { /* the others must not wait for the description */
+        err_nomem(&why, s->layout->count * sizeof(*tensors), "what a rank holds");
+        return ranks_agree(ranks, CKD_E_NOMEM, &why, NULL, 0, err);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < s->layout->count; i++) {
+        if (!s->layout->items[i].is_bytes) {
+            tensors[count++] = s->layout->items[i].tensor;
+        }
+    }
+    ckd_status status = ckd_ranks_plan(out, ranks, tensors, count, err);
+    free(tensors);
+    return status;
+}
+
+static ckd_status save_together(ckd_checkpoint *out, ckd_ranks *ranks, const ckd_save_options *options,
+                                const shared_slot *s, const slot_content *c, ckd_error *err) {
+    const ckd_plan *plan;
+    ckd_save *save;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = make_plan(&plan, ranks, s, err);
+    THEN(status, ckd_ranks_begin(&save, ranks, options, err));
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = fill(save, plan, c->request.options.rank, s, c, &why);
+    return status == CKD_OK ? ckd_ranks_commit(out, ranks, save, err)
+                            : err_from(err, ckd_ranks_abort(ranks, save, &why), &why);
+}
+
 /* Returns whether the store has the checkpoint: its first save was committed, but the answer was lost. */
 static bool is_saved(ckd_checkpoint *out, ckd_store *store, const ckd_id *id) {
     return !id_is_zero(id) && catalog_find_id(out, store->catalog, id, NULL) == CKD_OK;
 }
 
-ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
-                     ckd_error *err) {
+ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, const shared_slot *s,
+                     const slot_content *c, ckd_error *err) {
     ckd_save_options options = options_of(&c->request);
     launch_record launch = launch_of(&c->request);
-    if (is_saved(out, store, &options.checkpoint_id)) {
+    if (!ranks && is_saved(out, store, &options.checkpoint_id)) {
         return CKD_OK;
     }
-    store->launch = &launch;
-    ckd_save *save = NULL;
-    ckd_status status = ckd_save_begin(&save, store, &options, err);
-    if (status == CKD_OK) {
-        save->stats.snapshot = (save_stage){c->request.begun_ns, c->request.copied_ns, c->request.stall_ns};
-        status = save_items(save, s, c, err);
-        THEN(status, slot_verify(s, c, err));
-        if (status == CKD_OK) {
-            status = ckd_save_commit(out, save, err);
-        } else {
-            ckd_save_abort(save);
-        }
-    }
+    store->launch = c->request.options.rank == 0 ? &launch : NULL;
+    ckd_status status =
+        ranks ? save_together(out, ranks, &options, s, c, err) : save_alone(out, store, &options, s, c, err);
     store->launch = NULL;
     /* a session that did not want to wait has committed it meanwhile */
     if (status != CKD_OK && store_refresh_catalog(store, NULL) == CKD_OK &&

@@ -17,7 +17,7 @@
 
 #define SLOTS_MAX      3                   /* good, previous, being written */
 #define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
-#define SLOT_PROTOCOL  1
+#define SLOT_PROTOCOL  2
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
 
@@ -97,18 +97,20 @@ ckd_status slot_copy_item(void *to, const shared_slot *s, const slot_content *c,
 /* ---- slot_save.c ---- */
 /*
  * Makes a checkpoint of a good slot, unless the store has one of its id already, which is success. The values are
- * verified after they were read and before the commit. Errors: CORRUPT (the slot), those of ckd_save_begin to
- * ckd_save_commit.
+ * verified after they were read and before the commit. ranks: the slots of a group make one checkpoint; NULL: this one
+ * does. Collective in a group: a rank whose slot is not good calls ranks_agree with its error instead. Errors: CORRUPT
+ * (the slot), those of ckd_save_begin to ckd_save_commit, or of ckd_ranks_plan to ckd_ranks_commit.
  */
-ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
-                     ckd_error *err);
+ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, const shared_slot *s,
+                     const slot_content *c, ckd_error *err);
 
 /* ---- message.c: what sessions and agents say ---- */
 
 typedef enum slot_message_kind {
     SLOT_HELLO = 1, /* slot_hello; the first message of every connection */
     SLOT_MEMORY, /* u32: number of slots, then a layout; answered with that many descriptors, the oldest state first */
-    SLOT_SAVE,    /* u32: a slot that is good; answered when it is durable */
+    SLOT_JOIN, /* slot_join, of a session of several ranks that has memory; answered when all ranks have joined */
+    SLOT_SAVE,    /* u32: a slot that is good; answered when it is durable. In a group: collective */
     SLOT_RECALL,  /* ckd_id of a checkpoint; answered with the slot that has its values, and the layout */
     SLOT_GOODBYE, /* the session ends; answered when its memory is free */
     SLOT_STATUS,  /* answered with slot_agent, then ckd_agent_session of each */
@@ -120,7 +122,14 @@ typedef struct slot_hello {
     uint32_t protocol, request_bytes;
     char version[16];          /* of the library */
     char run[CKD_RUN_MAX + 1]; /* "": a question, no session */
+    uint32_t rank, world;      /* world 0: a session of one process */
 } slot_hello;
+
+/* The agents' threads of a session of ranks form a group of their own, which outlives the ranks. */
+typedef struct slot_join {
+    ckd_id group;
+    uint32_t timeout_ms; /* as in ckd_ranks_options */
+} slot_join;
 
 typedef struct slot_reply {
     ckd_status status;
@@ -167,11 +176,17 @@ typedef struct slot_link {
 
 /* Returns how long to wait: as wanted; 0: as CKPTDELTA_AGENT_WAIT in the environment has it, in seconds; or 20 s. */
 uint32_t slots_wait_ms(double wanted_s);
+/* Who connects. run "": somebody who asks something. world 0: a session of one process. */
+typedef struct slot_peer {
+    const char *run;
+    uint32_t rank, world;
+} slot_peer;
 /*
- * Connects and says hello. run "": to ask something. Errors: NOT_FOUND (no agent), UNSUPPORTED, BUSY (it does not
+ * Connects and says hello. Errors: NOT_FOUND (no agent), UNSUPPORTED, BUSY (it does not
  * answer), the agent's.
  */
-ckd_status slots_connect(slot_link *out, const char *path, const char *run, uint32_t wait_ms, ckd_error *err);
+ckd_status slots_connect(slot_link *out, const char *path, const slot_peer *peer, uint32_t wait_ms,
+                         ckd_error *err);
 /*
  * Sends a request and waits for its answer, which the caller frees. reply: the answer's head. An agent that answers
  * others is given all the time it needs. Errors: the agent's, as reply->status; with link->broken: IO (the agent is

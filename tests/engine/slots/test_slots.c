@@ -227,15 +227,15 @@ static void test_a_damaged_slot_makes_no_checkpoint(void **state) {
     slot_publish(&b.trainers, &b.request, NULL);
     *at ^= 1;
     assert_int_equal(slot_read(&c, &b.agents, &err), CKD_OK);
-    assert_int_equal(slot_save(&saved, store, &b.agents, &c, &err), CKD_E_CORRUPT);
+    assert_int_equal(slot_save(&saved, store, NULL, &b.agents, &c, &err), CKD_E_CORRUPT);
     assert_string_equal(err.tensor, "large");
     assert_int_equal(ckd_store_find(&saved, store, "gpt", CKD_LATEST, &err), CKD_E_NOT_FOUND);
     *at ^= 1;
-    assert_int_equal(slot_save(&saved, store, &b.agents, &c, &err), CKD_OK);
+    assert_int_equal(slot_save(&saved, store, NULL, &b.agents, &c, &err), CKD_OK);
     assert_int_equal(saved.step, 12);
     /* the answer was lost: the same again */
     ckd_checkpoint again;
-    assert_int_equal(slot_save(&again, store, &b.agents, &c, &err), CKD_OK);
+    assert_int_equal(slot_save(&again, store, NULL, &b.agents, &c, &err), CKD_OK);
     assert_memory_equal(&again.id, &saved.id, sizeof(ckd_id));
     assert_memory_equal(&saved.id, &b.request.options.checkpoint_id, sizeof(ckd_id));
     slot_content_free(&c);

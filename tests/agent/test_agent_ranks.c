@@ -1,0 +1,288 @@
+/* Sessions of several ranks with agents: joint saves by the agents, ranks and agents that are killed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/support/agents.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/trainers.h"
+
+#define WORLD 3
+
+/* A launch: so many ranks with equal states, each a process. */
+typedef struct launch {
+    uint32_t world;
+    pid_t ranks[WORLD];
+    int steps[WORLD]; /* pipes on which they report */
+} launch;
+
+static unsigned launches;
+static bool only_layers;
+
+/* Without bytes, which other ranks than the first take from the store. */
+static bool layers_are_right(const trainer *t, uint64_t step) {
+    trainer *other = trainer_new(ROWS);
+    trainer_set(other, step);
+    bool same = true;
+    for (unsigned i = 0; i < TRAINER_TENSORS; i++) {
+        same = same && memcmp(other->layers[i], t->layers[i], ROWS * 64 * sizeof(float)) == 0;
+    }
+    trainer_free(other);
+    return same;
+}
+
+static ckd_status register_layers(ckd_session *s, trainer *t, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (uint32_t i = 0; i < TRAINER_TENSORS && status == CKD_OK; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "layer%u", (unsigned)i);
+        ckd_tensor tensor = CKD_TENSOR_INIT;
+        tensor.name = name;
+        tensor.dtype = CKD_F32;
+        tensor.ndim = 2;
+        tensor.shape = (uint64_t[]){t->rows, 64};
+        status = ckd_session_add(s, &tensor, t->layers[i], i, err);
+    }
+    return status;
+}
+
+/* Goes on from the newest state, and saves each step. Reports the restored step, then each that it has made. */
+static bool train(const ckd_session_options *o, int to, uint64_t until) {
+    ckd_session *s;
+    ckd_checkpoint from = {.step = 0};
+    ckd_error err = {.message = "the restored state is wrong"};
+    trainer *t = trainer_new(ROWS);
+    bool good = ckd_session_open(&s, store, o, &err) == CKD_OK &&
+                (only_layers ? register_layers : session_register)(s, t, &err) == CKD_OK;
+    ckd_status status = good ? ckd_session_restore(&from, s, CKD_LATEST, &err) : CKD_E_STATE;
+    good = status == CKD_OK || status == CKD_E_NOT_FOUND;
+    good = good && (from.step == 0 || layers_are_right(t, from.step));
+    (void)!write(to, &from.step, good ? sizeof(from.step) : 0);
+    for (uint64_t step = from.step + 1; good && step <= until; step++) {
+        trainer_set(t, step);
+        good = ckd_session_step(s, step, &err) == CKD_OK;
+        (void)!write(to, &step, good ? sizeof(step) : 0);
+    }
+    good = good && ckd_session_close(s, &err) == CKD_OK;
+    if (!good) {
+        say(NULL, err.message);
+    }
+    return good;
+}
+
+/* without: the rank that has no agent; others, as WORLD: none. */
+static launch start(uint32_t world, uint64_t until, uint32_t without) {
+    static char group[32];
+    launch l = {.world = world};
+    snprintf(group, sizeof(group), "launch-%u", ++launches);
+    for (uint32_t r = 0; r < world; r++) {
+        int pipes[2];
+        assert_int_equal(pipe(pipes), 0);
+        l.ranks[r] = fork();
+        if (l.ranks[r] == 0) {
+            ckd_ranks_options ranks = CKD_RANKS_OPTIONS_INIT;
+            ranks.rank = r;
+            ranks.world = world;
+            ranks.group = group;
+            ranks.timeout_ms = 60000;
+            ckd_session_options o = options_with(r == without ? NULL : agent_socket);
+            o.ranks = &ranks;
+            close(pipes[0]);
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            _exit(train(&o, pipes[1], until) ? 0 : 1);
+        }
+        close(pipes[1]);
+        l.steps[r] = pipes[0];
+    }
+    return l;
+}
+
+static uint64_t restored_step(const launch *l, uint32_t rank) {
+    uint64_t step = 0;
+    assert_int_equal(read(l->steps[rank], &step, sizeof(step)), sizeof(step));
+    return step;
+}
+
+static void kill_all(launch *l) {
+    for (uint32_t r = 0; r < l->world; r++) {
+        kill(l->ranks[r], SIGKILL);
+    }
+    for (uint32_t r = 0; r < l->world; r++) {
+        int status;
+        assert_int_equal(waitpid(l->ranks[r], &status, 0), l->ranks[r]);
+    }
+}
+
+/* Returns the last step that all ranks have made. Closes the pipes. */
+static uint64_t last_of_all(launch *l) {
+    uint64_t least = UINT64_MAX;
+    for (uint32_t r = 0; r < l->world; r++) {
+        uint64_t last = last_step(l->steps[r], 0);
+        least = last < least ? last : least;
+    }
+    return least;
+}
+
+static void await_end(launch *l) {
+    for (uint32_t r = 0; r < l->world; r++) {
+        end_process(l->ranks[r], 0);
+    }
+    (void)last_of_all(l);
+}
+
+static void test_ranks_with_an_agent(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(WORLD, 6, WORLD);
+    await_end(&l);
+    stop_agent(agent);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 6);
+    for (uint64_t step = 1; step <= 6; step++) {
+        stored_check(*state, TRAINER_RUN, step, ROWS);
+    }
+    assert_int_equal(checkpoint_of(*state, TRAINER_RUN, 6).world, WORLD);
+    assert_int_equal(times_said("saves by itself"), 0);
+}
+
+/* A step whose copy all ranks had completed is durable, and in memory for the restart. */
+static void test_killed_ranks(void **state) {
+    pid_t agent = start_agent(0);
+    uint64_t before = 0;
+    for (unsigned i = 0; i < test_pick(4, 12, 40); i++) {
+        launch l = start(WORLD, UINT64_MAX, WORLD);
+        uint64_t first = restored_step(&l, 0);
+        assert_true(first >= before);
+        for (uint32_t r = 1; r < WORLD; r++) {
+            assert_int_equal(restored_step(&l, r), first);
+        }
+        (void)await_step(l.steps[i % WORLD], first + 3);
+        clock_sleep_ns(UINT64_C(1700000) * (i * 7 % 11));
+        kill_all(&l);
+        uint64_t made = last_of_all(&l);
+        ckd_error err;
+        must(ckd_agent_drain(store, agent_socket, 0, &err), &err);
+        ckd_checkpoint newest = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST);
+        /* one step may be copied while the one before it is being saved */
+        assert_true(newest.step + 1 >= made);
+        stored_check(*state, TRAINER_RUN, newest.step, ROWS);
+        before = newest.step;
+    }
+    assert_int_equal(times_said("restored state is wrong"), 0);
+    stop_agent(agent);
+}
+
+static void rename_in_store(const char *from, const char *to) {
+    char path[700], other[700];
+    snprintf(path, sizeof(path), "%s/data/%s", store, from);
+    snprintf(other, sizeof(other), "%s/data/%s", store, to);
+    assert_int_equal(rename(path, other), 0);
+}
+
+/* No chunk file is there while they are restored. */
+static void test_values_from_memory(void **state) {
+    pid_t agent = start_agent(0);
+    only_layers = true;
+    launch l = start(2, UINT64_MAX, WORLD);
+    (void)await_step(l.steps[0], 4);
+    (void)await_step(l.steps[1], 4);
+    kill_all(&l);
+    (void)last_of_all(&l);
+    ckd_error err;
+    ckd_agent_state *about;
+    must(ckd_agent_settle(store, agent_socket, TRAINER_RUN, &err), &err);
+    must(ckd_agent_ask(&about, store, agent_socket, &err), &err);
+    assert_int_equal(about->count, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(about->sessions[i].world, 2);
+        assert_false(about->sessions[i].connected);
+    }
+    assert_int_equal(about->sessions[0].rank + about->sessions[1].rank, 1);
+    ckd_agent_state_free(about);
+    uint64_t newest = checkpoint_of(*state, TRAINER_RUN, CKD_LATEST).step;
+    rename_in_store("c", "hidden");
+    launch next = start(2, 0, WORLD);
+    uint64_t restored = restored_step(&next, 0);
+    assert_int_equal(restored, restored_step(&next, 1));
+    await_end(&next);
+    rename_in_store("hidden", "c");
+    assert_int_equal(restored, newest);
+    only_layers = false;
+    stop_agent(agent);
+}
+
+/* One rank is killed: what it left is not lost, and the others are told. */
+static void test_one_rank_is_killed(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(WORLD, UINT64_MAX, WORLD);
+    (void)await_step(l.steps[2], 4);
+    kill(l.ranks[1], SIGKILL);
+    int status;
+    for (uint32_t r = 0; r < WORLD; r++) { /* the others end with an error: they save no more */
+        assert_int_equal(waitpid(l.ranks[r], &status, 0), l.ranks[r]);
+        assert_true(r == 1 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    }
+    (void)last_of_all(&l);
+    launch next = start(WORLD, 12, WORLD);
+    assert_true(restored_step(&next, 1) >= 3);
+    await_end(&next);
+    stop_agent(agent);
+    stored_check(*state, TRAINER_RUN, 12, ROWS);
+}
+
+static void test_the_agent_is_killed(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(WORLD, 40, WORLD);
+    (void)await_step(l.steps[0], 5);
+    end_process(agent, SIGKILL);
+    await_end(&l);
+    assert_int_equal(times_said("this session saves by itself from now on"), WORLD);
+    stored_check(*state, TRAINER_RUN, 40, ROWS);
+    assert_true(count_of(*state, TRAINER_RUN) >= 39);
+}
+
+static void test_one_rank_without_an_agent(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(WORLD, 4, 1);
+    await_end(&l);
+    assert_int_equal(times_said("rank 1: it is not told to use an agent"), WORLD - 1);
+    stored_check(*state, TRAINER_RUN, 4, ROWS);
+    stop_agent(agent);
+}
+
+/* Ranks of another number take no values from memory, but their checkpoint. */
+static void test_another_world(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(WORLD, UINT64_MAX, WORLD);
+    (void)await_step(l.steps[0], 4);
+    kill_all(&l);
+    (void)last_of_all(&l);
+    launch fewer = start(2, 12, WORLD);
+    assert_true(restored_step(&fewer, 0) >= 3);
+    await_end(&fewer);
+    stored_check(*state, TRAINER_RUN, 12, ROWS);
+    stop_agent(agent);
+}
+
+int main(void) {
+    signal(SIGPIPE, SIG_DFL);
+#define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
+    const struct CMUnitTest tests[] = {
+        agent_test(test_ranks_with_an_agent), agent_test(test_killed_ranks),
+        agent_test(test_values_from_memory),  agent_test(test_one_rank_is_killed),
+        agent_test(test_the_agent_is_killed), agent_test(test_one_rank_without_an_agent),
+        agent_test(test_another_world),
+    };
+    return cmocka_run_group_tests_name("agent_ranks", tests, NULL, NULL);
+}
