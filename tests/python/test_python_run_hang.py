@@ -38,20 +38,21 @@ with ckptdelta.open(os.environ["CKPTDELTA_STORE"]) as store, ckptdelta.Session(s
 """
 
 
-def supervise(folder, script, *options, expect=0):
+def supervise(folder, script, *options, expect=0, before=None):
     """Returns (the attempts, standard error)."""
     tests = Path(__file__).resolve().parent
     (folder / "train.py").write_text(SCRIPT + script)
     env = environment(TESTS=str(tests))
     env["PYTHONPATH"] += f":{tests.parent / 'support'}"
     done = subprocess.run([COMMAND, "run", "store", "gpt", "--pause", "0s", *options, "--", sys.executable, "train.py"], cwd=folder, env=env,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, preexec_fn=before)
     assert done.returncode == expect, done.stdout + done.stderr
     listed = subprocess.run([COMMAND, "attempts", "store", "--json"], cwd=folder, stdout=subprocess.PIPE, check=True)
     return json.loads(listed.stdout)["attempts"], done.stderr
 
 
-def test_a_step_that_hangs(tmp_path):
+@pytest.mark.parametrize("before", [None, lambda: signal.signal(signal.SIGQUIT, signal.SIG_IGN)], ids=["foreground", "background"])
+def test_a_step_that_hangs(tmp_path, before):
     """The trace says where. The next attempt knows how many steps were lost, those between two saves included."""
     (first, second), err = supervise(tmp_path, """
     train(37 if attempt == 1 else 5)
@@ -59,9 +60,9 @@ def test_a_step_that_hangs(tmp_path):
         with session.phase("saving"):  # on a busy machine it takes longer than a step may
             session.wait()
         stands_still()
-""", "--hang-floor", "2s")
+""", "--hang-floor", "2s", before=before)
     assert first["hung"] and f"process {first['pid']} has made no step after step 37 for " in first["hang"]
-    assert " in stands_still\n" in err
+    assert " in stands_still\n" in err, err
     assert [(a["checkpoint"], a["first_trained"], a["last_trained"], a["steps_lost"]) for a in (first, second)] == [(None, 1, 37, None), ("gpt@30", 31, 35, 7)]
     assert 0 < second["resume_s"] < second["seconds"] and not second["hung"]
 

@@ -65,8 +65,11 @@ class Reporter:
 
 
 def _write_trace_on_sigquit() -> None:
-    """The supervisor sends SIGQUIT to a process that hangs, if it handles the signal. A handler of the program stays."""
-    if signal.getsignal(signal.SIGQUIT) != signal.SIG_DFL or _is_caught(signal.SIGQUIT) or sys.__stderr__ is None:
+    """The supervisor sends SIGQUIT to a process that hangs, if it handles the signal. A handler of the program stays.
+
+    That the signal is ignored is no choice of the program: nohup and shells without job control start what runs in the background so.
+    """
+    if signal.getsignal(signal.SIGQUIT) not in (signal.SIG_DFL, signal.SIG_IGN) or _is_caught(signal.SIGQUIT) or sys.__stderr__ is None:
         return
     try:
         faulthandler.register(signal.SIGQUIT, file=sys.__stderr__, all_threads=True)
