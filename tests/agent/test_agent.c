@@ -343,6 +343,51 @@ static void test_a_failed_save_is_not_tried_again_later(void **state) {
     trainer_free(t);
 }
 
+/*
+ * A trainer of its own process that ends without closing its session. The first one's save of step 2 fails, and that of
+ * step 3 succeeds. The second one goes on from there, and makes steps without a save.
+ */
+static void train_and_end(bool is_first) {
+    pid_t process = fork();
+    if (process == 0) {
+        ckd_session_options o = options_with(agent_socket);
+        ckd_save_options save = *o.save;
+        ckd_session *s;
+        ckd_checkpoint from = {.step = 0};
+        ckd_error err;
+        trainer *t = trainer_new(ROWS);
+        save.on_duplicate = CKD_DUPLICATE_BRANCH;
+        o.save = &save;
+        o.every_steps = is_first ? 1 : 1000;
+        bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+        good = good && (is_first || ckd_session_restore(&from, s, CKD_LATEST, &err) == CKD_OK);
+        for (uint64_t step = from.step + 1; good && step <= from.step + 3; step++) {
+            bool fails = is_first && step == 2;
+            if (fails) {
+                make_file(full_path);
+            }
+            trainer_set(t, step);
+            ckd_status status = ckd_session_step(s, step, &err);
+            status = status == CKD_OK ? ckd_session_wait(s, CKD_DURABLE, &err) : status;
+            good = status == (fails ? CKD_E_NOSPACE : CKD_OK);
+            (void)unlink(full_path);
+        }
+        _exit(good ? 0 : 1);
+    }
+    end_process(process, 0);
+}
+
+/* Nor is it tried again when a restart has taken over its slot. */
+static void test_a_failed_save_is_not_tried_again_after_a_restart(void **state) {
+    pid_t agent = start_agent(0);
+    train_and_end(true);
+    train_and_end(false);
+    stop_agent(agent);
+    restore_and_check(*state, "", 3);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 2);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 0);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
@@ -358,6 +403,7 @@ int main(void) {
         agent_test(test_memory_of_a_live_trainer_is_not_taken_over),
         agent_test(test_what_is_left_waits_for_space),
         agent_test(test_a_failed_save_is_not_tried_again_later),
+        agent_test(test_a_failed_save_is_not_tried_again_after_a_restart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
