@@ -48,7 +48,7 @@ static ckd_status save_items(ckd_save *save, const shared_slot *s, const slot_co
 
 /* Returns whether the store has the checkpoint: its first save was committed, but the answer was lost. */
 static bool is_saved(ckd_checkpoint *out, ckd_store *store, const ckd_id *id) {
-    return !id_is_zero(id) && catalog_find_id(out, store->catalog, id, NULL) == CKD_OK;
+    return !id_is_zero(id) && store_find_id(out, store, id, NULL) == CKD_OK;
 }
 
 ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
