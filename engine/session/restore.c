@@ -201,7 +201,13 @@ static ckd_status find_latest(ckd_checkpoint *out, ckd_session *s, ckd_error *er
         status = find_last(out, s, CKD_LATEST, &why);
         THEN(status, check_last(s, out, &why));
     } while (status == CKD_E_EXISTS);
-    THEN(status, ckd_store_healthy(out, s->saver.store, out, &why));
+    if (status == CKD_OK) {
+        status = ckd_store_healthy(out, s->saver.store, out, &why);
+        if (status != CKD_OK && s->options.restore_older && !out->suspect && ckd_error_is_damage(&why)) {
+            store_message(s->saver.store, "%s", why.message);
+            return CKD_OK;
+        }
+    }
     return err_from(err, status, &why);
 }
 

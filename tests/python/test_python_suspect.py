@@ -74,6 +74,21 @@ def test_exports_and_accelerate_pass_it_over(store, tmp_path):
     assert load_state(accelerator, store, run="bert", step=2).step == 2
 
 
+def test_a_damaged_manifest_between(tmp_path, caplog):
+    """It may be that of a later healthy checkpoint."""
+    with ckptdelta.open(tmp_path / "store") as store:
+        train(store, 3, poison=3)
+    manifest = tmp_path / "store/data/m/gpt.2.0"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    (tmp_path / "store/catalog.db").unlink()
+    with ckptdelta.open(tmp_path / "store") as store:
+        with pytest.raises(ckptdelta.CorruptError, match="gpt@2 is newer than gpt@1 and cannot be read"):
+            train(store, 3)
+        model, optimizer = parts()
+        with ckptdelta.Session(store, "gpt", model=model, optimizer=optimizer, every=1, restore_older=True) as session:
+            assert session.restore() == 1 and "gpt@2 is newer than gpt@1" in caplog.text
+
+
 def test_a_step_is_restored_all_the_same(store):
     train(store, 3, poison=3)
     restored, model = train(store, 3, restore=3)
