@@ -142,6 +142,34 @@ ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *ne
     return status;
 }
 
+ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
+    unsigned first, number;
+    manifest_list list = {0};
+    branch_root(root, &first, run);
+    ckd_status status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *n = &list.items[i];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        manifest m = {0};
+        branch_root(other_root, &number, n->run);
+        if (number < first || strcmp(other_root, root) != 0) {
+            continue;
+        }
+        status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
+        manifest_free(&m);
+        if (status != CKD_OK && status != CKD_E_NOT_FOUND) { /* not deleted meanwhile */
+            err_set(err, status,
+                    "%s@%llu cannot be read, and nothing else of the run is listed, which is not new: %.300s",
+                    n->run, (unsigned long long)n->step, why.message);
+            err_in_file(err, status, path_manifest(store->path, n->run, n->step, n->generation).text);
+        }
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    manifests_free(&list);
+    return status;
+}
+
 /* ---- passing suspect ones over ---- */
 
 /* An unreadable manifest between the two may be that of a later healthy checkpoint. Errors: as ckd_store_check_newest. */
