@@ -49,7 +49,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", saved ? "" : why->message);
     if (saved) {
         h->shown.durable_step = r->options.step;
-        h->saved_ns = r->copied_ns;
+        h->set->saved_ns = r->copied_ns;
     }
     if (done) {
         h->set->done[k] = r->options.checkpoint_id;
@@ -106,7 +106,7 @@ static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
         const ckd_save_options *o = &content.request.options;
         bool done = memcmp(&c->holding->set->done[i], &o->checkpoint_id, sizeof(ckd_id)) == 0;
         uint64_t copied_ns = content.request.copied_ns;
-        if (!done && copied_ns >= c->holding->saved_ns && (!found || copied_ns < oldest_ns)) {
+        if (!done && copied_ns >= c->holding->set->saved_ns && (!found || copied_ns < oldest_ns)) {
             *slot = i;
             *step = o->step;
             oldest_ns = copied_ns;

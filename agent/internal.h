@@ -23,6 +23,7 @@ typedef struct slot_set {
     shared_slot slots[SLOTS_MAX];
     uint32_t count;
     ckd_id done[SLOTS_MAX]; /* the id whose save has ended: saved, or given up for good */
+    uint64_t saved_ns;      /* when the state was copied that was saved last, by whichever trainer */
     uint64_t bytes;
 } slot_set;
 

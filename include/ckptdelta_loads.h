@@ -45,7 +45,8 @@ CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, con
 /*
  * Finds the checkpoint to go on from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
  * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect: a caller that wants one all
- * the same loads it by its step), INVALID.
+ * the same loads it by its step), INVALID; those of ckd_store_check_newest, for one between the two: *out is set all the
+ * same.
  */
 CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
                                      ckd_error *err);

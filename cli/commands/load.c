@@ -358,10 +358,8 @@ static void skip(arguments *a, const char *ref, const ckd_error *why) {
                     json_pack("{s:s, s:o}", "checkpoint", ref, "what", cli_json_text(why->message)));
 }
 
-/* For `latest`: is there a newer checkpoint that cannot be read? The error's file names it. */
-static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpoint *found, ckd_error *err) {
-    bool latest = cli_pick_is_latest(&a->pick);
-    ckd_status status = latest ? ckd_store_check_newest(store, found, err) : CKD_OK;
+/* With --or-older, a newer checkpoint that cannot be read is skipped. */
+static ckd_status skip_newer(arguments *a, ckd_status status, const ckd_error *err) {
     if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
         return status;
     }
@@ -369,6 +367,12 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
     snprintf(ref, sizeof(ref), "%.*s", (int)strcspn(err->message, " "), err->message);
     skip(a, ref, err);
     return CKD_OK;
+}
+
+/* For `latest`: is there a newer checkpoint that cannot be read? The error's file names it. */
+static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpoint *found, ckd_error *err) {
+    return cli_pick_is_latest(&a->pick) ? skip_newer(a, ckd_store_check_newest(store, found, err), err)
+                                        : CKD_OK;
 }
 
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
@@ -379,7 +383,7 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
         THEN(status, check_newest(a, store, &from, err));
     } while (status == CKD_E_EXISTS);
     if (status == CKD_OK && cli_pick_is_latest(&a->pick)) {
-        status = ckd_store_healthy(&from, store, &from, err);
+        status = skip_newer(a, ckd_store_healthy(&from, store, &from, err), err);
     }
     if (status != CKD_OK) {
         return status;

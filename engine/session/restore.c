@@ -204,13 +204,22 @@ static ckd_status check_last(const ckd_session *s, const ckd_checkpoint *from, c
 
 static ckd_status find_latest(ckd_checkpoint *out, ckd_session *s, ckd_error *err) {
     ckd_status status;
-    ckd_error why;
+    ckd_error why, found = {.offset = CKD_NO_OFFSET};
     do { /* EXISTS: another launch has committed a newer one meanwhile */
         why = (ckd_error){.offset = CKD_NO_OFFSET};
         status = find_last(out, s, CKD_LATEST, &why);
         THEN(status, check_last(s, out, &why));
     } while (status == CKD_E_EXISTS);
-    THEN(status, ckd_store_healthy(out, s->saver.store, out, &why));
+    if (status == CKD_E_NOT_FOUND && store_check_unlisted(s->saver.store, s->opened_run, &found) != CKD_OK) {
+        return err_from(err, found.status, &found);
+    }
+    if (status == CKD_OK) {
+        status = ckd_store_healthy(out, s->saver.store, out, &why);
+        if (status != CKD_OK && s->options.restore_older && !out->suspect && ckd_error_is_damage(&why)) {
+            store_message(s->saver.store, "%s", why.message);
+            return CKD_OK;
+        }
+    }
     return err_from(err, status, &why);
 }
 

@@ -114,7 +114,7 @@ static ckd_status save_together(ckd_checkpoint *out, ckd_ranks *ranks, const ckd
 
 /* Returns whether the store has the checkpoint: its first save was committed, but the answer was lost. */
 static bool is_saved(ckd_checkpoint *out, ckd_store *store, const ckd_id *id) {
-    return !id_is_zero(id) && catalog_find_id(out, store->catalog, id, NULL) == CKD_OK;
+    return !id_is_zero(id) && store_find_id(out, store, id, NULL) == CKD_OK;
 }
 
 ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, const shared_slot *s,

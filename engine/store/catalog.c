@@ -26,14 +26,23 @@ static void drop_replaced_file(ckd_store *store) {
     }
 }
 
+/*
+ * To a writer an empty file is damaged, as it is to a reader. SQLite would make a catalog of it, and that would tell that
+ * the writers of older intents committed nothing.
+ */
+static catalog_mode mode_for(const ckd_store *store, const char *name, const char *path) {
+    bool is_empty = strcmp(name, FILE_CATALOG) == 0 && file_bytes(path) == 0;
+    return store->mode == CKD_OPEN_READ || is_empty ? CATALOG_READ : CATALOG_WRITE;
+}
+
 static ckd_status use_file(ckd_store *store, const char *name, ckd_error *err) {
-    catalog_mode mode = store->mode == CKD_OPEN_READ ? CATALOG_READ : CATALOG_WRITE;
     catalog_close(store->catalog);
     store->catalog = NULL;
     store->catalog_in_memory = false;
     store->catalog_compared = false;
     pathname p = path_in(store->path, name);
-    ckd_status status = catalog_open(&store->catalog, p.text, mode, &store->id, SQLITE_PATIENCE_MS, err);
+    ckd_status status = catalog_open(&store->catalog, p.text, mode_for(store, name, p.text), &store->id,
+                                     SQLITE_PATIENCE_MS, err);
     store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
     return status;
 }

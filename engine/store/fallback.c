@@ -40,30 +40,6 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
                                                CKD_RUN_MAX, run, (unsigned long long)step);
 }
 
-ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
-                             ckd_error *err) {
-    ckd_checkpoint from = *newest;
-    *out = from;
-    if (!from.suspect) {
-        return CKD_OK;
-    }
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = ckd_store_previous(out, store, from.run, from.step, &why);
-    if (status == CKD_OK) {
-        store_message(store, "%s@%llu is suspect and passed over: %s@%llu is used instead", from.run,
-                      (unsigned long long)from.step, out->run, (unsigned long long)out->step);
-        return CKD_OK;
-    }
-    *out = from;
-    return status == CKD_E_NOT_FOUND
-               ? err_set(
-                     err, CKD_E_STATE,
-                     "all checkpoints of run '%s' are suspect, as values became NaN or infinite; to use the "
-                     "newest all the same, name its step, %llu",
-                     from.run, (unsigned long long)from.step)
-               : err_from(err, status, &why);
-}
-
 /* An error about a manifest of a newer checkpoint, or one of a later branch of its run. */
 static ckd_status newer_error(ckd_error *err, const ckd_store *store, const manifest_name *name,
                               const ckd_checkpoint *newest, const char *what, const ckd_error *why) {
@@ -100,14 +76,18 @@ static ckd_status report_newer(ckd_store *store, const manifest_name *name, cons
     return err_except(err, status, CKD_E_NOT_FOUND, &why); /* it was deleted meanwhile */
 }
 
-/* Reads the manifest that has this name. Errors: EXISTS (look again), CORRUPT and others (it cannot be read). */
+/*
+ * Reads the manifest that has this name. suspect_ok: it may be that of a suspect checkpoint. Errors: EXISTS (look again),
+ * CORRUPT and others (it cannot be read).
+ */
 static ckd_status check_name(ckd_store *store, const manifest_name *name, const ckd_checkpoint *newest,
-                             ckd_error *err) {
+                             bool suspect_ok, ckd_error *err) {
     manifest m;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
     if (status == CKD_OK) {
-        status = report_newer(store, name, &m.checkpoint.id, newest, err);
+        bool expected = suspect_ok && m.checkpoint.suspect;
+        status = expected ? CKD_OK : report_newer(store, name, &m.checkpoint.id, newest, err);
         manifest_free(&m);
     } else if (status == CKD_E_NOT_FOUND) { /* it was deleted meanwhile */
         status = CKD_OK;
@@ -131,7 +111,7 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
         const manifest_name *name = &list.items[i];
         bool first = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
         if (first && name->step > newest->step && strcmp(name->run, newest->run) == 0) {
-            status = check_name(store, name, newest, err);
+            status = check_name(store, name, newest, false, err);
         }
     }
     manifests_free(&list);
@@ -155,11 +135,93 @@ ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *ne
         bool first = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
         branch_root(other_root, &other, name->run);
         if (first && other > number && strcmp(other_root, root) == 0 && !is_followed(store, name)) {
-            status = check_name(store, name, newest, err);
+            status = check_name(store, name, newest, false, err);
         }
     }
     manifests_free(&list);
     return status;
+}
+
+ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
+    unsigned first, number;
+    manifest_list list = {0};
+    branch_root(root, &first, run);
+    ckd_status status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *n = &list.items[i];
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        manifest m = {0};
+        branch_root(other_root, &number, n->run);
+        if (number < first || strcmp(other_root, root) != 0) {
+            continue;
+        }
+        status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
+        manifest_free(&m);
+        if (status != CKD_OK && status != CKD_E_NOT_FOUND) { /* not deleted meanwhile */
+            err_set(err, status,
+                    "%s@%llu cannot be read, and nothing else of the run is listed, which is not new: %.300s",
+                    n->run, (unsigned long long)n->step, why.message);
+            err_in_file(err, status, path_manifest(store->path, n->run, n->step, n->generation).text);
+        }
+        status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    manifests_free(&list);
+    return status;
+}
+
+/* ---- passing suspect ones over ---- */
+
+/* An unreadable manifest between the two may be that of a later healthy checkpoint. Errors: as ckd_store_check_newest. */
+static ckd_status check_between(ckd_store *store, const ckd_checkpoint *healthy,
+                                const ckd_checkpoint *suspect, ckd_error *err) {
+    char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
+    unsigned first, last, number;
+    manifest_list list = {0};
+    branch_root(root, &first, healthy->run);
+    branch_root(root, &last, suspect->run);
+    ckd_status status = manifests_read(&list, store, err);
+    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
+        const manifest_name *name = &list.items[i];
+        bool newest = i == 0 || !same_checkpoint_name(&list.items[i - 1], name);
+        branch_root(other_root, &number, name->run);
+        bool later = number > first || (number == first && name->step > healthy->step);
+        if (newest && later && number <= last && name->step < suspect->step &&
+            strcmp(other_root, root) == 0) {
+            status = check_name(store, name, healthy, true, err);
+        }
+    }
+    manifests_free(&list);
+    return status;
+}
+
+ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
+                             ckd_error *err) {
+    ckd_checkpoint from = *newest;
+    ckd_status status, between = CKD_OK;
+    ckd_error why;
+    *out = from;
+    if (!from.suspect) {
+        return CKD_OK;
+    }
+    do { /* EXISTS: the catalog was behind */
+        why = (ckd_error){.offset = CKD_NO_OFFSET};
+        status = ckd_store_previous(out, store, from.run, from.step, &why);
+        between = status == CKD_OK ? check_between(store, out, &from, &why) : CKD_OK;
+    } while (between == CKD_E_EXISTS);
+    if (status == CKD_OK) {
+        store_message(store, "%s@%llu is suspect and passed over: %s@%llu is used instead", from.run,
+                      (unsigned long long)from.step, out->run, (unsigned long long)out->step);
+        return err_from(err, between, &why);
+    }
+    *out = from;
+    return status == CKD_E_NOT_FOUND
+               ? err_set(
+                     err, CKD_E_STATE,
+                     "all checkpoints of run '%s' are suspect, as values became NaN or infinite; to use the "
+                     "newest all the same, name its step, %llu",
+                     from.run, (unsigned long long)from.step)
+               : err_from(err, status, &why);
 }
 
 int ckd_error_is_damage(const ckd_error *why) {

@@ -203,6 +203,11 @@ ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*
+ * fallback.c: for a run of which nothing is listed, nor of its branches. A manifest there that cannot be read shows that
+ * the run is not new. Errors: CORRUPT and others (of that manifest), IO, NOMEM.
+ */
+ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *err);
+/*
  * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
  * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
  * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its

@@ -79,11 +79,14 @@ static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id 
     return found;
 }
 
-/* A writer died while it wrote the catalog. A writer that opens it rolls its journal back, as recovery may. */
+/*
+ * A writer died while it wrote the catalog. A writer that opens it rolls its journal back, as recovery may. Of an empty
+ * file it would make a catalog without rows, which would tell that nothing was committed.
+ */
 static void roll_back_catalog(const ckd_store *store) {
     catalog *c = NULL;
     if (file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) &&
-        file_exists(path_in(store->path, FILE_CATALOG).text)) {
+        file_bytes(path_in(store->path, FILE_CATALOG).text)) {
         (void)catalog_open(&c, path_in(store->path, FILE_CATALOG).text, CATALOG_WRITE, &store->id, 0, NULL);
         catalog_close(c);
     }

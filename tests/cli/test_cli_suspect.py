@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import support_safetensors as st
-from support_cli import FAILED, check_documented, run, state, store  # noqa: F401
+from support_cli import CORRUPT, FAILED, check_documented, run, state, store  # noqa: F401
 from test_cli_run import Job
 
 
@@ -54,6 +54,20 @@ def test_load_and_export_pass_them_over(gone_wrong, tmp_path):
     gone_wrong.call("tag", "newest", "a@4")
     assert gone_wrong.load("--tag", "newest")[0]["layers.0.weight"][2] == broken(4)["layers.0.weight"].tobytes()
     gone_wrong.call("export", "--out", tmp_path / "exported", expect_message="a@4 is suspect and passed over")
+
+
+def test_a_damaged_manifest_between(gone_wrong, tmp_path):
+    """It is a healthy one's, and no catalog tells: an older one is loaded only if that is asked for."""
+    manifest = gone_wrong.path / "data/m/a.2.0"
+    content = bytearray(manifest.read_bytes())
+    content[60] ^= 1
+    manifest.write_bytes(content)
+    (gone_wrong.path / "catalog.db").unlink()
+    newest = ("load", "--out", tmp_path / "out", "--json")
+    failed = gone_wrong.call(*newest, expect=CORRUPT, expect_message="is not used")
+    assert "a@2 is newer than a@1 and cannot be read" in failed.err and not (tmp_path / "out").exists()
+    done = gone_wrong.call(*newest, "--or-older", expect_message="a@2 is damaged and skipped").json()
+    assert done["checkpoints"][0]["step"] == 1 and [s["checkpoint"] for s in done["skipped"]] == ["a@2"]
 
 
 def test_only_suspect_ones(store, tmp_path):

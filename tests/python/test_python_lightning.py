@@ -308,6 +308,17 @@ def test_a_checkpoint_goes_with_its_last_marker(path, tmp_path):
         assert store.state_dict(run="lightning", step=4)["global_step"] == 4
 
 
+def test_the_last_one_that_is_not_suspect_stays(path, tmp_path):
+    plugin = CheckpointIO(path)
+    for step, value in ((1, 1), (2, 2), (3, float("nan")), (4, float("nan"))):
+        state = {"optimizer_states": [], "state_dict": {"w": torch.full((100,), float(value))}, "global_step": step}
+        plugin.save_checkpoint(state, tmp_path / "last.ckpt")
+    assert steps(path) == [2, 4]
+    plugin.load_checkpoint("lightning@2")
+    plugin.save_checkpoint({**state, "state_dict": {"w": torch.ones(100)}, "global_step": 5}, tmp_path / "last.ckpt")
+    assert ckptdelta.open(path).find(run="lightning~2").step == 5
+
+
 def test_deleted_checkpoints_free_their_space(path, tmp_path):
     """At once, or when the time to restore them is over."""
     state = {"optimizer_states": [], "state_dict": {"w": torch.randn(1000)}}

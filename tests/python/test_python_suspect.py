@@ -57,6 +57,38 @@ def test_a_module_that_becomes_nan(store, caplog):
     assert train(store, 5)[0] == 5
 
 
+def test_exports_and_accelerate_pass_it_over(store, tmp_path):
+    train(store, 3, poison=3)
+    assert store.export_checkpoint(tmp_path / "newest.pt", run="gpt").step == 2
+    assert store.export_checkpoint(tmp_path / "third.pt", run="gpt", step=3).step == 3
+    assert torch.isfinite(torch.load(tmp_path / "newest.pt")["model"]["0.weight"]).all()
+    accelerate = pytest.importorskip("accelerate", reason="accelerate cannot be imported here")
+    from ckptdelta.accelerate import load_state, save_state
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*parts())
+    for step in (1, 2):
+        save_state(accelerator, store, run="bert", step=step)
+        model[0].weight.data.fill_(float("nan"))
+    assert marks(store, "bert") == [(1, False), (2, True)]
+    assert load_state(accelerator, store, run="bert").step == 1 and torch.isfinite(model[0].weight).all()
+    assert load_state(accelerator, store, run="bert", step=2).step == 2
+
+
+def test_a_damaged_manifest_between(tmp_path, caplog):
+    """It may be that of a later healthy checkpoint."""
+    with ckptdelta.open(tmp_path / "store") as store:
+        train(store, 3, poison=3)
+    manifest = tmp_path / "store/data/m/gpt.2.0"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    (tmp_path / "store/catalog.db").unlink()
+    with ckptdelta.open(tmp_path / "store") as store:
+        with pytest.raises(ckptdelta.CorruptError, match="gpt@2 is newer than gpt@1 and cannot be read"):
+            train(store, 3)
+        model, optimizer = parts()
+        with ckptdelta.Session(store, "gpt", model=model, optimizer=optimizer, every=1, restore_older=True) as session:
+            assert session.restore() == 1 and "gpt@2 is newer than gpt@1" in caplog.text
+
+
 def test_a_step_is_restored_all_the_same(store):
     train(store, 3, poison=3)
     restored, model = train(store, 3, restore=3)

@@ -272,6 +272,18 @@ def test_save_total_limit(store, tmp_path, caplog, limit, kept):
     assert "not deleted" not in caplog.text  # no deletion has waited for the lock of a save in vain
 
 
+def test_suspect_checkpoints_do_not_push_out_healthy_ones(store, tmp_path):
+    class Poison(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **_):
+            if state.global_step == 7:
+                with torch.no_grad():
+                    next(model.parameters()).fill_(float("nan"))
+    make(store, tmp_path, callbacks=[Poison()], settings={"save_total_limit": 2}).train()
+    assert [(c.step, c.suspect) for c in store.checkpoints("gpt")] == [(3, False), (6, False), (15, True)]
+    make(store, tmp_path, settings={"save_total_limit": 1}).train(resume_from_checkpoint=True)
+    assert steps(store) == [3, 6, 15] and steps(store, "gpt~2") == [12, 15]
+
+
 class Scores(transformers.TrainerCallback):
     """Makes a step the best one."""
 

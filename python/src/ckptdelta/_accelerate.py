@@ -87,7 +87,7 @@ def load_state(accelerator: Any, store: str | os.PathLike[str] | Store, *, run: 
     opened = store if isinstance(store, Store) else open(store, readonly=True)
     try:
         # All processes load the same checkpoint, even if another one is committed meanwhile.
-        found = _on_first(accelerator, lambda: opened.find(run=run, step=step))
+        found = _on_first(accelerator, lambda: opened._to_load(run, step))
         known = _description(opened, found)
         _check_counts(accelerator, found, known)
         state: dict[str, Any] = _state(accelerator)

@@ -367,10 +367,15 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
     def _release(self, store: Store, marker: Marker) -> None:
         """Deletes a checkpoint that has lost a marker, unless it has others, or is protected by a pin or a tag.
 
-        If another process holds the store's lock, the checkpoint stays, because that must not end the training.
+        If another process holds the store's lock, the checkpoint stays, because that must not end the training. So does the last
+        one of its run that is not suspect.
         """
         found = _by_id(store, marker)
         if found is None or is_marked(marker.id, self._folders):
+            return
+        others = [one.suspect for one in store.checkpoints(found.run) if one.id != found.id]
+        if others and all(others) and not found.suspect:
+            logger.warning("%s: %s has no marker any more, but stays: all others of its run are suspect", store.path, found)
             return
         try:
             store.delete(run=found.run, step=found.step, undo_s=self.undo_s)

@@ -253,7 +253,7 @@ class Store:
 
         Errors: those of state_dict(); ExistsError; InvalidError (the state does not fit the form); UnsupportedError; OSError.
         """
-        found = self.find(run=run, step=step)
+        found = self._to_load(run, step)
         built: list[Any] = []
 
         def plan(root: Any, restorer: Restorer) -> None:
@@ -285,7 +285,7 @@ class Store:
         Errors: those of state_dict(); ExistsError; InvalidError (no configuration); MismatchError (the model that it describes has
         other weights); UnsupportedError (transformers is not installed, or has no such model); OSError.
         """
-        found = self.find(run=run, step=step)
+        found = self._to_load(run, step)
         parts = None if not member else [member, FILES]
         state = self.state_dict(run=found.run, step=found.step, only=parts, tensors="torch", progress=progress)
         weights = weights_in(state, member, found)
@@ -389,6 +389,11 @@ class Store:
         """One checkpoint: of the only run, the newest, unless told otherwise. Errors: NotFoundError, InvalidError (several runs)."""
         with self._using() as store:
             return checkpoint_from(find_checkpoint(store, run, step, Call()))
+
+    def _to_load(self, run: str | None, step: int | None) -> Checkpoint:
+        """The checkpoint that load() loads: the newest that is not suspect, unless its step is given."""
+        with self._using() as store:
+            return checkpoint_from(find_checkpoint(store, run, step, Call(), healthy=True))
 
     def tensors(self, *, run: str | None = None, step: int | None = None) -> Sequence[TensorInfo]:
         """The tensors of a checkpoint, in the order in which they were saved. Errors: as for find()."""

@@ -254,6 +254,7 @@ class Saves:
 
         The newest two stay in any case: the one under way is a delta on the newest, and each is a spare for the other. Nothing goes
         before this training has a durable save: until then it may need the checkpoint that it resumed from, which may be an old one.
+        Suspect ones do not count, as for policies: only the newest of all stays if it is suspect.
 
         Args:
             best: RUN@STEP of the best checkpoint.
@@ -262,14 +263,15 @@ class Saves:
         if limit is None or limit <= 0 or last is None:
             return
         run, at = last.run, self.placed(best)
-        steps = [c.step for c in self.store.checkpoints(run)]
+        found = self.store.checkpoints(run)
+        steps, healthy = [c.step for c in found], [c.step for c in found if not c.suspect]
         if at is not None and at[0] == run and at[1] in steps:
             self._best = at[1]
-        protected = {*steps[-NEWEST_KEPT:], *({self._best} & set(steps))}
-        left, keep = len(steps), max(limit, len(protected))
-        for step in steps:
-            if left > keep and step not in protected:
-                left -= self._delete(run, step)
+        protected = {*steps[-1:], *healthy[-NEWEST_KEPT:], *({self._best} & set(steps))}
+        left, keep = len(healthy), max(limit, len(protected & set(healthy)))
+        for c in found:
+            if c.step not in protected and (c.suspect or left > keep) and self._delete(run, c.step):
+                left -= not c.suspect
 
     def _delete(self, run: str, step: int) -> bool:
         """Was it deleted? A failure does not end the training: the next save tries again."""

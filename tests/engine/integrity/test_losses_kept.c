@@ -441,14 +441,15 @@ static void test_leftovers_that_cannot_be_moved_stay(void **state) {
     assert_int_equal(files_in(*state, "data/i"), 0);
 }
 
-/* The intent stays for another reason while the new catalog is made. */
+/* The intent stays for another reason while the new catalog is made. The old one is missing, or empty. */
 static void test_a_new_catalog_does_not_know_what_an_older_writer_did(void **state) {
     static const char *const unreadable[] = {"data/i/", "data/m/" SCENE_RUN ".1.0"};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         const char *dir = make_folder(*state, i);
-        fault f = {.path = unreadable[i], .errnum = EIO, .first = 1, .last = 1000};
+        fault f = {.path = unreadable[i % 2], .errnum = EIO, .first = 1, .last = 1000};
         lose_behind_an_intent(dir);
-        assert_int_equal(unlink(store_path_of(dir, "catalog.db")), 0);
+        const char *path = store_path_of(dir, "catalog.db");
+        assert_int_equal(i < 2 ? unlink(path) : truncate(path, 0), 0);
         file_set_fault_hook(fail_here, &f);
         open_and_close(dir);
         file_set_fault_hook(NULL, NULL);
@@ -457,6 +458,17 @@ static void test_a_new_catalog_does_not_know_what_an_older_writer_did(void **sta
         assert_int_equal(files_in(dir, "data/i"), 0);
         assert_int_equal(files_in(dir, "data/c") + files_in(dir, "data/q"), 3);
     }
+}
+
+/* SQLite takes the journal of an empty file for one of a file that was there before. */
+static void test_an_empty_catalog_with_a_journal(void **state) {
+    lose_behind_an_intent(*state);
+    assert_int_equal(truncate(store_path_of(*state, "catalog.db"), 0), 0);
+    write_whole_file(store_path_of(*state, "catalog.db-journal"), "a journal", 9);
+    open_and_close(*state); /* makes a new catalog */
+    open_and_close(*state);
+    assert_int_equal(files_in(*state, "data/i"), 0);
+    assert_int_equal(files_in(*state, "data/c") + files_in(*state, "data/q"), 3);
 }
 
 /* Step 2 builds on a deleted step 1, and its manifest is lost. While the catalog cannot be read, the trash stays. */
@@ -759,6 +771,7 @@ int main(void) {
         tempdir_test(test_doubtful_rows_stay_while_a_file_cannot_be_read),
         tempdir_test(test_leftovers_that_cannot_be_moved_stay),
         tempdir_test(test_a_new_catalog_does_not_know_what_an_older_writer_did),
+        tempdir_test(test_an_empty_catalog_with_a_journal),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
         tempdir_test(test_a_damaged_intent),
         tempdir_test(test_an_intent_that_stays),

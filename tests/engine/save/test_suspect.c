@@ -351,6 +351,44 @@ static void test_newest_healthy(void **state) {
     ckd_store_close(store);
 }
 
+/* A manifest that is damaged may be that of a later healthy checkpoint, so it is not passed over without a word. */
+static void test_a_damaged_manifest_among_suspect_ones(void **state) {
+    static const struct {
+        const char *run;
+        uint64_t step, bad;
+    } saved[] = {{"gpt", 1, 0}, {"gpt", 2, 0},   {"gpt", 3, 9},
+                 {"gpt", 4, 9}, {"gpt~2", 2, 0}, {"gpt~2", 3, 9}};
+    ckd_error err = {0};
+    ckd_checkpoint c;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    for (size_t i = 0; i < sizeof(saved) / sizeof(saved[0]); i++) {
+        save_weight(store, saved[i].run, saved[i].step, saved[i].bad);
+    }
+    ckd_store_close(store);
+    assert_int_equal(unlink(store_path_of(*state, "catalog.db")),
+                     0); /* it would still list what is damaged */
+    for (int branch = 0; branch < 2; branch++) {
+        const char *run = branch ? "gpt~2" : "gpt";
+        char name[64];
+        size_t size;
+        snprintf(name, sizeof(name), "data/m/%s.2.0", run);
+        unsigned char *data = read_whole_file(store_path_of(*state, name), &size);
+        data[size / 2] ^= 1;
+        write_whole_file(store_path_of(*state, name), data, size);
+        store = open_store(*state, CKD_OPEN_READ);
+        ckd_checkpoint newest = found(store, run, CKD_LATEST);
+        assert_true(newest.suspect);
+        assert_int_equal(ckd_store_healthy(&c, store, &newest, &err), CKD_E_CORRUPT);
+        assert_non_null(strstr(err.message, branch ? "gpt~2@2 is of a later branch than gpt@2"
+                                                   : "gpt@2 is newer than gpt@1 and cannot be read"));
+        assert_true(strcmp(c.run, "gpt") == 0 && c.step == (branch ? 2 : 1));
+        ckd_store_close(store);
+        data[size / 2] ^= 1;
+        write_whole_file(store_path_of(*state, name), data, size);
+        free(data);
+    }
+}
+
 /* ---- retention ---- */
 
 /* Which of the steps a policy keeps; bit i: step i. */
@@ -450,10 +488,19 @@ static void test_a_run_that_stays_nan(void **state) {
 int main(void) {
 #define TEST(name) tempdir_test(test_##name)
     const struct CMUnitTest tests[] = {
-        TEST(every_float_dtype),          TEST(message),         TEST(what_was_there_from_the_start),
-        TEST(moments_from_the_start),     TEST(lossy),           TEST(ranks),
-        TEST(the_mark_is_durable),        TEST(parent),          TEST(newest_healthy),
-        TEST(policies_do_not_count_them), TEST(random_policies), TEST(a_run_that_stays_nan),
+        TEST(every_float_dtype),
+        TEST(message),
+        TEST(what_was_there_from_the_start),
+        TEST(moments_from_the_start),
+        TEST(lossy),
+        TEST(ranks),
+        TEST(the_mark_is_durable),
+        TEST(parent),
+        TEST(newest_healthy),
+        TEST(a_damaged_manifest_among_suspect_ones),
+        TEST(policies_do_not_count_them),
+        TEST(random_policies),
+        TEST(a_run_that_stays_nan),
     };
     return cmocka_run_group_tests_name("suspect checkpoints", tests, NULL, NULL);
 }

@@ -180,6 +180,18 @@ static void test_only_manifest_of_a_branch(void **state) {
     assert_non_null(strstr(messages, "run~2@2 is of a later branch than run@3 and cannot be read"));
 }
 
+/* It is no new run, whose training would begin at its first step. */
+static void test_all_manifests(void **state) {
+    ckd_checkpoint from;
+    assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_E_NOT_FOUND);
+    save_steps(*state, 1);
+    flip(store_path_of(*state, "data/m/run.1.0"), 20);
+    for (int older = 0; older < 2; older++) {
+        assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+        assert_int_equal(restore(*state, older, CKD_LATEST, &from), CKD_E_CORRUPT);
+    }
+}
+
 /* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
@@ -224,6 +236,7 @@ static void test_unreadable_manifests(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests),
                                        tempdir_test(test_only_manifest_of_a_branch),
+                                       tempdir_test(test_all_manifests),
                                        tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
