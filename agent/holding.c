@@ -106,8 +106,11 @@ static void sort_slots(slot_set *set) {
     }
 }
 
-/* Takes the slots of a dead trainer of the run, if they fit; removes all that its dead trainers have. */
-static slot_set *take_over(agent *a, const holding *own, const slot_layout *layout, uint32_t count) {
+/*
+ * Takes the slots of a dead trainer of the run, if they fit; removes all that its dead trainers have. States whose saves
+ * have failed may be among them. They stay older than the one that was saved last.
+ */
+static slot_set *take_over(agent *a, holding *own, const slot_layout *layout, uint32_t count) {
     slot_set *found = NULL;
     for (holding *h = a->holdings, *next; h; h = next) {
         next = h->next;
@@ -118,6 +121,7 @@ static slot_set *take_over(agent *a, const holding *own, const slot_layout *layo
         if (!found && h->set && h->watch >= 0 && local_peer_gone(-1, h->watch) && h->set->count == count &&
             slot_layout_equal(&h->set->layout, layout)) {
             found = h->set;
+            own->saved_ns = h->saved_ns;
             a->used_bytes -= found->bytes;
             h->set = NULL;
         }
