@@ -55,6 +55,9 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
         return status;
     }
     ckd_error why = {.offset = CKD_NO_OFFSET};
+    if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
+        content.request.newest_ns = 0;
+    }
     begin_save(c, &content.request);
     status = slot_save(out, c->store, &set->slots[k], &content, &why);
     end_save(c, k, &content.request, &why, status);

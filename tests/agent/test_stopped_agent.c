@@ -149,6 +149,55 @@ static void test_a_state_is_saved_once(void **state) {
     check_saved_once(*state, agent, 5);
 }
 
+/* A launch whose saves may begin branches. Restores if there is something, and iterates from there. */
+static ckd_session *branching_session(trainer *t) {
+    static ckd_save_options save;
+    ckd_session_options o = options_with(agent_socket);
+    ckd_session *s;
+    ckd_error err;
+    save = *o.save;
+    save.on_duplicate = CKD_DUPLICATE_BRANCH;
+    o.save = &save;
+    o.agent_wait_s = 1;
+    return ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK ? s
+                                                                                                     : NULL;
+}
+
+/* Dies with a state that the agent, which is stopped, has not saved. */
+static void die_with_state(pid_t agent) {
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = branching_session(t);
+    bool good = s && iterate_and_wait(s, t, 1, &err) == CKD_OK && iterate_and_wait(s, t, 2, &err) == CKD_OK;
+    kill(agent, SIGSTOP);
+    good = good && iterate(s, t, 3, &err) == CKD_OK;
+    clock_sleep_ns(UINT64_C(300000000)); /* until it is in the agent's memory */
+    _exit(good ? 0 : 1);
+}
+
+/* What the agent saves late does not become the newest state: a restart has gone further. */
+static void test_a_late_state_is_not_the_newest(void **state) {
+    ckd_error err;
+    ckd_checkpoint from;
+    pid_t agent = start_agent(0), process = fork();
+    if (process == 0) {
+        die_with_state(agent);
+    }
+    end_process(process, 0);
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = branching_session(t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_int_equal(from.step, 2);
+    iterate_through(s, t, 3, 6);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    kill(agent, SIGCONT);
+    stop_agent(agent);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 6);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 1);
+    restore_and_check(*state, "", 6);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
@@ -156,6 +205,7 @@ int main(void) {
         agent_test(test_trainers_that_die_at_their_open),
         agent_test(test_a_stopped_agent),
         agent_test(test_a_state_is_saved_once),
+        agent_test(test_a_late_state_is_not_the_newest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
