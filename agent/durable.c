@@ -36,12 +36,24 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
         h->shown.durable_step = r->options.step;
         h->saved_ns = r->copied_ns;
     }
-    if (status == CKD_OK || is_final(status)) {
+    /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
+    if (status == CKD_OK || (is_final(status) && !h->shown.connected)) {
         h->set->done[k] = r->options.checkpoint_id;
     }
     record_write(a);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->mutex);
+}
+
+/* A checkpoint from which the state comes may have been deleted meanwhile. A trainer would go on without it, too. */
+static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
+                               slot_content *content, ckd_error *err) {
+    ckd_status status = slot_save(out, c->store, s, content, err);
+    if (status == CKD_E_NOT_FOUND && !c->holding->shown.connected) {
+        content->request.has_parent = content->request.has_resumed = 0;
+        status = slot_save(out, c->store, s, content, err);
+    }
+    return status;
 }
 
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
@@ -59,7 +71,7 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
         content.request.newest_ns = 0;
     }
     begin_save(c, &content.request);
-    status = slot_save(out, c->store, &set->slots[k], &content, &why);
+    status = save_content(out, c, &set->slots[k], &content, &why);
     end_save(c, k, &content.request, &why, status);
     slot_content_free(&content);
     return err_from(err, status, &why);
