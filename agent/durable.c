@@ -59,6 +59,17 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     pthread_mutex_unlock(&a->mutex);
 }
 
+/* A checkpoint from which the state comes may have been deleted meanwhile. A trainer would go on without it, too. */
+static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
+                               slot_content *content, ckd_error *err) {
+    ckd_status status = slot_save(out, c->store, c->ranks, s, content, err);
+    if (status == CKD_E_NOT_FOUND && !c->holding->shown.connected) {
+        content->request.has_parent = content->request.has_resumed = 0;
+        status = slot_save(out, c->store, c->ranks, s, content, err);
+    }
+    return status;
+}
+
 static ckd_status save_slot(ckd_checkpoint *out, bool *done, connection *c, uint32_t k, ckd_error *err) {
     slot_set *set = c->holding->set;
     slot_content content;
@@ -70,9 +81,14 @@ static ckd_status save_slot(ckd_checkpoint *out, bool *done, connection *c, uint
     if (status != CKD_OK) { /* the other ranks must not wait for this one */
         return c->ranks ? ranks_agree(c->ranks, status, &why, NULL, 0, err) : err_from(err, status, &why);
     }
+    if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
+        content.request.newest_ns = 0;
+    }
     begin_save(c, &content.request);
-    status = slot_save(out, c->store, c->ranks, &set->slots[k], &content, &why);
-    *done = status == CKD_OK || is_final(status, &set->slots[k], &content);
+    status = save_content(out, c, &set->slots[k], &content, &why);
+    /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
+    bool ended = !c->holding->shown.connected;
+    *done = status == CKD_OK || (ended && is_final(status, &set->slots[k], &content));
     end_save(c, k, &content.request, &why, *done);
     slot_content_free(&content);
     return err_from(err, status, &why);

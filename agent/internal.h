@@ -38,7 +38,6 @@ typedef struct holding {
     bool stuck;                     /* the same, but what is left cannot be made durable at present */
     uint32_t dropped;               /* bits of damaged slots that were reported */
     uint64_t ended_ns;              /* when the connection ended */
-    uint64_t saved_ns;              /* when the state was copied that was saved last */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
     uint32_t rank, world;           /* world 0: no ranks */
     ckd_agent_session shown;

@@ -60,6 +60,8 @@ typedef struct save_target {
 ckd_status save_check_options(const ckd_save_options *options, ckd_error *err);
 ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_save_options *options,
                                ckd_error *err);
+/* The latest date of the newest checkpoints of the run and its branches; 0: there is none, or it is unknown. */
+uint64_t save_newest_date(ckd_store *store, const char *run);
 
 /* The parts of an existing checkpoint that were found equal. */
 typedef struct comparison {

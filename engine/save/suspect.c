@@ -3,8 +3,8 @@
  * become NaN or infinite. The coordinator judges for all ranks, as it has the figures of all their files.
  *
  * The reference is the last healthy checkpoint before. What was not finite there may be meant so, such as the minus
- * infinities of an attention mask. A weight that the reference lacks may have them from the start, too; a moment or a
- * master may not.
+ * infinities of an attention mask. A weight that the reference lacks, or has in another shape, may have them from the
+ * start, too; a moment or a master may not.
  */
 #include <stdio.h>
 
@@ -58,9 +58,17 @@ static ckd_status count_values(uint64_t *count, reference *r, const view_tensor 
     return status;
 }
 
+/* Returns the tensor of the reference; NULL: it has none of this name and shape. A larger mask has more infinities. */
+static const view_tensor *find_before(const reference *r, const view_tensor *t) {
+    const view_tensor *before = r->view ? view_find(r->view, t->tensor->name) : NULL;
+    bool same = before && before->shape.ndim == t->shape.ndim &&
+                memcmp(before->shape.shape, t->shape.shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    return same ? before : NULL;
+}
+
 /* Have more values of the tensor, of which `now` are not finite, become so since the reference? */
 static bool has_grown(reference *r, const view_tensor *t, uint64_t now) {
-    const view_tensor *before = r->view ? view_find(r->view, t->tensor->name) : NULL;
+    const view_tensor *before = find_before(r, t);
     if (!before) {
         return r->strict || is_state(t);
     }

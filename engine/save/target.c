@@ -94,10 +94,10 @@ ckd_status save_check_options(const ckd_save_options *o, ckd_error *err) {
                : CKD_OK;
 }
 
-static ckd_status newest_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
-                            uint64_t before, ckd_error *err) {
+static ckd_status newest_of(ckd_checkpoint *out, bool *found, catalog *c, const char *run, uint64_t before,
+                            ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = catalog_newest(out, store->catalog, run, before, &why);
+    ckd_status status = catalog_newest(out, c, run, before, &why);
     *found = status == CKD_OK;
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
@@ -180,15 +180,15 @@ static ckd_status choose_branch(save_target *t, const ckd_store *store, const ck
     return branch_name(t->run, root, number, err);
 }
 
-static ckd_status newest_healthy_of(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+static ckd_status newest_healthy_of(ckd_checkpoint *out, bool *found, catalog *c, const char *run,
                                     uint64_t before, ckd_error *err) {
     ckd_error why = {0};
-    ckd_status status = catalog_newest_healthy(out, store->catalog, run, before, &why);
+    ckd_status status = catalog_newest_healthy(out, c, run, before, &why);
     *found = status == CKD_OK;
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
-typedef ckd_status (*newest_fn)(ckd_checkpoint *out, bool *found, ckd_store *store, const char *run,
+typedef ckd_status (*newest_fn)(ckd_checkpoint *out, bool *found, catalog *c, const char *run,
                                 uint64_t before, ckd_error *err);
 
 /* Finds the newest checkpoint before the step, in this run or in those from which it branched off. */
@@ -198,7 +198,7 @@ static ckd_status search_lineage(save_target *t, newest_fn newest, ckd_store *st
     branch_root(root, &number, t->run);
     snprintf(name, sizeof(name), "%s", t->run);
     for (;;) {
-        ckd_status status = newest(&t->origin, &t->has_origin, store, name, t->step, err);
+        ckd_status status = newest(&t->origin, &t->has_origin, store->catalog, name, t->step, err);
         if (status != CKD_OK || t->has_origin || number <= 1) {
             return status;
         }
@@ -292,26 +292,52 @@ ckd_status save_resolve_target(save_target *out, ckd_store *store, const ckd_sav
 
 /* ---- the date ---- */
 
-ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err) {
+typedef struct date_query {
+    const char *run;
+    uint64_t newest_ns;
+} date_query;
+
+/* Finds the latest date of the newest checkpoints of the run and its branches. */
+static ckd_status query_date(void *context, catalog *c, ckd_error *err) {
+    date_query *q = context;
     char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];
     unsigned number;
     catalog_names runs;
-    ckd_status status = catalog_runs(&runs, save->store->catalog, err);
+    ckd_status status = catalog_runs(&runs, c, err);
     if (status != CKD_OK) {
         return status;
     }
-    uint64_t now = clock_wall_ns(), last = save->target.has_origin ? save->target.origin.created_ns : 0;
-    branch_root(root, &number, c->run);
+    q->newest_ns = 0;
+    branch_root(root, &number, q->run);
     for (size_t i = 0; i < runs.count && status == CKD_OK; i++) {
         ckd_checkpoint newest;
         bool found = false;
         branch_root(other_root, &number, runs.names[i]);
         if (strcmp(other_root, root) == 0) {
-            status = newest_of(&newest, &found, save->store, runs.names[i], UINT64_MAX, err);
+            status = newest_of(&newest, &found, c, runs.names[i], UINT64_MAX, err);
         }
-        last = found && newest.created_ns > last ? newest.created_ns : last;
+        q->newest_ns = found && newest.created_ns > q->newest_ns ? newest.created_ns : q->newest_ns;
     }
     catalog_names_free(&runs);
+    return status;
+}
+
+uint64_t save_newest_date(ckd_store *store, const char *run) {
+    date_query q = {.run = run};
+    return store_query(store, query_date, &q, NULL) == CKD_OK ? q.newest_ns : 0;
+}
+
+ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err) {
+    const launch_record *f = save->store->launch;
+    date_query q = {.run = c->run};
+    ckd_status status = query_date(&q, save->store->catalog, err);
+    uint64_t now = clock_wall_ns(), last = save->target.has_origin ? save->target.origin.created_ns : 0;
+    uint64_t known = f ? f->newest_ns : 0;
+    if (known && known < q.newest_ns) { /* the state is older than what others have saved meanwhile */
+        now = last > known ? last + 1 : known + 1;
+    } else {
+        last = q.newest_ns > last ? q.newest_ns : last;
+    }
     c->created_ns = now > last || last == INT64_MAX ? now : last + 1; /* INT64_MAX: the catalog's highest */
     return status;
 }
@@ -323,7 +349,7 @@ ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err) {
  * when a save begins and again before its manifest is published.
  */
 static ckd_status find_newest(ckd_checkpoint *out, bool *found, const ckd_save *save, ckd_error *err) {
-    return newest_of(out, found, save->store, save->target.run, UINT64_MAX, err);
+    return newest_of(out, found, save->store->catalog, save->target.run, UINT64_MAX, err);
 }
 
 static ckd_status another_launch(const ckd_save *save, const ckd_checkpoint *found, const char *when,

@@ -210,7 +210,7 @@ static void set_text(char *to, uint8_t *has, size_t size, const char *text) {
     snprintf(to, size, "%s", text ? text : "");
 }
 
-static void make_request(slot_request *r, const ckd_session *s, const save_stage *copied, bool one_step) {
+static void make_request(slot_request *r, ckd_session *s, const save_stage *copied, bool one_step) {
     const launch_record *launch = &s->saver.launch;
     uint8_t has_run;
     memset(r, 0, sizeof(*r)); /* the padding, too: it is hashed */
@@ -226,6 +226,7 @@ static void make_request(slot_request *r, const ckd_session *s, const save_stage
     r->launch_last = launch->last;
     r->launch_tried = launch->tried;
     r->launch_step = launch->step;
+    r->newest_ns = save_newest_date(s->saver.store, s->save.run);
     r->begun_ns = copied->begun_ns;
     r->copied_ns = copied->ended_ns;
     r->stall_ns = copied->work_ns;

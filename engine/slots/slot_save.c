@@ -11,7 +11,8 @@ static launch_record launch_of(const slot_request *r) {
                             .own = r->launch_own != 0,
                             .last = r->launch_last,
                             .step = r->launch_step,
-                            .tried = r->launch_tried};
+                            .tried = r->launch_tried,
+                            .newest_ns = r->newest_ns};
     memcpy(launch.run, r->launch_run, sizeof(launch.run));
     return launch;
 }

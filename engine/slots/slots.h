@@ -64,6 +64,7 @@ typedef struct slot_request {
     char launch_run[CKD_RUN_MAX + 1];
     ckd_id launch_last, launch_tried;
     uint64_t launch_step;
+    uint64_t newest_ns; /* the latest date in the run and its branches at that time; 0: not known */
     uint64_t begun_ns, copied_ns, stall_ns; /* of the snapshot, on this machine's monotonic clock */
 } slot_request;
 

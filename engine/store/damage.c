@@ -283,6 +283,12 @@ ckd_status damage_make_folder(const ckd_store *store, ckd_error *err) {
     return status == CKD_OK ? dir_sync(path_in(store->path, "data").text, err) : status;
 }
 
+ckd_status damage_list_folder(dir_list *out, const ckd_store *store, ckd_error *err) {
+    ckd_error why = {0};
+    ckd_status status = dir_list_read(out, path_in(store->path, DIR_DAMAGED).text, &why);
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
 pathname damage_path_aside(const ckd_store *store, const char *name) {
     char file[CKD_RUN_MAX + 96];
     snprintf(file, sizeof(file), "%s.%" PRIu64, name, clock_wall_ns());

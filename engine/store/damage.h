@@ -42,6 +42,8 @@ void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, 
 
 /* Makes data/q, the folder for files that are put aside, and makes its name durable. Errors: IO, NOSPACE. */
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err);
+/* Lists data/q; without the folder, nothing. Other failures are no evidence that it has nothing. Errors: IO, NOMEM. */
+ckd_status damage_list_folder(dir_list *out, const ckd_store *store, ckd_error *err);
 /* A new name in data/q for a file. */
 pathname damage_path_aside(const ckd_store *store, const char *name);
 /* Moves an unusable file to data/q, durably. Under the publish lock. Errors: IO, NOSPACE. */

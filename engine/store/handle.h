@@ -49,6 +49,8 @@ typedef struct launch_record {
     ckd_id last;
     uint64_t step;
     ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
+    /* of a state that is saved late: the latest date in the run and its branches when it was whole; 0: it is not late */
+    uint64_t newest_ns;
 } launch_record;
 
 /* Callbacks into the rooms above; engine/open.c sets them. */

@@ -159,10 +159,7 @@ ckd_status lost_row_refuse(const ckd_store *store, const ckd_checkpoint *c, ckd_
 
 ckd_status vanished_check_none(const ckd_store *store, ckd_error *err) {
     dir_list list;
-    ckd_status status = CKD_OK;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return CKD_OK;
-    }
+    ckd_status status = damage_list_folder(&list, store, err);
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
         if (lost_row_read(&m, store, list.names[i], VANISHED_END)) {

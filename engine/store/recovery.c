@@ -138,7 +138,14 @@ static ckd_status find_lost(recovery *r, ckd_error *err) {
     }
     roll_back_catalog(r->store);
     r->lost_read = true;
-    return vanished_find(&r->lost, r->store, err);
+    ckd_error why = {0};
+    ckd_status status = vanished_find(&r->lost, r->store, &why);
+    if (status == CKD_OK || status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    r->lost.rows = ROWS_LATER;
+    store_message(r->store, "it is unknown now which checkpoints are lost: %s", why.message);
+    return CKD_OK;
 }
 
 /*

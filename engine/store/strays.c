@@ -174,15 +174,16 @@ bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file)
     return add_recorded(ids, path_chunk(store->path, file, "").text);
 }
 
-void strays_add_aside(bytes *ids, const ckd_store *store) {
+bool strays_add_aside(bytes *ids, const ckd_store *store) {
     dir_list list;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return;
+    if (damage_list_folder(&list, store, NULL) != CKD_OK) {
+        return false;
     }
     for (size_t i = 0; i < list.count; i++) {
         (void)add_recorded(ids, path_of(store->path, DIR_DAMAGED, list.names[i]).text);
     }
     dir_list_free(&list);
+    return true;
 }
 
 /* Whether the group of a parity file covers a file that is missing, or nobody can tell. */

@@ -12,8 +12,8 @@ void ids_sort(bytes *ids);
 ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
 /* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
 bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
-/* The same for all chunk files in data/q that can be read. A repair may take them back. */
-void strays_add_aside(bytes *ids, const ckd_store *store);
+/* The same for all chunk files in data/q that can be read: a repair may take them back. False if it cannot be listed. */
+bool strays_add_aside(bytes *ids, const ckd_store *store);
 /*
  * Whether parity covers a chunk file that is missing: a repair may rebuild it, and it may have records of any
  * checkpoint. True if that cannot be told now.

@@ -135,7 +135,7 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
         memcpy(&id, files.data + i * sizeof(id), sizeof(id));
         all_read = strays_add_recorded(&recorded, store, &id) && all_read;
     }
-    strays_add_aside(&recorded, store);
+    all_read = strays_add_aside(&recorded, store) && all_read;
     if (status == CKD_OK && recorded.failed) {
         status = err_nomem(err, recorded.size, "the checkpoints of chunk files");
     }
@@ -257,10 +257,7 @@ static ckd_status add_lost_rows(vanished *v, const evidence *e, const rows *r, c
 
 static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
     dir_list list;
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return CKD_OK;
-    }
-    ckd_status status = CKD_OK;
+    ckd_status status = damage_list_folder(&list, store, err);
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         manifest m;
         if (lost_row_read(&m, store, list.names[i], VANISHED_END)) {

@@ -450,6 +450,53 @@ static void test_a_later_version_rebuilds_the_catalog(void **state) {
     trainer_free(t);
 }
 
+/* A launch that ends without closing its session, as if it was killed. */
+typedef bool (*launch_fn)(ckd_session *s, trainer *t);
+static void launch(launch_fn call) {
+    pid_t process = fork();
+    if (process == 0) {
+        ckd_session_options o = options_with(agent_socket);
+        ckd_save_options save = *o.save;
+        ckd_session *s;
+        ckd_error err;
+        save.on_duplicate = CKD_DUPLICATE_BRANCH;
+        o.save = &save;
+        o.saves_under_way = 2;
+        o.snapshot = CKD_SNAPSHOT_LAZY;
+        trainer *t = trainer_new(ROWS);
+        bool opened =
+            ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+        _exit(opened && call(s, t) ? 0 : 1);
+    }
+    end_process(process, 0);
+}
+
+static bool fail_twice(ckd_session *s, trainer *t) {
+    ckd_error err;
+    bool good = iterate_and_wait(s, t, 1, &err) == CKD_OK;
+    fclose(fopen(full_path, "w"));
+    good = good && iterate_and_wait(s, t, 2, &err) == CKD_E_NOSPACE &&
+           iterate_and_wait(s, t, 3, &err) == CKD_E_NOSPACE;
+    return unlink(full_path) == 0 && good && iterate_and_wait(s, t, 4, &err) == CKD_OK;
+}
+
+/* Takes the memory over, and ends while its first state is copied. */
+static bool take_memory(ckd_session *s, trainer *t) {
+    ckd_error err;
+    return ckd_session_restore(NULL, s, CKD_LATEST, &err) == CKD_OK && iterate(s, t, 5, &err) == CKD_OK;
+}
+
+static void test_a_failed_save_is_not_tried_again_by_a_restart(void **state) {
+    pid_t agent = start_agent(0);
+    launch(fail_twice);
+    launch(take_memory);
+    stop_agent(agent);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 2);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 0);
+    restore_and_check(*state, "", 4);
+    assert_int_equal(times_said("lost"), 0);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
@@ -468,6 +515,7 @@ int main(void) {
         agent_test(test_a_failed_save_is_not_tried_again_later),
         agent_test(test_a_failed_save_is_not_tried_again_after_a_restart),
         agent_test(test_a_later_version_rebuilds_the_catalog),
+        agent_test(test_a_failed_save_is_not_tried_again_by_a_restart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,6 +149,92 @@ static void test_a_state_is_saved_once(void **state) {
     check_saved_once(*state, agent, 5);
 }
 
+/* A launch whose saves may begin branches. Restores if there is something, and iterates from there. */
+static ckd_session *branching_session(trainer *t) {
+    static ckd_save_options save;
+    ckd_session_options o = options_with(agent_socket);
+    ckd_session *s;
+    ckd_error err;
+    save = *o.save;
+    save.on_duplicate = CKD_DUPLICATE_BRANCH;
+    o.save = &save;
+    o.agent_wait_s = 1;
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    return ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK ? s
+                                                                                                     : NULL;
+}
+
+/* Dies with a state that the agent, which is stopped, has not saved. */
+static void die_with_state(pid_t agent) {
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = branching_session(t);
+    bool good = s && iterate_and_wait(s, t, 1, &err) == CKD_OK && iterate_and_wait(s, t, 2, &err) == CKD_OK;
+    kill(agent, SIGSTOP);
+    good = good && iterate(s, t, 3, &err) == CKD_OK;
+    ckd_session_fence(s);
+    clock_sleep_ns(UINT64_C(300000000)); /* until it is in the agent's memory */
+    _exit(good ? 0 : 1);
+}
+
+/* What the agent saves late does not become the newest state: a restart has gone further. */
+static void test_a_late_state_is_not_the_newest(void **state) {
+    ckd_error err;
+    ckd_checkpoint from;
+    pid_t agent = start_agent(0), process = fork();
+    if (process == 0) {
+        die_with_state(agent);
+    }
+    end_process(process, 0);
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = branching_session(t);
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    assert_int_equal(from.step, 2);
+    iterate_through(s, t, 3, 6);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    kill(agent, SIGCONT);
+    stop_agent(agent);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 6);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 1);
+    restore_and_check(*state, "", 6);
+}
+
+/* Goes back to step 1, and dies with a state that the agent, which is stopped, has not saved. */
+static void go_back_and_die(pid_t agent) {
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = branching_session(t);
+    bool good = s && ckd_session_restore(NULL, s, 1, &err) == CKD_OK;
+    good = good && iterate(s, t, 2, &err) == CKD_OK;
+    kill(agent, SIGSTOP);
+    ckd_session_fence(s);
+    clock_sleep_ns(UINT64_C(300000000)); /* until it is in the agent's memory */
+    _exit(good ? 0 : 1);
+}
+
+/* The checkpoint from which a state comes is deleted before the agent saves the state, which needs it no more. */
+static void test_a_parent_is_deleted(void **state) {
+    ckd_error err;
+    trainer_run(*state, ROWS, 1, 3);
+    pid_t agent = start_agent(0);
+    pid_t process = fork();
+    if (process == 0) {
+        go_back_and_die(agent);
+    }
+    end_process(process, 0);
+    ckd_checkpoint first = checkpoint_of(*state, TRAINER_RUN, 1);
+    ckd_store *opened = store_reopen(*state, CKD_OPEN_WRITE);
+    must(ckd_store_delete(opened, &first.id, 1, NULL, &err), &err);
+    ckd_store_close(opened);
+    kill(agent, SIGCONT);
+    stop_agent(agent);
+    assert_int_equal(times_said("lost"), 0);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 2);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 1);
+    stored_check(*state, TRAINER_RUN "~2", 2, ROWS);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
@@ -156,6 +242,8 @@ int main(void) {
         agent_test(test_trainers_that_die_at_their_open),
         agent_test(test_a_stopped_agent),
         agent_test(test_a_state_is_saved_once),
+        agent_test(test_a_late_state_is_not_the_newest),
+        agent_test(test_a_parent_is_deleted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

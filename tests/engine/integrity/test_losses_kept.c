@@ -425,7 +425,7 @@ static void test_doubtful_rows_stay_while_a_file_cannot_be_read(void **state) {
 
 /* The disk is full, and what the writer left cannot be moved: it stays, and the store can be opened and emptied. */
 static void test_leftovers_that_cannot_be_moved_stay(void **state) {
-    fault f = {.path = "data/q", .errnum = ENOSPC, .first = 1, .last = 1000};
+    fault f = {.path = "data/q", .errnum = ENOSPC, .first = 1, .last = 1000, .reads_work = true};
     lose_behind_an_intent(*state);
     assert_int_equal(unlink(store_path_of(*state, "catalog.db")), 0);
     file_set_fault_hook(fail_here, &f);
@@ -496,6 +496,61 @@ static void test_a_collection_cannot_read_the_catalog(void **state) {
     scene s = scene_of(2);
     assert_int_equal(scene_load(store, &s, NULL), CKD_OK);
     ckd_store_close(store);
+}
+
+/* ---- data/q cannot be read ---- */
+
+static const int unreadable[] = {EIO, EMFILE};
+
+/* Step 2 builds on a deleted step 1, and data/q alone knows that its manifest is lost. The trash stays. */
+static void test_a_collection_cannot_read_what_was_kept(void **state) {
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        fault f = {.path = "data/q", .errnum = unreadable[i], .first = 1, .last = 1000};
+        ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+        ckd_checkpoint c;
+        ckd_error err = {0};
+        scene_make(dir, 0, 3);
+        ckd_store *store = open_store(dir, CKD_OPEN_WRITE);
+        o.undo_s = 0;
+        must(ckd_store_find(&c, store, SCENE_RUN, 1, &err), &err);
+        must(ckd_store_delete(store, &c.id, 1, &o, &err), &err);
+        ckd_store_close(store);
+        remove_manifest(dir, 2);
+        open_and_close(dir);
+        file_set_fault_hook(fail_here, &f);
+        store = open_store(dir, CKD_OPEN_WRITE);
+        assert_int_not_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+        ckd_store_close(store);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(files_in(dir, "data/c"), 3);
+        repair_all(dir, 1);
+    }
+}
+
+/* The removal of a dead writer's intent was not durable. The file of its lost checkpoint stays. */
+static void test_recovery_cannot_read_what_was_kept(void **state) {
+    for (int i = 0; i < 2; i++) {
+        const char *dir = make_folder(*state, i);
+        fault f = {.path = "data/q", .errnum = unreadable[i], .first = 1, .last = 1000};
+        char path[600];
+        size_t size;
+        dir_list list;
+        lose_behind_an_intent(dir);
+        assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/i"), NULL), CKD_OK);
+        snprintf(path, sizeof(path), "%s/%s", store_path_of(dir, "data/i"), list.names[0]);
+        dir_list_free(&list);
+        unsigned char *data = read_whole_file(path, &size);
+        open_and_close(dir);
+        write_whole_file(path, data, size);
+        free(data);
+        file_set_fault_hook(fail_here, &f);
+        open_and_close(dir);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(files_in(dir, "data/c"), 3);
+        repair_all(dir, 1);
+        check_steps(dir, 0, 3);
+    }
 }
 
 /* ---- intents and manifests that are damaged ---- */
@@ -773,6 +828,8 @@ int main(void) {
         tempdir_test(test_a_new_catalog_does_not_know_what_an_older_writer_did),
         tempdir_test(test_an_empty_catalog_with_a_journal),
         tempdir_test(test_a_collection_cannot_read_the_catalog),
+        tempdir_test(test_a_collection_cannot_read_what_was_kept),
+        tempdir_test(test_recovery_cannot_read_what_was_kept),
         tempdir_test(test_a_damaged_intent),
         tempdir_test(test_an_intent_that_stays),
         tempdir_test(test_a_damaged_manifest_beside_a_lost_one),

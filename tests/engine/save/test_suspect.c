@@ -183,6 +183,34 @@ static void test_what_was_there_from_the_start(void **state) {
     store_check_clean(*state);
 }
 
+/* A mask that becomes larger has more minus infinities. */
+static void test_another_shape(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    static float values[2 * N];
+    for (uint64_t step = 1; step <= 4; step++) {
+        ckd_save_options o = options_of("gpt", step);
+        ckd_save *save;
+        ckd_checkpoint c;
+        ckd_error err = {0};
+        uint64_t count = step == 1 ? N : 2 * N, infinite = count / 2 + (step == 4);
+        for (uint64_t i = 0; i < count; i++) {
+            values[i] = i < infinite ? -INFINITY : 0;
+        }
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "mask";
+        t.dtype = CKD_F32;
+        t.ndim = 1;
+        t.shape = &count;
+        t.data = values;
+        must(ckd_save_begin(&save, store, &o, &err), &err);
+        must(ckd_save_tensor(save, &t, &err), &err);
+        must(ckd_save_commit(&c, save, &err), &err);
+        assert_int_equal(c.suspect, step == 4 ? CKD_SUSPECT_NONFINITE : 0);
+    }
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* A moment or a master is never meant so, not even in the first checkpoint. */
 static void test_moments_from_the_start(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
@@ -491,6 +519,7 @@ int main(void) {
         TEST(every_float_dtype),
         TEST(message),
         TEST(what_was_there_from_the_start),
+        TEST(another_shape),
         TEST(moments_from_the_start),
         TEST(lossy),
         TEST(ranks),
