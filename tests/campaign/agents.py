@@ -26,21 +26,36 @@ from jobs import ROOT, Failure, check, kill, losses_of, wait_for
 
 STEPS = 60
 WAIT = 3  # seconds without a sign of life
+MPI = {"OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 class Reference:
     """The losses of a training without failures."""
 
     def __init__(self, build, folder):
-        self.build = build
-        subprocess.run(command(build, folder / "store", folder / "losses", 7, "copy"), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       env=dict(os.environ, CKPTDELTA_AGENT=""), timeout=300)
-        self.losses = dict(losses_of(folder / "losses"))
+        self.build, self.folder, self.ranked = build, folder, {}
+        self.losses = self.train("one", command(build, folder / "store", folder / "losses-one", 7, "copy"))
+
+    def train(self, name, words):
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
+                       env=dict(os.environ, CKPTDELTA_AGENT="", **MPI))
+        return dict(losses_of(self.folder / f"losses-{name}"))
+
+    def of_ranks(self, ranks):
+        """The sums of gradients are others with each number of ranks."""
+        if ranks not in self.ranked:
+            words = command(self.build, self.folder / f"store-{ranks}", self.folder / f"losses-{ranks}", 7, "copy")
+            self.ranked[ranks] = self.train(ranks, of_ranks(words, ranks))
+        return self.ranked[ranks]
 
 
 def command(build, store, losses, every, background):
     return list(map(str, [build / "train_gpt", "--width", 32, "--layers", 1, "--heads", 2, "--context", 32, "--batch", 4, "--threads", 1, "--steps", STEPS,
                           "--save-every", every, "--background", background, "--store", store, "--run", "gpt", "--resume", "--losses", losses]))
+
+
+def of_ranks(words, ranks):
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), words[0].replace("train_gpt", "train_mpi"), *words[1:]]
 
 
 class Case:
@@ -52,7 +67,7 @@ class Case:
         self.env = dict(os.environ, CKPTDELTA_AGENT=str(self.socket), CKPTDELTA_AGENT_WAIT=str(WAIT))
         self.words = command(self.build, self.store, self.losses, self.draw.choice([1, 2, 5]), self.draw.choice(["copy", "lazy"]))
         self.output = open(folder / "output", "w+b")
-        self.started, self.agent, self.supervised = [], None, False
+        self.started, self.agent, self.supervised, self.expected = [], None, False, reference.losses
 
     def popen(self, words, **options):
         process = subprocess.Popen(list(map(str, words)), cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stderr=self.output, **options)
@@ -134,8 +149,8 @@ class Case:
     def check_all(self, runs=frozenset(["gpt"])):
         seen = losses_of(self.losses)
         for step, loss in seen:
-            check(loss == self.reference.losses[step], f"step {step}: loss {loss} instead of {self.reference.losses[step]}")
-        check({step for step, _ in seen} == set(self.reference.losses), "steps are missing")
+            check(loss == self.expected[step], f"step {step}: loss {loss} instead of {self.expected[step]}")
+        check({step for step, _ in seen} == set(self.expected), "steps are missing")
         check(self.cli("verify", self.store, "-q").returncode == 0, "the store is damaged")
         listed = json.loads(self.cli("list", self.store, "--json").stdout)["checkpoints"]
         steps = [(c["run"], c["step"]) for c in listed]
@@ -358,8 +373,50 @@ def several_runs(case):
     case.check_all({"gpt", "other"})
 
 
+def processes_of(name, store):
+    """The processes of a program that has the store in its arguments."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(name.encode()) and str(store).encode() in words:
+            found.append(int(entry))
+    return sorted(found)
+
+
+def killed_ranks(case):
+    """All ranks at a time, or one, whose end mpirun passes on; with or without the agent."""
+    if not shutil.which("mpirun") or not (case.build / "train_mpi").exists():
+        return "no MPI"
+    ranks = case.draw.choice([2, 4])
+    case.expected = case.reference.of_ranks(ranks)
+    case.words = of_ranks(case.words, ranks)
+    case.env.update(MPI)
+    process = case.train()
+    for _ in range(case.draw.randint(1, 3)):
+        case.sleep()
+        with_agent = case.draw.random() < 0.2
+        promised = case.durable()
+        alive = processes_of("/train_mpi", case.store)
+        for pid in alive if case.draw.random() < 0.6 else alive[:1] and [case.draw.choice(alive)]:
+            kill(pid)
+            time.sleep(case.draw.random() * case.draw.choice([0, 0.01]))
+        if with_agent:
+            case.agent.kill()
+            case.agent.wait()
+        process.wait(120)
+        wait_for(lambda: not processes_of("/train_mpi", case.store), "the end of the ranks")
+        if with_agent:
+            case.start_agent()
+        process = case.restart(process, promised)
+    case.finish(process)
+    return None
+
+
 KINDS = {f.__name__: f for f in (killed_trainers, killed_trainers_below_run, killed_agents, killed_both, stopped_agents, flipped_bits, full_disk, small_budget,
-                                 stopped_and_ended, restored_from_memory, several_runs)}
+                                 stopped_and_ended, restored_from_memory, several_runs, killed_ranks)}
 CHECK_THEMSELVES = {"full_disk", "restored_from_memory", "several_runs"}
 
 
