@@ -85,12 +85,8 @@ void candidates_free(candidates *c) {
 }
 
 static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_damage *first) {
-    char text[SUPERVISE_TEXT_MAX * 2];
-    snprintf(text, sizeof(text), "%s is damaged and passed over: %.200s%s%.100s", ref, first->what,
-             first->file[0] ? ", file " : "", first->file);
-    if (rule->options->on_message) {
-        rule->options->on_message(rule->options->message_context, text);
-    }
+    supervise_say(rule->options, "%s is damaged and passed over: %.200s%s%.100s", ref, first->what,
+                  first->file[0] ? ", file " : "", first->file);
 }
 
 /* The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for example. */
@@ -119,14 +115,10 @@ static int on_limited_progress(void *context, uint64_t done, uint64_t total) {
 }
 
 static void say_unverified(const candidates_rule *rule, const char *ref) {
-    char text[SUPERVISE_TEXT_MAX];
-    snprintf(text, sizeof(text),
-             "%s has not been verified to the end after %" PRIu64
-             " s; the attempt starts from it, and verifies what it loads",
-             ref, rule->options->verify_limit_s);
-    if (rule->options->on_message) {
-        rule->options->on_message(rule->options->message_context, text);
-    }
+    supervise_say(rule->options,
+                  "%s has not been verified to the end after %" PRIu64
+                  " s; the attempt starts from it, and verifies what it loads",
+                  ref, rule->options->verify_limit_s);
 }
 
 static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *c,
@@ -191,12 +183,11 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
 
 /* Tells of the suspect checkpoints that are newer than the chosen one. */
 static void say_suspect(const candidates *c, const candidates_rule *rule) {
-    for (size_t i = 0; i < c->chosen && rule->options->on_message; i++) {
-        char ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX];
+    for (size_t i = 0; i < c->chosen; i++) {
+        char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
         if (c->items[i].suspect) {
-            snprintf(text, sizeof(text), "%s is suspect and passed over: values became NaN or infinite", ref);
-            rule->options->on_message(rule->options->message_context, text);
+            supervise_say(rule->options, "%s is suspect and passed over: values became NaN or infinite", ref);
         }
     }
 }

@@ -18,6 +18,7 @@ enum { SUPERVISE_GAVE_UP = 93, SUPERVISE_SIGNAL = 128 };
 #define SUPERVISE_REF_MAX  (CKD_RUN_MAX + 24) /* RUN@STEP */
 #define SUPERVISE_HOST_MAX 65
 #define SUPERVISE_TEXT_MAX 256
+#define SUPERVISE_NAME_MAX 256 /* of a host, as others call it */
 
 typedef enum attempt_end {
     ATTEMPT_RUNNING = 0, /* or its supervisor died: no end is recorded */
@@ -55,6 +56,10 @@ typedef struct attempt {
     int status;         /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
     char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
     char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
+    /* Names with spaces in between; NULL: none is known. They belong to the list. */
+    char *hosts;     /* on which it ran */
+    char *bad_hosts; /* found bad before it or after it */
+    char *excluded;  /* of these, those that were taken out of the job, or will be by a requeue */
 } attempt;
 
 typedef struct attempt_list {
@@ -91,6 +96,13 @@ typedef struct supervise_options {
     uint64_t
         verify_limit_s; /* a checkpoint counts as whole if verifying it takes longer; 0: none is verified */
     uint32_t threads;   /* for verification; 0: one per core */
+    const char *hosts_file;   /* NULL: the hosts are those of Slurm, of PBS, or this one */
+    const char *spares_file;  /* NULL: there are none */
+    uint64_t min_hosts;       /* hosts are dropped if more are left; 0: none is dropped */
+    const char *node_check;   /* for sh -c, on each host before an attempt; NULL: none */
+    uint64_t node_check_s;    /* how long it may take */
+    const char *remote_shell; /* words to put before a host's name and a command */
+    bool act;                 /* excludes hosts and requeues jobs, instead of proposing it */
     ckd_message_fn on_message;
     void *message_context;
 } supervise_options;
@@ -101,6 +113,7 @@ typedef struct supervise_result {
     uint64_t attempts;
     char reason[SUPERVISE_TEXT_MAX];
     char newest[SUPERVISE_REF_MAX]; /* checkpoint; "": none */
+    bool requeue;                   /* the job, which Slurm has started, should be started again */
 } supervise_result;
 
 /*

@@ -37,6 +37,7 @@ watch *watch_new(const watch_rule *rule) {
     const supervise_options *o = rule->options;
     uint64_t allowed = o->hang == SUPERVISE_HANG_TIME ? o->hang_s : o->hang_floor_s;
     w->options = o;
+    w->trace.helper.out = -1;
     w->progress = rule->progress;
     w->orders = rule->orders;
     w->newest = rule->newest;
