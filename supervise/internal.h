@@ -268,6 +268,21 @@ void helper_free(helper *h);
 /* Returns false if `stop` did, which may be NULL; some then still run. */
 bool helpers_wait(helper *helpers, size_t count, bool (*stop)(void *context), void *context);
 
+/* ------------------------------------------------------------------------------------------------------ devices */
+
+typedef struct devices {
+    const supervise_options *options;
+    const sigset_t *mask;
+    bool (*stop)(void *context);
+    void *stop_context;
+    bool absent;   /* there is no nvidia-smi */
+    pid_t *before; /* the processes that held memory when the last attempt started */
+    size_t count;
+} devices;
+/* Before an attempt. `follows`: waits until the last attempt's processes hold none, at most as long as the options say. */
+void devices_settle(devices *d, bool follows);
+void devices_free(devices *d);
+
 /* -------------------------------------------------------------------------------------------------------- hosts */
 
 #define HOSTS_MAX 8192

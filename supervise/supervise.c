@@ -23,6 +23,7 @@ typedef struct supervisor {
     attempt_list history; /* of the run; the last one is in progress, or has ended */
     uint64_t started_here;
     candidates seen; /* checkpoints at the start of the last attempt */
+    devices devices;
     sigset_t taken, before;
     int signals;    /* a signalfd */
     int stopped_by; /* the first signal that asked to stop */
@@ -414,7 +415,13 @@ static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err)
 static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     await_agent(s);
     ckd_status status = choose_patiently(s, err);
-    nodes n = status == CKD_OK && !s->stopped_by ? find_nodes(s) : (nodes){0};
+    nodes n = {0};
+    if (status == CKD_OK && !s->stopped_by) {
+        devices_settle(&s->devices, s->started_here > 0);
+    }
+    if (status == CKD_OK && !s->stopped_by) {
+        n = find_nodes(s);
+    }
     if (!s->stopped_by) {
         THEN(status, add_attempt(s, err));
         if (status == CKD_OK) {
@@ -476,6 +483,7 @@ static ckd_status open_all(supervisor *s, ckd_error *err) {
 ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err) {
     supervisor s = {.options = *options, .journal.fd = -1, .seen.chosen = SIZE_MAX, .signals = -1};
     *out = (supervise_result){.status = 1};
+    s.devices = (devices){.options = &s.options, .mask = &s.before, .stop = stop_helpers, .stop_context = &s};
     ckd_status status = take_signals(&s, err);
     THEN(status, open_all(&s, err));
     THEN(status, loop(&s, out, err));
@@ -491,6 +499,7 @@ ckd_status supervise_run(supervise_result *out, const supervise_options *options
                         : NULL;
     out->requeue = command != NULL;
     candidates_free(&s.seen);
+    devices_free(&s.devices);
     supervise_attempts_free(&s.history);
     journal_close(&s.journal);
     if (command) {

@@ -102,6 +102,7 @@ typedef struct supervise_options {
     const char *node_check;   /* for sh -c, on each host before an attempt; NULL: none */
     uint64_t node_check_s;    /* how long it may take */
     const char *remote_shell; /* words to put before a host's name and a command */
+    uint64_t device_wait_s;   /* for memory of devices that the last attempt used; 0: does not wait */
     bool act;                 /* excludes hosts and requeues jobs, instead of proposing it */
     ckd_message_fn on_message;
     void *message_context;

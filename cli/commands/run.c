@@ -26,7 +26,8 @@ enum {
     OPT_NODE_CHECK,
     OPT_NODE_CHECK_LIMIT,
     OPT_REMOTE_SHELL,
-    OPT_ACT
+    OPT_ACT,
+    OPT_DEVICE_WAIT
 };
 
 static const struct argp_option options_table[] = {
@@ -58,6 +59,10 @@ static const struct argp_option options_table[] = {
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,
      "Start from a checkpoint whose check takes longer than this, as a load checks what it reads [default: 10m]",
+     5},
+    {"device-wait", OPT_DEVICE_WAIT, "TIME", 0,
+     "Wait at most this long before a restart until GPUs have the memory back that COMMAND used; 0s: do not wait "
+     "[default: 60s]",
      5},
     {"hosts-file", OPT_HOSTS_FILE, "FILE", 0,
      "The hosts of the job, as mpirun reads them: host, host:slots or host slots=N in each line [default: those of "
@@ -254,6 +259,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_VERIFY_LIMIT:
         a->with.verify_limit_s = parse_time("--verify-limit", arg, state);
         return 0;
+    case OPT_DEVICE_WAIT:
+        a->with.device_wait_s = parse_time("--device-wait", arg, state);
+        return 0;
     case OPT_QUICK:
         a->with.quick = true;
         return 0;
@@ -312,6 +320,7 @@ int cmd_run(int argc, char **argv) {
                             .max_futile = 3,
                             .hang_floor_s = 300,
                             .verify_limit_s = 600,
+                            .device_wait_s = 60,
                             .node_check_s = 60,
                             .remote_shell = "ssh -o BatchMode=yes"}};
     argc = cut_command(&a, argc, argv);
