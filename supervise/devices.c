@@ -11,7 +11,9 @@
 
 #include "supervise/internal.h"
 
-#define QUESTION "exec nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader"
+#define QUESTION                                     \
+    "command -v nvidia-smi >/dev/null || exit 127; " \
+    "exec nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader 2>/dev/null"
 #define LIMIT_S  10
 #define AGAIN_NS (SECOND / 2)
 

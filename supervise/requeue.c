@@ -33,7 +33,7 @@ static void add_own(host_list *to, const char *id, const sigset_t *mask) {
     static const char key[] = " ExcNodeList=";
     helper h;
     ckd_error err;
-    helper_start(&h, &(helper_orders){.command = "exec scontrol show job -o \"$1\"",
+    helper_start(&h, &(helper_orders){.command = "exec scontrol show job -o \"$1\" 2>/dev/null",
                                       .args = (const char *const[]){id, NULL},
                                       .mask = mask,
                                       .limit_s = LIMIT_S,
