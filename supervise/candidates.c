@@ -152,18 +152,23 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* vain: tries only those from which attempts have failed; otherwise only the others. */
+/*
+ * vain: tries only those from which attempts have failed; otherwise only the others. before: only those older than this
+ * one; NULL: all.
+ */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
-                               ckd_error *err) {
+                               const char *before, ckd_error *err) {
     uint64_t good_count = 0;
+    bool newer = before != NULL;
     for (size_t i = 0; i < c->count; i++) {
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
+        newer = newer && strcmp(ref, before) != 0;
         bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, good;
         if (c->items[i].suspect && !c->suspect[0]) {
             snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
         }
-        if (failed != vain || !may_start_from(c, i)) {
+        if (newer || failed != vain || !may_start_from(c, i)) {
             continue;
         }
         ckd_status status = is_whole(&good, store, &c->items[i], rule, err);
@@ -216,10 +221,15 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     }
     ckd_store *store = NULL;
     ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
-    THEN(status, choose_among(c, store, rule, false, err));
+    if (rule->before) {
+        THEN(status, choose_among(c, store, rule, false, rule->before, err));
+    }
+    if (c->chosen == SIZE_MAX) {
+        THEN(status, choose_among(c, store, rule, false, NULL, err));
+    }
     /* If attempts from all of them have failed, the newest is as good as any. */
     if (c->chosen == SIZE_MAX) {
-        THEN(status, choose_among(c, store, rule, true, err));
+        THEN(status, choose_among(c, store, rule, true, NULL, err));
     }
     ckd_store_close(store);
     if (status == CKD_OK && c->chosen == SIZE_MAX) {

@@ -62,6 +62,18 @@ uint64_t decide_doublings(const attempt *history, size_t count) {
     return hung;
 }
 
+const char *decide_anomaly(const attempt *history, size_t count) {
+    while (count > 0 && !history[count - 1].first_save_ns) {
+        count--;
+    }
+    return count > 0 && history[count - 1].unhealthy ? history[count - 1].anomaly : NULL;
+}
+
+/* Has the command ended as it should? */
+static bool is_done(const attempt *a) {
+    return a->end == ATTEMPT_EXITED && a->code == 0 && !a->hung && !a->unhealthy;
+}
+
 void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     char how[SUPERVISE_TEXT_MAX / 2] = "not known";
     switch (a->end) {
@@ -80,7 +92,9 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     case ATTEMPT_RUNNING:
         break;
     }
-    if (a->hung && !a->stopped_by) {
+    if (a->unhealthy) {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "%.120s is suspect: %s", a->anomaly, how);
+    } else if (a->hung && !a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
     } else if (a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "stopped by %s: %s", signal_text_of(a->stopped_by).text, how);
@@ -119,8 +133,7 @@ static size_t short_attempts(const attempt *out[ATTEMPTS_TO_BLAME], const attemp
     size_t found = 0;
     for (; count > 0 && found < ATTEMPTS_TO_BLAME; count--) {
         const attempt *a = &history[count - 1];
-        bool done = a->end == ATTEMPT_EXITED && a->code == 0 && !a->hung;
-        if (attempt_progressed(a) || a->excluded || (counts(a) && done)) {
+        if (attempt_progressed(a) || a->excluded || (counts(a) && is_done(a))) {
             break;
         }
         if (counts(a)) {
@@ -163,7 +176,7 @@ static bool is_own_failure(const attempt *a) {
             return true;
         }
     }
-    return !a->hung && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
+    return !a->hung && !a->unhealthy && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
 }
 
 /* Did the last two attempts that count end alike, without a newer checkpoint? *before: the first of the two. */
@@ -238,8 +251,11 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
     if (last->stopped_by) {
         return decide_stopped(last->stopped_by);
     }
-    if (last->end == ATTEMPT_EXITED && last->code == 0 && !last->hung) {
+    if (is_done(last)) {
         return stop(0, CKD_OK, "done");
+    }
+    if (last->unhealthy && rules->stop_unhealthy) {
+        return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.160s is suspect", last->anomaly);
     }
     if (is_refused(last, facts, &status)) {
         return stop(status, CKD_E_INVALID, "%.160s; not tried again", how);

@@ -43,6 +43,7 @@ typedef struct decide_rules {
     uint64_t pause_s, max_pause_s;
     uint64_t max_restarts;
     uint64_t max_futile;
+    bool stop_unhealthy; /* gives up after an attempt with a suspect checkpoint */
 } decide_rules;
 
 /* Observations after an attempt. */
@@ -81,6 +82,8 @@ const attempt *decide_current(const attempt *history, size_t *count);
 uint64_t decide_longest_start(const attempt *history, size_t count);
 /* How many times the limits of hangs are doubled: once for each of the last attempts in a row that hung, up to 2. */
 uint64_t decide_doublings(const attempt *history, size_t count);
+/* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
+const char *decide_anomaly(const attempt *history, size_t count);
 /*
  * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.
  * They are those since the last host was excluded.
@@ -105,6 +108,8 @@ typedef struct candidates_rule {
     const supervise_options *options;
     const attempt *history;
     size_t count;
+    const char
+        *before; /* a checkpoint: nothing that is newer is chosen if something older is good; NULL: none */
     ckd_progress_fn on_progress;
     void *progress_context;
 } candidates_rule;
@@ -330,6 +335,31 @@ char *requeue_command(const attempt *history, size_t count, const sigset_t *mask
 /* Names the command, or runs it. */
 void requeue(const supervise_options *o, const char *command, const sigset_t *mask);
 
+/* ---------------------------------------------------------------------------------------------------- anomalies */
+
+typedef struct anomaly anomaly;
+typedef struct anomalies {
+    const supervise_options *options;
+    const sigset_t *mask;
+    const candidates
+        *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
+    anomaly *found;
+    size_t count, handled;
+    char first[SUPERVISE_REF_MAX]; /* "": none was found */
+    helper helper;
+} anomalies;
+/* `known` is used until anomalies_finish. */
+void anomalies_begin(anomalies *a, const supervise_options *options, const sigset_t *mask,
+                     const candidates *known);
+/* Tells of those that have become suspect. */
+void anomalies_look(anomalies *a, const candidates *now);
+/* Starts the command of --on-anomaly for the next one once that for the last one has ended. To be called often. */
+void anomalies_go_on(anomalies *a);
+/* Does one that was found end the attempt? */
+bool anomalies_end_attempt(const anomalies *a);
+/* Waits for these commands until `stop` returns true. Keeps a->first. */
+void anomalies_finish(anomalies *a, bool (*stop)(void *context), void *context);
+
 /* -------------------------------------------------------------------------------------------------------- hangs */
 
 /*
@@ -361,17 +391,19 @@ typedef struct watch watch;
 typedef struct watch_rule {
     const supervise_options *options;
     const progress *progress;
-    uint64_t doublings;  /* decide_doublings */
-    uint64_t start_ns;   /* decide_longest_start */
-    ckd_id newest;       /* checkpoint at the start; zero: none */
+    uint64_t doublings; /* decide_doublings */
+    uint64_t start_ns;  /* decide_longest_start */
+    ckd_id newest;      /* checkpoint at the start; zero: none */
+    anomalies *anomalies;
     trace_orders orders; /* without pids */
 } watch_rule;
 typedef enum watch_news {
     WATCH_NOTHING = 0,
-    WATCH_HUNG = 1, /* told once, with the reason. Traces are taken from now on. */
-    WATCH_END = 2   /* told once, when these are done: it is time to end the command */
+    WATCH_HUNG = 1,   /* told once, with the reason. Traces are taken from now on. */
+    WATCH_END = 2,    /* told once, when these are done: it is time to end the command */
+    WATCH_SUSPECT = 3 /* told once: it is time to end the command, as a checkpoint is suspect */
 } watch_news;
-/* rule->options and rule->progress are used until watch_free. NULL, which the others accept: nothing is watched. */
+/* The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is watched. */
 watch *watch_new(const watch_rule *rule);
 watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]);
 /* When to look next, for poll(). */

@@ -194,16 +194,17 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
         "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
         (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
         a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
-        a->hung, "stopped_by", a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step",
-        step_or_null(a->last_step), "first_trained", step_or_null(a->first_trained), "last_trained",
-        step_or_null(a->last_trained), "resume_s", seconds_or_null(a->resume_ns), "hang",
-        text_or_null(a->hang), "first_save_s", seconds_or_null(a->first_save_ns), "status",
-        a->status < 0 ? json_null() : json_integer(a->status), "bad_hosts", list_or_null(a->bad_hosts),
-        "excluded", list_or_null(a->excluded), "reason", a->reason, "verdict", a->verdict);
+        a->hung, "anomaly", text_or_null(a->anomaly), "unhealthy", a->unhealthy, "stopped_by",
+        a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
+        "first_trained", step_or_null(a->first_trained), "last_trained", step_or_null(a->last_trained),
+        "resume_s", seconds_or_null(a->resume_ns), "hang", text_or_null(a->hang), "first_save_s",
+        seconds_or_null(a->first_save_ns), "status", a->status < 0 ? json_null() : json_integer(a->status),
+        "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "reason", a->reason,
+        "verdict", a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -284,6 +285,8 @@ static void read_end(attempt *a, const json_t *line) {
     a->code = a->end == ATTEMPT_LOST ? 0 : (int)read_integer(line, codes[a->end], 0);
     a->end_ns = read_time(line);
     a->hung = json_is_true(json_object_get(line, "hung"));
+    a->unhealthy = json_is_true(json_object_get(line, "unhealthy"));
+    read_text(a->anomaly, sizeof(a->anomaly), line, "anomaly");
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     a->first_trained = read_step(line, "first_trained");

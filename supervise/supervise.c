@@ -24,6 +24,7 @@ typedef struct supervisor {
     uint64_t started_here;
     candidates seen; /* checkpoints at the start of the last attempt */
     devices devices;
+    anomalies anomalies;
     sigset_t taken, before;
     int signals;    /* a signalfd */
     int stopped_by; /* the first signal that asked to stop */
@@ -154,6 +155,7 @@ static void take_stock(supervisor *s, attempt *a, bool *older) {
     if (!look_again(&now, s)) {
         return;
     }
+    anomalies_look(&s->anomalies, &now);
     const ckd_checkpoint *first = candidates_first_since(&now, a->start_ns);
     a->first_save_ns = first ? first->created_ns - a->start_ns + 1 : 0;
     a->last_step = candidates_top(&now);
@@ -229,6 +231,11 @@ static void look_for_a_hang(const supervisor *s, process *p, attempt *a, watch *
         a->hung = true;
         supervise_say(&s->options, "attempt %" PRIu64 " is hung: %s", a->number, a->hang);
         break;
+    case WATCH_SUSPECT:
+        supervise_say(&s->options, "attempt %" PRIu64 " is ended, as %s is suspect", a->number,
+                      s->anomalies.first);
+        process_signal(p, SIGTERM, true);
+        break;
     case WATCH_END:
         process_signal(p, SIGTERM, true);
         break;
@@ -270,6 +277,7 @@ static process_end attend(supervisor *s, process *p, attempt *a, const progress 
         .doublings = decide_doublings(s->history.items, s->history.count - 1),
         .start_ns = decide_longest_start(s->history.items, s->history.count - 1),
         .newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}},
+        .anomalies = &s->anomalies,
         .orders = {s->options.on_hang, &s->before, s->options.grace_s, p->keeper, p->pid, NULL, 0}});
     process_end end = wait_for(s, p, a, w);
     watch_free(w);
@@ -296,6 +304,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
     tell_command(s, a);
+    anomalies_begin(&s->anomalies, &s->options, &s->before, &s->seen);
     progress_make(&steps);
     ckd_status status = process_start(&p, &s->options, &s->before, err);
     if (status != CKD_OK) {
@@ -360,7 +369,13 @@ static void await_agent(const supervisor *s) {
 static ckd_status choose(supervisor *s, ckd_error *err) {
     size_t count = s->history.count;
     const attempt *current = decide_current(s->history.items, &count);
-    candidates_rule rule = {&s->options, current, count, cancel_if_stopped, s};
+    bool rewinds = s->options.on_anomaly == SUPERVISE_ANOMALY_REWIND;
+    candidates_rule rule = {.options = &s->options,
+                            .history = current,
+                            .count = count,
+                            .before = rewinds ? decide_anomaly(current, count) : NULL,
+                            .on_progress = cancel_if_stopped,
+                            .progress_context = s};
     candidates now;
     ckd_status status = candidates_read(&now, s->store, s->options.run, err);
     if (status != CKD_OK) {
@@ -383,14 +398,25 @@ static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
     return status;
 }
 
+/* Whether a suspect checkpoint was seen before the attempt ended or only then makes no difference. */
+static void note_anomaly(supervisor *s, attempt *a) {
+    anomalies_finish(&s->anomalies, stop_helpers, s);
+    snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
+    a->unhealthy = anomalies_end_attempt(&s->anomalies) && !a->stopped_by;
+    if (a->unhealthy) {
+        decide_reason(a->reason, a);
+    }
+}
+
 /* The attempt has ended, and is the last one of the history. */
 static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err) {
     const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
-                                s->options.max_futile};
+                                s->options.max_futile, s->options.on_anomaly == SUPERVISE_ANOMALY_STOP};
     attempt *a = last_attempt(s);
     bool older = false;
     await_agent(s);
     take_stock(s, a, &older);
+    note_anomaly(s, a);
     n->history = s->history.items;
     n->count = s->history.count;
     nodes_blame(n, a);
@@ -481,7 +507,11 @@ static ckd_status open_all(supervisor *s, ckd_error *err) {
 }
 
 ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err) {
-    supervisor s = {.options = *options, .journal.fd = -1, .seen.chosen = SIZE_MAX, .signals = -1};
+    supervisor s = {.options = *options,
+                    .journal.fd = -1,
+                    .seen.chosen = SIZE_MAX,
+                    .signals = -1,
+                    .anomalies.helper.out = -1};
     *out = (supervise_result){.status = 1};
     s.devices = (devices){.options = &s.options, .mask = &s.before, .stop = stop_helpers, .stop_context = &s};
     ckd_status status = take_signals(&s, err);
@@ -498,6 +528,7 @@ ckd_status supervise_run(supervise_result *out, const supervise_options *options
                         ? requeue_command(s.history.items, s.history.count, &s.before)
                         : NULL;
     out->requeue = command != NULL;
+    anomalies_finish(&s.anomalies, stop_helpers, &s);
     candidates_free(&s.seen);
     devices_free(&s.devices);
     supervise_attempts_free(&s.history);

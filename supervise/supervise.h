@@ -40,7 +40,9 @@ typedef struct attempt {
     int code;
     bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
     char hang[SUPERVISE_TEXT_MAX];   /* what was missing, and for how long; "": it did not hang */
-    int stopped_by;                  /* the signal that asked the supervisor to stop; 0: none */
+    char anomaly[SUPERVISE_REF_MAX]; /* its first checkpoint that is suspect; "": none */
+    bool unhealthy; /* it counts as failed for that, whatever its end: --on-anomaly rewind or stop */
+    int stopped_by; /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */
     uint64_t from_step;              /* SUPERVISE_NO_STEP: none */
     char suspect[SUPERVISE_REF_MAX]; /* the newest checkpoint that was passed over as suspect; "": none */
@@ -78,6 +80,14 @@ typedef enum supervise_hang {
     SUPERVISE_HANG_NEVER = 2
 } supervise_hang;
 
+typedef enum supervise_anomaly { /* when a checkpoint becomes suspect during an attempt */
+                                 SUPERVISE_ANOMALY_MARK = 0, /* tells of it */
+                                 SUPERVISE_ANOMALY_REWIND =
+                                     1, /* ends the command, and starts it from a healthy checkpoint before that one */
+                                 SUPERVISE_ANOMALY_STOP = 2, /* ends the command, and gives up */
+                                 SUPERVISE_ANOMALY_COMMAND = 3
+} supervise_anomaly;
+
 typedef struct supervise_options {
     const char *store, *run;
     char *const *command; /* ends with NULL */
@@ -92,7 +102,9 @@ typedef struct supervise_options {
     const char
         *on_hang; /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
     uint64_t rewind_on_nan; /* goes so many good checkpoints back if the newest is suspect; 0: one */
-    bool quick;             /* verifies stored checksums only */
+    supervise_anomaly on_anomaly;
+    const char *anomaly_command; /* SUPERVISE_ANOMALY_COMMAND: for sh -c */
+    bool quick;                  /* verifies stored checksums only */
     uint64_t
         verify_limit_s; /* a checkpoint counts as whole if verifying it takes longer; 0: none is verified */
     uint32_t threads;   /* for verification; 0: one per core */

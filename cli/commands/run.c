@@ -27,7 +27,8 @@ enum {
     OPT_NODE_CHECK_LIMIT,
     OPT_REMOTE_SHELL,
     OPT_ACT,
-    OPT_DEVICE_WAIT
+    OPT_DEVICE_WAIT,
+    OPT_ON_ANOMALY
 };
 
 static const struct argp_option options_table[] = {
@@ -56,6 +57,11 @@ static const struct argp_option options_table[] = {
      4},
     {"rewind-on-nan", OPT_REWIND, "K", 0,
      "If values of the newest checkpoint became NaN or infinite, go K good ones back [default: 1]", 5},
+    {"on-anomaly", OPT_ON_ANOMALY, "mark|rewind|stop|CMD", 0,
+     "If values of a new checkpoint became NaN or infinite: mark: go on; rewind: end COMMAND, and restart it from a "
+     "healthy checkpoint; stop: end it, and give up; CMD: run CMD with a shell. CKPTDELTA_SUSPECT_STEP and "
+     "CKPTDELTA_SUSPECT_ID name the checkpoint [default: mark]",
+     5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,
      "Start from a checkpoint whose check takes longer than this, as a load checks what it reads [default: 10m]",
@@ -130,6 +136,17 @@ static void parse_hang(arguments *a, const char *arg, struct argp_state *state) 
     }
 }
 
+static void parse_anomaly(arguments *a, const char *arg, struct argp_state *state) {
+    a->with.on_anomaly = strcmp(arg, "mark") == 0     ? SUPERVISE_ANOMALY_MARK
+                         : strcmp(arg, "rewind") == 0 ? SUPERVISE_ANOMALY_REWIND
+                         : strcmp(arg, "stop") == 0   ? SUPERVISE_ANOMALY_STOP
+                                                      : SUPERVISE_ANOMALY_COMMAND;
+    a->with.anomaly_command = arg;
+    if (!*arg) {
+        argp_error(state, "--on-anomaly is mark, rewind, stop or a command");
+    }
+}
+
 static bool is_mixed(const char *arg, struct argp_state *state) {
     bool mixed = strcmp(arg, "mixed") == 0;
     if (!mixed && strcmp(arg, "group") != 0) {
@@ -186,8 +203,11 @@ static uint64_t parse_least(const char *name, const char *arg, struct argp_state
     return seconds;
 }
 
-static error_t parse_hosts(int key, char *arg, struct argp_state *state, supervise_options *with) {
+static error_t parse_machines(int key, char *arg, struct argp_state *state, supervise_options *with) {
     switch (key) {
+    case OPT_DEVICE_WAIT:
+        with->device_wait_s = parse_time("--device-wait", arg, state);
+        return 0;
     case OPT_HOSTS_FILE:
         with->hosts_file = arg;
         return 0;
@@ -256,11 +276,11 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     case OPT_REWIND:
         a->with.rewind_on_nan = parse_count("--rewind-on-nan", arg, 1, state);
         return 0;
+    case OPT_ON_ANOMALY:
+        parse_anomaly(a, arg, state);
+        return 0;
     case OPT_VERIFY_LIMIT:
         a->with.verify_limit_s = parse_time("--verify-limit", arg, state);
-        return 0;
-    case OPT_DEVICE_WAIT:
-        a->with.device_wait_s = parse_time("--device-wait", arg, state);
         return 0;
     case OPT_QUICK:
         a->with.quick = true;
@@ -269,7 +289,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         check(a, state);
         return 0;
     default:
-        return parse_hosts(key, arg, state, &a->with);
+        return parse_machines(key, arg, state, &a->with);
     }
 }
 
