@@ -93,7 +93,7 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
         break;
     }
     if (a->unhealthy) {
-        snprintf(reason, SUPERVISE_TEXT_MAX, "%.120s is suspect: %s", a->anomaly, how);
+        snprintf(reason, SUPERVISE_TEXT_MAX, "%.140s is suspect: %.90s", a->anomaly, how);
     } else if (a->hung && !a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
     } else if (a->stopped_by) {

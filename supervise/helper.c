@@ -79,7 +79,10 @@ static void take_answer(helper *h) {
 bool helper_ended(helper *h) {
     int status;
     take_answer(h);
-    if (h->pid && waitpid(h->pid, &status, WNOHANG) == h->pid) {
+    pid_t ended = h->pid ? waitpid(h->pid, &status, WNOHANG) : 0;
+    if (ended < 0) {
+        h->pid = 0; /* together with what a killed keeper has left behind */
+    } else if (ended > 0) {
         h->status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         kill(-h->pid, SIGKILL);
         h->pid = 0;

@@ -29,20 +29,15 @@ bool hosts_have(const host_list *list, const char *name) {
     return false;
 }
 
-static ckd_status add(host_list *list, const char *name, size_t length, ckd_error *err) {
+static ckd_status append(host_list *list, const char *name, size_t length, ckd_error *err) {
     if (!is_name(name, length)) {
         return supervise_error(err, CKD_E_INVALID, "'%.*s' is no name of a host",
                                (int)(length < 80 ? length : 80), name);
     }
-    char *copy = strndup(name, length);
-    if (copy && hosts_have(list, copy)) {
-        free(copy);
-        return CKD_OK;
-    }
     if (list->count == HOSTS_MAX) {
-        free(copy);
         return supervise_error(err, CKD_E_INVALID, "more than %d hosts", HOSTS_MAX);
     }
+    char *copy = strndup(name, length);
     char **grown = copy ? realloc(list->names, (list->count + 1) * sizeof(*grown)) : NULL;
     if (!grown) {
         free(copy);
@@ -51,6 +46,19 @@ static ckd_status add(host_list *list, const char *name, size_t length, ckd_erro
     list->names = grown;
     list->names[list->count++] = copy;
     return CKD_OK;
+}
+
+ckd_status hosts_append(host_list *list, const char *name, ckd_error *err) {
+    return append(list, name, strlen(name), err);
+}
+
+static ckd_status add(host_list *list, const char *name, size_t length, ckd_error *err) {
+    for (size_t i = 0; i < list->count; i++) {
+        if (strncmp(list->names[i], name, length) == 0 && !list->names[i][length]) {
+            return CKD_OK;
+        }
+    }
+    return append(list, name, length, err);
 }
 
 ckd_status hosts_add(host_list *list, const char *name, ckd_error *err) {

@@ -297,6 +297,8 @@ typedef struct host_list {
 } host_list;
 /* Adds a name unless the list has it. Errors: INVALID (it is none), NOMEM. */
 ckd_status hosts_add(host_list *list, const char *name, ckd_error *err);
+/* The same without a look whether the list has it. */
+ckd_status hosts_append(host_list *list, const char *name, ckd_error *err);
 bool hosts_have(const host_list *list, const char *name);
 void hosts_free(host_list *list);
 /* NULL: out of memory. */

@@ -247,7 +247,7 @@ static void read_words(char **to, const json_t *object, const char *key) {
     ckd_error why;
     json_array_foreach(list, i, item) {
         if (json_is_string(item)) {
-            hosts_add(&words, json_string_value(item), &why);
+            hosts_append(&words, json_string_value(item), &why);
         }
     }
     free(*to);

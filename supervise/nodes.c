@@ -6,7 +6,8 @@
 
 #include "supervise/internal.h"
 
-#define AT_ONCE 32 /* checks */
+#define AT_ONCE   32 /* checks */
+#define NOTED_MAX ((size_t)1 << 18)
 
 typedef enum way { WAY_NONE = 0, WAY_REPLACE = 1, WAY_DROP = 2, WAY_REQUEUE = 3, WAY_UNKNOWN = 4 } way;
 
@@ -182,9 +183,14 @@ void nodes_prepare(nodes *n) {
 
 /* ------------------------------------------------------------------------------------------------------ the attempt */
 
+/* So many names of so great length that a line of the journal would be too long are not known. */
 static void note_list(char **to, const host_list *list) {
     free(*to);
     *to = list->count > 0 ? hosts_joined(list, ' ') : NULL;
+    if (*to && strlen(*to) > NOTED_MAX) {
+        free(*to);
+        *to = NULL;
+    }
 }
 
 void nodes_note(attempt *a, const nodes *n) {
