@@ -85,12 +85,8 @@ void candidates_free(candidates *c) {
 }
 
 static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_damage *first) {
-    char text[SUPERVISE_TEXT_MAX * 2];
-    snprintf(text, sizeof(text), "%s is damaged and passed over: %.200s%s%.100s", ref, first->what,
-             first->file[0] ? ", file " : "", first->file);
-    if (rule->options->on_message) {
-        rule->options->on_message(rule->options->message_context, text);
-    }
+    supervise_say(rule->options, "%s is damaged and passed over: %.200s%s%.100s", ref, first->what,
+                  first->file[0] ? ", file " : "", first->file);
 }
 
 /* The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for example. */
@@ -119,14 +115,10 @@ static int on_limited_progress(void *context, uint64_t done, uint64_t total) {
 }
 
 static void say_unverified(const candidates_rule *rule, const char *ref) {
-    char text[SUPERVISE_TEXT_MAX];
-    snprintf(text, sizeof(text),
-             "%s has not been verified to the end after %" PRIu64
-             " s; the attempt starts from it, and verifies what it loads",
-             ref, rule->options->verify_limit_s);
-    if (rule->options->on_message) {
-        rule->options->on_message(rule->options->message_context, text);
-    }
+    supervise_say(rule->options,
+                  "%s has not been verified to the end after %" PRIu64
+                  " s; the attempt starts from it, and verifies what it loads",
+                  ref, rule->options->verify_limit_s);
 }
 
 static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *c,
@@ -160,18 +152,23 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* vain: tries only those from which attempts have failed; otherwise only the others. */
+/*
+ * vain: tries only those from which attempts have failed; otherwise only the others. before: only those older than this
+ * one; NULL: all.
+ */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
-                               ckd_error *err) {
+                               const char *before, ckd_error *err) {
     uint64_t good_count = 0;
+    bool newer = before != NULL;
     for (size_t i = 0; i < c->count; i++) {
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
+        newer = newer && strcmp(ref, before) != 0;
         bool failed = decide_failures(rule->history, rule->count, ref) >= FAILURES_TO_GO_BACK, good;
         if (c->items[i].suspect && !c->suspect[0]) {
             snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
         }
-        if (failed != vain || !may_start_from(c, i)) {
+        if (newer || failed != vain || !may_start_from(c, i)) {
             continue;
         }
         ckd_status status = is_whole(&good, store, &c->items[i], rule, err);
@@ -191,12 +188,11 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
 
 /* Tells of the suspect checkpoints that are newer than the chosen one. */
 static void say_suspect(const candidates *c, const candidates_rule *rule) {
-    for (size_t i = 0; i < c->chosen && rule->options->on_message; i++) {
-        char ref[SUPERVISE_REF_MAX], text[SUPERVISE_TEXT_MAX];
+    for (size_t i = 0; i < c->chosen; i++) {
+        char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
         if (c->items[i].suspect) {
-            snprintf(text, sizeof(text), "%s is suspect and passed over: values became NaN or infinite", ref);
-            rule->options->on_message(rule->options->message_context, text);
+            supervise_say(rule->options, "%s is suspect and passed over: values became NaN or infinite", ref);
         }
     }
 }
@@ -225,10 +221,15 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     }
     ckd_store *store = NULL;
     ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
-    THEN(status, choose_among(c, store, rule, false, err));
+    if (rule->before) {
+        THEN(status, choose_among(c, store, rule, false, rule->before, err));
+    }
+    if (c->chosen == SIZE_MAX) {
+        THEN(status, choose_among(c, store, rule, false, NULL, err));
+    }
     /* If attempts from all of them have failed, the newest is as good as any. */
     if (c->chosen == SIZE_MAX) {
-        THEN(status, choose_among(c, store, rule, true, err));
+        THEN(status, choose_among(c, store, rule, true, NULL, err));
     }
     ckd_store_close(store);
     if (status == CKD_OK && c->chosen == SIZE_MAX) {

@@ -34,6 +34,17 @@ ckd_status supervise_error_sys(ckd_error *err, int errnum, const char *format, .
     return err->status;
 }
 
+void supervise_say(const supervise_options *o, const char *format, ...) {
+    char text[2 * SUPERVISE_TEXT_MAX + 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (o->on_message) {
+        o->on_message(o->message_context, text);
+    }
+}
+
 static uint64_t clock_ns(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);

@@ -62,6 +62,18 @@ uint64_t decide_doublings(const attempt *history, size_t count) {
     return hung;
 }
 
+const char *decide_anomaly(const attempt *history, size_t count) {
+    while (count > 0 && !history[count - 1].first_save_ns) {
+        count--;
+    }
+    return count > 0 && history[count - 1].unhealthy ? history[count - 1].anomaly : NULL;
+}
+
+/* Has the command ended as it should? */
+static bool is_done(const attempt *a) {
+    return a->end == ATTEMPT_EXITED && a->code == 0 && !a->hung && !a->unhealthy;
+}
+
 void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     char how[SUPERVISE_TEXT_MAX / 2] = "not known";
     switch (a->end) {
@@ -80,7 +92,9 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     case ATTEMPT_RUNNING:
         break;
     }
-    if (a->hung && !a->stopped_by) {
+    if (a->unhealthy) {
+        snprintf(reason, SUPERVISE_TEXT_MAX, "%.140s is suspect: %.90s", a->anomaly, how);
+    } else if (a->hung && !a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
     } else if (a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "stopped by %s: %s", signal_text_of(a->stopped_by).text, how);
@@ -89,13 +103,69 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     }
 }
 
-/* Attempts without a newer checkpoint, in a row, up to the last one. */
+/* A host that was excluded may have been the cause, but not again and again. */
+#define EXCUSES 2
+
+/* Attempts without a newer checkpoint, in a row, up to the last one. Those before a host was excluded are excused. */
 static uint64_t futile_attempts(const attempt *history, size_t count) {
-    uint64_t futile = 0;
-    for (; count > 0 && !attempt_progressed(&history[count - 1]); count--) {
-        futile += counts(&history[count - 1]);
+    uint64_t futile = 0, excuses = 0;
+    for (size_t i = 0; i < count; i++) {
+        const attempt *a = &history[i];
+        bool progressed = attempt_progressed(a), excused = a->excluded && excuses < EXCUSES;
+        excuses = progressed ? 0 : excuses + excused;
+        futile = progressed || excused ? 0 : futile + counts(a);
     }
     return futile;
+}
+
+bool words_have(const char *words, const char *word) {
+    size_t length = strlen(word);
+    for (const char *at = words; at && *at; at += strcspn(at, " "), at += *at == ' ') {
+        if (strcspn(at, " ") == length && strncmp(at, word, length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The last attempts in a row that count, all without a newer checkpoint. Returns how many, up to ATTEMPTS_TO_BLAME. */
+static size_t short_attempts(const attempt *out[ATTEMPTS_TO_BLAME], const attempt *history, size_t count) {
+    size_t found = 0;
+    for (; count > 0 && found < ATTEMPTS_TO_BLAME; count--) {
+        const attempt *a = &history[count - 1];
+        if (attempt_progressed(a) || a->excluded || (counts(a) && is_done(a))) {
+            break;
+        }
+        if (counts(a)) {
+            out[found++] = a;
+        }
+    }
+    return found;
+}
+
+bool decide_bad_host(char host[SUPERVISE_NAME_MAX], const attempt *history, size_t count) {
+    const attempt *last[ATTEMPTS_TO_BLAME], *current = decide_current(history, &count);
+    if (short_attempts(last, current, count) < ATTEMPTS_TO_BLAME || !last[0]->hosts) {
+        return false;
+    }
+    size_t common = 0;
+    bool others = false; /* a command that always runs on one host says nothing about it */
+    for (const char *at = last[0]->hosts; *at; at += strcspn(at, " "), at += *at == ' ') {
+        char name[SUPERVISE_NAME_MAX];
+        bool everywhere = true;
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(at, " "), at);
+        for (size_t i = 1; i < ATTEMPTS_TO_BLAME; i++) {
+            everywhere = everywhere && words_have(last[i]->hosts, name);
+        }
+        if (everywhere) {
+            common++;
+            memcpy(host, name, sizeof(name));
+        }
+    }
+    for (size_t i = 0; common == 1 && i < ATTEMPTS_TO_BLAME; i++) {
+        others = others || strcmp(last[i]->hosts, host) != 0;
+    }
+    return common == 1 && others;
 }
 
 /* Would the program fail again? SIGKILL and SIGTERM come from outside: the kernel, an administrator, a scheduler. */
@@ -106,7 +176,7 @@ static bool is_own_failure(const attempt *a) {
             return true;
         }
     }
-    return !a->hung && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
+    return !a->hung && !a->unhealthy && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
 }
 
 /* Did the last two attempts that count end alike, without a newer checkpoint? *before: the first of the two. */
@@ -130,6 +200,13 @@ __attribute__((format(printf, 3, 4))) static decision stop(int status, ckd_statu
     va_start(args, format);
     vsnprintf(d.reason, sizeof(d.reason), format, args);
     va_end(args);
+    return d;
+}
+
+decision decide_stopped(int number) {
+    decision d =
+        stop(SUPERVISE_SIGNAL + number, CKD_E_CANCELLED, "stopped by %s", signal_text_of(number).text);
+    d.requeue = number == SIGTERM; /* as at the end of a job's time; the others come from a terminal */
     return d;
 }
 
@@ -172,14 +249,22 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
         decide_reason(how, last);
     }
     if (last->stopped_by) {
-        return stop(SUPERVISE_SIGNAL + last->stopped_by, CKD_E_CANCELLED, "stopped by %s",
-                    signal_text_of(last->stopped_by).text);
+        return decide_stopped(last->stopped_by);
     }
-    if (last->end == ATTEMPT_EXITED && last->code == 0 && !last->hung) {
+    if (is_done(last)) {
         return stop(0, CKD_OK, "done");
+    }
+    if (last->unhealthy && rules->stop_unhealthy) {
+        return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.160s is suspect", last->anomaly);
     }
     if (is_refused(last, facts, &status)) {
         return stop(status, CKD_E_INVALID, "%.160s; not tried again", how);
+    }
+    if (facts->elsewhere && last->excluded && futile == 0 && !attempt_progressed(last)) {
+        decision d = stop(1, CKD_E_STATE, "gave up: %.140s; without %.60s the job may get further", how,
+                          last->excluded);
+        d.requeue = true;
+        return d;
     }
     if (facts->disk_full && futile > 0) {
         return stop(1, CKD_E_NOSPACE, "the disk is full, so another attempt cannot save");
@@ -188,7 +273,8 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
         return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: no newer checkpoint in %llu attempts",
                     (unsigned long long)futile);
     }
-    if (ended_alike(&before, history, count) && (!facts->older || strcmp(before->from, last->from) != 0)) {
+    if (futile > 1 && ended_alike(&before, history, count) &&
+        (!facts->older || strcmp(before->from, last->from) != 0)) {
         return last->last_step == SUPERVISE_NO_STEP
                    ? stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.160s twice before the first checkpoint",
                           how)
@@ -197,8 +283,10 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
                           (unsigned long long)last->last_step);
     }
     if (facts->started_here > rules->max_restarts) {
-        return stop(1, CKD_E_STATE, "gave up: restarted %llu times, as --max-restarts allows",
-                    (unsigned long long)rules->max_restarts);
+        decision d = stop(1, CKD_E_STATE, "gave up: restarted %llu times, as --max-restarts allows",
+                          (unsigned long long)rules->max_restarts);
+        d.requeue = true;
+        return d;
     }
     return go_on(rules, facts, futile);
 }

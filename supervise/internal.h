@@ -23,6 +23,8 @@ __attribute__((format(printf, 3, 4))) ckd_status supervise_error(ckd_error *err,
 /* The same for a failed system call. */
 __attribute__((format(printf, 3, 4))) ckd_status supervise_error_sys(ckd_error *err, int errnum,
                                                                      const char *format, ...);
+/* Tells the user. */
+__attribute__((format(printf, 2, 3))) void supervise_say(const supervise_options *o, const char *format, ...);
 uint64_t supervise_now(void);       /* ns since 1970 */
 uint64_t supervise_monotonic(void); /* ns */
 /* "SIGTERM", or "signal 40". */
@@ -41,6 +43,7 @@ typedef struct decide_rules {
     uint64_t pause_s, max_pause_s;
     uint64_t max_restarts;
     uint64_t max_futile;
+    bool stop_unhealthy; /* gives up after an attempt with a suspect checkpoint */
 } decide_rules;
 
 /* Observations after an attempt. */
@@ -50,7 +53,8 @@ typedef struct decide_facts {
     uint64_t started_here; /* attempts that this supervisor has started */
     bool older;            /* there is another whole checkpoint to go back to */
     bool disk_full;
-    double chance; /* 0 ... 1, for the pause */
+    bool elsewhere; /* a requeue leaves out the hosts that the last attempt has excluded */
+    double chance;  /* 0 ... 1, for the pause */
 } decide_facts;
 
 typedef struct decision {
@@ -58,10 +62,13 @@ typedef struct decision {
     int status; /* otherwise: the exit status */
     ckd_status kind;
     double pause_s; /* before the restart */
+    bool requeue;   /* if it ends: another job may get further */
     char reason[SUPERVISE_TEXT_MAX];
 } decision;
 
 decision decide(const decide_rules *rules, const decide_facts *facts);
+/* After a signal that asked to stop. */
+decision decide_stopped(int number);
 /* How the attempt ended, in words. */
 void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a);
 /* Did the attempt make a newer checkpoint than there was before? */
@@ -75,6 +82,16 @@ const attempt *decide_current(const attempt *history, size_t *count);
 uint64_t decide_longest_start(const attempt *history, size_t count);
 /* How many times the limits of hangs are doubled: once for each of the last attempts in a row that hung, up to 2. */
 uint64_t decide_doublings(const attempt *history, size_t count);
+/* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
+const char *decide_anomaly(const attempt *history, size_t count);
+/*
+ * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.
+ * They are those since the last host was excluded.
+ */
+#define ATTEMPTS_TO_BLAME 3
+bool decide_bad_host(char host[SUPERVISE_NAME_MAX], const attempt *history, size_t count);
+/* Is it one of the words, which are NULL or have spaces in between? */
+bool words_have(const char *words, const char *word);
 
 /* -------------------------------------------------------------------------------------------------- checkpoints */
 
@@ -91,6 +108,8 @@ typedef struct candidates_rule {
     const supervise_options *options;
     const attempt *history;
     size_t count;
+    const char
+        *before; /* a checkpoint: nothing that is newer is chosen if something older is good; NULL: none */
     ckd_progress_fn on_progress;
     void *progress_context;
 } candidates_rule;
@@ -225,6 +244,124 @@ double liveness_limit(const liveness *l, const ckd_progress_slot *slot);
 void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
                      const bool *gone, size_t count);
 
+/* ----------------------------------------------------------------------------------------------------- helpers */
+
+/* A short command of the supervisor itself, with a shell, in a process group of its own and with a time limit. */
+typedef struct helper_orders {
+    const char *command;
+    const char *const *args; /* $1, $2, ... of the command, up to 4; NULL at the end. NULL: none */
+    const sigset_t *mask;
+    uint64_t limit_s;
+    bool listens; /* keeps what it writes to standard output */
+    bool deaf;    /* SIGTERM does not end it */
+} helper_orders;
+typedef struct helper {
+    pid_t pid;      /* 0: it has ended, or could not be started */
+    int status;     /* its exit status once it has ended; 128 + signal; 127 if it could not be started */
+    bool late;      /* it was killed, as its time was up */
+    uint64_t until; /* monotonic */
+    int out;        /* -1: nothing is read */
+    char *answer;   /* NULL: none so far */
+    size_t size;
+} helper;
+void helper_start(helper *h, const helper_orders *o);
+/* To be asked often, as it also reads the answer and ends a helper that is late. */
+bool helper_ended(helper *h);
+void helper_end(helper *h);
+/* Also ends it. */
+void helper_free(helper *h);
+/* Returns false if `stop` did, which may be NULL; some then still run. */
+bool helpers_wait(helper *helpers, size_t count, bool (*stop)(void *context), void *context);
+
+/* ------------------------------------------------------------------------------------------------------ devices */
+
+typedef struct devices {
+    const supervise_options *options;
+    const sigset_t *mask;
+    bool (*stop)(void *context);
+    void *stop_context;
+    bool absent;   /* there is no nvidia-smi */
+    pid_t *before; /* the processes that held memory when the last attempt started */
+    size_t count;
+} devices;
+/* Before an attempt. `follows`: waits until the last attempt's processes hold none, at most as long as the options say. */
+void devices_settle(devices *d, bool follows);
+void devices_free(devices *d);
+
+/* -------------------------------------------------------------------------------------------------------- hosts */
+
+#define HOSTS_MAX 8192
+typedef struct host_list {
+    size_t count;
+    char **names; /* each is there once */
+} host_list;
+/* Adds a name unless the list has it. Errors: INVALID (it is none), NOMEM. */
+ckd_status hosts_add(host_list *list, const char *name, ckd_error *err);
+/* The same without a look whether the list has it. */
+ckd_status hosts_append(host_list *list, const char *name, ckd_error *err);
+bool hosts_have(const host_list *list, const char *name);
+void hosts_free(host_list *list);
+/* NULL: out of memory. */
+char *hosts_joined(const host_list *list, char between);
+/* A list as Slurm writes it: a[01-12,20]-ib[0-1],b. */
+ckd_status hosts_expand(host_list *out, const char *text, ckd_error *err);
+/* A file with a host in each line: "host", "host:slots" or "host slots=N"; # begins a comment. */
+ckd_status hosts_read(host_list *out, const char *path, ckd_error *err);
+/* Writes the file anew, with another name in the host's lines. by: NULL: without these lines. */
+ckd_status hosts_replace(const char *path, const char *host, const char *by, ckd_error *err);
+/* By --hosts-file, Slurm or PBS; else this host. */
+ckd_status hosts_of_job(host_list *out, const supervise_options *o, ckd_error *err);
+bool host_is_own(const char *name);
+
+typedef struct nodes {
+    const supervise_options *options;
+    const sigset_t *mask;
+    bool (*stop)(void *context);
+    void *stop_context;
+    const attempt *history; /* of the run */
+    size_t count;
+    host_list hosts, bad, excluded;
+} nodes;
+/* Finds the hosts of the next attempt and checks them. Bad ones are excluded, or that is proposed. */
+void nodes_prepare(nodes *n);
+/* The lists become those of the attempt. */
+void nodes_note(attempt *a, const nodes *n);
+/* After the attempt, the last one of the history. */
+void nodes_blame(nodes *n, attempt *a);
+void nodes_free(nodes *n);
+
+/* Has Slurm started this? */
+bool requeue_possible(void);
+/* The command that starts the job again, without its bad hosts. NULL: there is none. */
+char *requeue_command(const attempt *history, size_t count, const sigset_t *mask);
+/* Names the command, or runs it. */
+void requeue(const supervise_options *o, const char *command, const sigset_t *mask);
+
+/* ---------------------------------------------------------------------------------------------------- anomalies */
+
+typedef struct anomaly anomaly;
+typedef struct anomalies {
+    const supervise_options *options;
+    const sigset_t *mask;
+    const candidates
+        *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
+    anomaly *found;
+    size_t count, handled;
+    char first[SUPERVISE_REF_MAX]; /* "": none was found */
+    helper helper;
+} anomalies;
+/* `known` is used until anomalies_finish. */
+void anomalies_begin(anomalies *a, const supervise_options *options, const sigset_t *mask,
+                     const candidates *known);
+/* Tells of those that have become suspect. */
+void anomalies_look(anomalies *a, const candidates *now);
+/* Starts the command of --on-anomaly for the next one once that for the last one has ended. To be called often. */
+void anomalies_go_on(anomalies *a);
+/* Does one that was found end the attempt? */
+bool anomalies_end_attempt(const anomalies *a);
+/* Waits for these commands until `stop` returns true. Keeps a->first. */
+void anomalies_finish(anomalies *a, bool (*stop)(void *context), void *context);
+
 /* -------------------------------------------------------------------------------------------------------- hangs */
 
 /*
@@ -241,7 +378,7 @@ typedef struct trace_orders {
 } trace_orders;
 typedef struct trace {
     const trace_orders *orders;
-    pid_t helper;          /* 0: none */
+    helper helper;         /* out -1: none */
     size_t next;           /* process to signal */
     uint64_t again, until; /* monotonic: when to signal it, and when all is over */
 } trace;
@@ -256,17 +393,19 @@ typedef struct watch watch;
 typedef struct watch_rule {
     const supervise_options *options;
     const progress *progress;
-    uint64_t doublings;  /* decide_doublings */
-    uint64_t start_ns;   /* decide_longest_start */
-    ckd_id newest;       /* checkpoint at the start; zero: none */
+    uint64_t doublings; /* decide_doublings */
+    uint64_t start_ns;  /* decide_longest_start */
+    ckd_id newest;      /* checkpoint at the start; zero: none */
+    anomalies *anomalies;
     trace_orders orders; /* without pids */
 } watch_rule;
 typedef enum watch_news {
     WATCH_NOTHING = 0,
-    WATCH_HUNG = 1, /* told once, with the reason. Traces are taken from now on. */
-    WATCH_END = 2   /* told once, when these are done: it is time to end the command */
+    WATCH_HUNG = 1,   /* told once, with the reason. Traces are taken from now on. */
+    WATCH_END = 2,    /* told once, when these are done: it is time to end the command */
+    WATCH_SUSPECT = 3 /* told once: it is time to end the command, as a checkpoint is suspect */
 } watch_news;
-/* rule->options and rule->progress are used until watch_free. NULL, which the others accept: nothing is watched. */
+/* The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is watched. */
 watch *watch_new(const watch_rule *rule);
 watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]);
 /* When to look next, for poll(). */

@@ -163,33 +163,48 @@ static json_t *time_of(uint64_t ns) {
     return json_string(text);
 }
 
+/* The words as a list. */
+static json_t *list_or_null(const char *words) {
+    json_t *list = words ? json_array() : json_null();
+    char *copy = words ? strdup(words) : NULL, *rest = copy;
+    for (char *word; copy && (word = strsep(&rest, " "));) {
+        json_array_append_new(list, text_or_null(word));
+    }
+    free(copy);
+    return list;
+}
+
 ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd_error *err) {
     json_t *words = json_array();
     for (size_t i = 0; words && command[i]; i++) {
         json_array_append_new(words, text_or_null(command[i]));
     }
-    return append(j,
-                  json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "event",
-                            "start", "run", a->run, "attempt", (json_int_t)a->number, "time",
-                            time_of(a->start_ns), "host", a->host, "supervisor", (json_int_t)a->supervisor,
-                            "pid", (json_int_t)a->pid, "checkpoint", text_or_null(a->from), "from_step",
-                            step_or_null(a->from_step), "first_step", step_or_null(a->first_step), "reached",
-                            step_or_null(a->reached), "suspect", text_or_null(a->suspect), "command", words),
-                  err);
+    return append(
+        j,
+        json_pack("{s:s, s:s, s:I, s:o, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event",
+                  "start", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->start_ns),
+                  "host", a->host, "supervisor", (json_int_t)a->supervisor, "pid", (json_int_t)a->pid,
+                  "checkpoint", text_or_null(a->from), "from_step", step_or_null(a->from_step), "first_step",
+                  step_or_null(a->first_step), "reached", step_or_null(a->reached), "suspect",
+                  text_or_null(a->suspect), "hosts", list_or_null(a->hosts), "bad_hosts",
+                  list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "command", words),
+        err);
 }
 
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
         "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
         (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
         a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
-        a->hung, "stopped_by", a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step",
-        step_or_null(a->last_step), "first_trained", step_or_null(a->first_trained), "last_trained",
-        step_or_null(a->last_trained), "resume_s", seconds_or_null(a->resume_ns), "hang",
-        text_or_null(a->hang), "first_save_s", seconds_or_null(a->first_save_ns), "status",
-        a->status < 0 ? json_null() : json_integer(a->status), "reason", a->reason, "verdict", a->verdict);
+        a->hung, "anomaly", text_or_null(a->anomaly), "unhealthy", a->unhealthy, "stopped_by",
+        a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
+        "first_trained", step_or_null(a->first_trained), "last_trained", step_or_null(a->last_trained),
+        "resume_s", seconds_or_null(a->resume_ns), "hang", text_or_null(a->hang), "first_save_s",
+        seconds_or_null(a->first_save_ns), "status", a->status < 0 ? json_null() : json_integer(a->status),
+        "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "reason", a->reason,
+        "verdict", a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -224,6 +239,22 @@ static void read_text(char *to, size_t size, const json_t *object, const char *k
     snprintf(to, size, "%s", text ? text : "");
 }
 
+/* A list of words, which have no spaces. Replaces *to. */
+static void read_words(char **to, const json_t *object, const char *key) {
+    const json_t *list = json_object_get(object, key), *item;
+    host_list words = {0};
+    size_t i;
+    ckd_error why;
+    json_array_foreach(list, i, item) {
+        if (json_is_string(item)) {
+            hosts_append(&words, json_string_value(item), &why);
+        }
+    }
+    free(*to);
+    *to = words.count > 0 ? hosts_joined(&words, ' ') : NULL;
+    hosts_free(&words);
+}
+
 static int64_t read_integer(const json_t *object, const char *key, int64_t otherwise) {
     const json_t *value = json_object_get(object, key);
     return json_is_integer(value) ? json_integer_value(value) : otherwise;
@@ -241,6 +272,9 @@ static void read_start(attempt *a, const json_t *line) {
     read_text(a->host, sizeof(a->host), line, "host");
     read_text(a->from, sizeof(a->from), line, "checkpoint");
     read_text(a->suspect, sizeof(a->suspect), line, "suspect");
+    read_words(&a->hosts, line, "hosts");
+    read_words(&a->bad_hosts, line, "bad_hosts");
+    read_words(&a->excluded, line, "excluded");
 }
 
 static void read_end(attempt *a, const json_t *line) {
@@ -251,6 +285,8 @@ static void read_end(attempt *a, const json_t *line) {
     a->code = a->end == ATTEMPT_LOST ? 0 : (int)read_integer(line, codes[a->end], 0);
     a->end_ns = read_time(line);
     a->hung = json_is_true(json_object_get(line, "hung"));
+    a->unhealthy = json_is_true(json_object_get(line, "unhealthy"));
+    read_text(a->anomaly, sizeof(a->anomaly), line, "anomaly");
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     a->first_trained = read_step(line, "first_trained");
@@ -261,6 +297,8 @@ static void read_end(attempt *a, const json_t *line) {
     a->status = (int)read_integer(line, "status", -1);
     read_text(a->reason, sizeof(a->reason), line, "reason");
     read_text(a->verdict, sizeof(a->verdict), line, "verdict");
+    read_words(&a->bad_hosts, line, "bad_hosts");
+    read_words(&a->excluded, line, "excluded");
 }
 
 static attempt *find(attempt_list *list, const char *run, uint64_t number) {
@@ -346,6 +384,11 @@ ckd_status supervise_attempts(attempt_list *out, const char *store, const char *
 }
 
 void supervise_attempts_free(attempt_list *list) {
+    for (size_t i = 0; i < list->count; i++) {
+        free(list->items[i].hosts);
+        free(list->items[i].bad_hosts);
+        free(list->items[i].excluded);
+    }
     free(list->items);
     *list = (attempt_list){0};
 }

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,21 +23,12 @@ typedef struct supervisor {
     attempt_list history; /* of the run; the last one is in progress, or has ended */
     uint64_t started_here;
     candidates seen; /* checkpoints at the start of the last attempt */
+    devices devices;
+    anomalies anomalies;
     sigset_t taken, before;
     int signals;    /* a signalfd */
     int stopped_by; /* the first signal that asked to stop */
 } supervisor;
-
-__attribute__((format(printf, 2, 3))) static void say(const supervisor *s, const char *format, ...) {
-    char text[2 * SUPERVISE_TEXT_MAX + 64];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    if (s->options.on_message) {
-        s->options.on_message(s->options.message_context, text);
-    }
-}
 
 /* ------------------------------------------------------------------------------------------------------ signals */
 
@@ -145,7 +135,7 @@ static void tell_command(const supervisor *s, const attempt *a) {
 static bool look_again(candidates *now, const supervisor *s) {
     ckd_error why;
     if (candidates_read(now, s->store, s->options.run, &why) != CKD_OK) {
-        say(s, "cannot list the checkpoints: %s", why.message);
+        supervise_say(&s->options, "cannot list the checkpoints: %s", why.message);
         return false;
     }
     for (size_t i = 0; i < now->count; i++) {
@@ -165,6 +155,7 @@ static void take_stock(supervisor *s, attempt *a, bool *older) {
     if (!look_again(&now, s)) {
         return;
     }
+    anomalies_look(&s->anomalies, &now);
     const ckd_checkpoint *first = candidates_first_since(&now, a->start_ns);
     a->first_save_ns = first ? first->created_ns - a->start_ns + 1 : 0;
     a->last_step = candidates_top(&now);
@@ -198,8 +189,9 @@ static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *
                                    a->number, a->run, (int)pid);
         }
         if (!told) {
-            say(s, "waiting for attempt %" PRIu64 ", which still runs as process %d, to end", a->number,
-                (int)pid);
+            supervise_say(&s->options,
+                          "waiting for attempt %" PRIu64 ", which still runs as process %d, to end",
+                          a->number, (int)pid);
         }
         told = true;
         pause_for(s, 0.2);
@@ -225,7 +217,8 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
         a->end_ns = supervise_now();
         decide_reason(a->reason, a);
         snprintf(a->verdict, sizeof(a->verdict), "goes on");
-        say(s, "attempt %" PRIu64 " has no end in the journal: its supervisor died", a->number);
+        supervise_say(&s->options, "attempt %" PRIu64 " has no end in the journal: its supervisor died",
+                      a->number);
         status = journal_end(&s->journal, a, err);
     }
     return status;
@@ -236,7 +229,12 @@ static void look_for_a_hang(const supervisor *s, process *p, attempt *a, watch *
     switch (s->stopped_by ? WATCH_NOTHING : watch_look(w, a->hang)) {
     case WATCH_HUNG:
         a->hung = true;
-        say(s, "attempt %" PRIu64 " is hung: %s", a->number, a->hang);
+        supervise_say(&s->options, "attempt %" PRIu64 " is hung: %s", a->number, a->hang);
+        break;
+    case WATCH_SUSPECT:
+        supervise_say(&s->options, "attempt %" PRIu64 " is ended, as %s is suspect", a->number,
+                      s->anomalies.first);
+        process_signal(p, SIGTERM, true);
         break;
     case WATCH_END:
         process_signal(p, SIGTERM, true);
@@ -259,7 +257,8 @@ static process_end wait_for(supervisor *s, process *p, attempt *a, watch *w) {
         }
         look_for_a_hang(s, p, a, w);
         for (int number; polled[1].revents && (number = next_signal(s));) {
-            say(s, "%s is passed on to attempt %" PRIu64, signal_text_of(number).text, a->number);
+            supervise_say(&s->options, "%s is passed on to attempt %" PRIu64, signal_text_of(number).text,
+                          a->number);
             process_signal(p, number, number != SIGUSR1);
             a->stopped_by = s->stopped_by;
         }
@@ -278,6 +277,7 @@ static process_end attend(supervisor *s, process *p, attempt *a, const progress 
         .doublings = decide_doublings(s->history.items, s->history.count - 1),
         .start_ns = decide_longest_start(s->history.items, s->history.count - 1),
         .newest = s->seen.count > 0 ? s->seen.items[0].id : (ckd_id){{0}},
+        .anomalies = &s->anomalies,
         .orders = {s->options.on_hang, &s->before, s->options.grace_s, p->keeper, p->pid, NULL, 0}});
     process_end end = wait_for(s, p, a, w);
     watch_free(w);
@@ -285,10 +285,26 @@ static process_end attend(supervisor *s, process *p, attempt *a, const progress 
     return end;
 }
 
+static bool stop_helpers(void *context) {
+    return stop_asked(context);
+}
+
+static nodes find_nodes(supervisor *s) {
+    nodes n = {.options = &s->options,
+               .mask = &s->before,
+               .stop = stop_helpers,
+               .stop_context = s,
+               .history = s->history.items,
+               .count = s->history.count};
+    nodes_prepare(&n);
+    return n;
+}
+
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
     tell_command(s, a);
+    anomalies_begin(&s->anomalies, &s->options, &s->before, &s->seen);
     progress_make(&steps);
     ckd_status status = process_start(&p, &s->options, &s->before, err);
     if (status != CKD_OK) {
@@ -299,8 +315,8 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     status = journal_start(&s->journal, a, s->options.command, err);
     THEN(status, process_go(&p, err));
     if (status == CKD_OK) {
-        say(s, "attempt %" PRIu64 " starts %s%s", a->number, a->from[0] ? "from " : "without a checkpoint",
-            a->from);
+        supervise_say(&s->options, "attempt %" PRIu64 " starts %s%s", a->number,
+                      a->from[0] ? "from " : "without a checkpoint", a->from);
         process_end end = attend(s, &p, a, &steps);
         a->end = end.end;
         a->code = end.code;
@@ -346,14 +362,20 @@ static void await_agent(const supervisor *s) {
     }
     ckd_status status = ckd_agent_settle(s->store, agent, s->options.run, &why);
     if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
-        say(s, "the agent: %s", why.message);
+        supervise_say(&s->options, "the agent: %s", why.message);
     }
 }
 
 static ckd_status choose(supervisor *s, ckd_error *err) {
     size_t count = s->history.count;
     const attempt *current = decide_current(s->history.items, &count);
-    candidates_rule rule = {&s->options, current, count, cancel_if_stopped, s};
+    bool rewinds = s->options.on_anomaly == SUPERVISE_ANOMALY_REWIND;
+    candidates_rule rule = {.options = &s->options,
+                            .history = current,
+                            .count = count,
+                            .before = rewinds ? decide_anomaly(current, count) : NULL,
+                            .on_progress = cancel_if_stopped,
+                            .progress_context = s};
     candidates now;
     ckd_status status = candidates_read(&now, s->store, s->options.run, err);
     if (status != CKD_OK) {
@@ -369,36 +391,41 @@ static ckd_status choose(supervisor *s, ckd_error *err) {
 static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
     ckd_status status = choose(s, err);
     for (int i = 1; i < TRIES && (status == CKD_E_IO || status == CKD_E_BUSY) && !s->stopped_by; i++) {
-        say(s, "cannot look for a checkpoint: %.300s; tries again", err->message);
+        supervise_say(&s->options, "cannot look for a checkpoint: %.300s; tries again", err->message);
         pause_for(s, (double)s->options.pause_s * i);
         status = choose(s, err);
     }
     return status;
 }
 
-static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
+/* Whether a suspect checkpoint was seen before the attempt ended or only then makes no difference. */
+static void note_anomaly(supervisor *s, attempt *a) {
+    anomalies_finish(&s->anomalies, stop_helpers, s);
+    snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
+    a->unhealthy = anomalies_end_attempt(&s->anomalies) && !a->stopped_by;
+    if (a->unhealthy) {
+        decide_reason(a->reason, a);
+    }
+}
+
+/* The attempt has ended, and is the last one of the history. */
+static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err) {
     const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
-                                s->options.max_futile};
+                                s->options.max_futile, s->options.on_anomaly == SUPERVISE_ANOMALY_STOP};
+    attempt *a = last_attempt(s);
     bool older = false;
     await_agent(s);
-    ckd_status status = choose_patiently(s, err);
-    if (s->stopped_by) {
-        return CKD_OK;
-    }
-    THEN(status, add_attempt(s, err));
-    THEN(status, run_command(s, last_attempt(s), err));
-    if (status != CKD_OK) {
-        return status;
-    }
-    attempt *a = last_attempt(s);
-    s->started_here++;
-    await_agent(s);
     take_stock(s, a, &older);
+    note_anomaly(s, a);
+    n->history = s->history.items;
+    n->count = s->history.count;
+    nodes_blame(n, a);
     *d = decide(&rules, &(decide_facts){.history = s->history.items,
                                         .count = s->history.count,
                                         .started_here = s->started_here,
                                         .older = older,
                                         .disk_full = is_disk_full(s),
+                                        .elsewhere = !s->options.hosts_file && requeue_possible(),
                                         .chance = draw()});
     a->status = d->restart ? -1 : d->status;
     if (d->restart) {
@@ -406,9 +433,34 @@ static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     } else {
         snprintf(a->verdict, sizeof(a->verdict), "%s", d->reason);
     }
-    say(s, "attempt %" PRIu64 " ended: %s%s%s", a->number, a->reason, d->restart ? "; " : "",
-        d->restart ? a->verdict : "");
+    supervise_say(&s->options, "attempt %" PRIu64 " ended: %s%s%s", a->number, a->reason,
+                  d->restart ? "; " : "", d->restart ? a->verdict : "");
     return journal_end(&s->journal, a, err);
+}
+
+static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
+    await_agent(s);
+    ckd_status status = choose_patiently(s, err);
+    nodes n = {0};
+    if (status == CKD_OK && !s->stopped_by) {
+        devices_settle(&s->devices, s->started_here > 0);
+    }
+    if (status == CKD_OK && !s->stopped_by) {
+        n = find_nodes(s);
+    }
+    if (!s->stopped_by) {
+        THEN(status, add_attempt(s, err));
+        if (status == CKD_OK) {
+            nodes_note(last_attempt(s), &n);
+        }
+        THEN(status, run_command(s, last_attempt(s), err));
+        s->started_here += status == CKD_OK;
+        THEN(status, conclude(s, d, &n, err));
+    } else {
+        status = CKD_OK;
+    }
+    nodes_free(&n);
+    return status;
 }
 
 static ckd_status loop(supervisor *s, supervise_result *out, ckd_error *err) {
@@ -421,11 +473,10 @@ static ckd_status loop(supervisor *s, supervise_result *out, ckd_error *err) {
         }
     }
     if (status == CKD_OK && d.restart) { /* stopped between attempts */
-        d.status = SUPERVISE_SIGNAL + s->stopped_by;
-        d.kind = CKD_E_CANCELLED;
-        snprintf(d.reason, sizeof(d.reason), "stopped by %s", signal_text_of(s->stopped_by).text);
+        d = decide_stopped(s->stopped_by);
     }
     out->status = d.status;
+    out->requeue = d.requeue;
     out->kind = d.kind;
     out->attempts = s->started_here;
     snprintf(out->reason, sizeof(out->reason), "%s", d.reason);
@@ -456,8 +507,13 @@ static ckd_status open_all(supervisor *s, ckd_error *err) {
 }
 
 ckd_status supervise_run(supervise_result *out, const supervise_options *options, ckd_error *err) {
-    supervisor s = {.options = *options, .journal.fd = -1, .seen.chosen = SIZE_MAX, .signals = -1};
+    supervisor s = {.options = *options,
+                    .journal.fd = -1,
+                    .seen.chosen = SIZE_MAX,
+                    .signals = -1,
+                    .anomalies.helper.out = -1};
     *out = (supervise_result){.status = 1};
+    s.devices = (devices){.options = &s.options, .mask = &s.before, .stop = stop_helpers, .stop_context = &s};
     ckd_status status = take_signals(&s, err);
     THEN(status, open_all(&s, err));
     THEN(status, loop(&s, out, err));
@@ -468,9 +524,19 @@ ckd_status supervise_run(supervise_result *out, const supervise_options *options
         }
         candidates_free(&now);
     }
+    char *command = status == CKD_OK && out->requeue
+                        ? requeue_command(s.history.items, s.history.count, &s.before)
+                        : NULL;
+    out->requeue = command != NULL;
+    anomalies_finish(&s.anomalies, stop_helpers, &s);
     candidates_free(&s.seen);
+    devices_free(&s.devices);
     supervise_attempts_free(&s.history);
     journal_close(&s.journal);
+    if (command) {
+        requeue(&s.options, command, &s.before);
+    }
+    free(command);
     if (s.signals >= 0) {
         close(s.signals);
     }

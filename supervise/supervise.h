@@ -18,6 +18,7 @@ enum { SUPERVISE_GAVE_UP = 93, SUPERVISE_SIGNAL = 128 };
 #define SUPERVISE_REF_MAX  (CKD_RUN_MAX + 24) /* RUN@STEP */
 #define SUPERVISE_HOST_MAX 65
 #define SUPERVISE_TEXT_MAX 256
+#define SUPERVISE_NAME_MAX 256 /* of a host, as others call it */
 
 typedef enum attempt_end {
     ATTEMPT_RUNNING = 0, /* or its supervisor died: no end is recorded */
@@ -39,7 +40,9 @@ typedef struct attempt {
     int code;
     bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
     char hang[SUPERVISE_TEXT_MAX];   /* what was missing, and for how long; "": it did not hang */
-    int stopped_by;                  /* the signal that asked the supervisor to stop; 0: none */
+    char anomaly[SUPERVISE_REF_MAX]; /* its first checkpoint that is suspect; "": none */
+    bool unhealthy; /* it counts as failed for that, whatever its end: --on-anomaly rewind or stop */
+    int stopped_by; /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */
     uint64_t from_step;              /* SUPERVISE_NO_STEP: none */
     char suspect[SUPERVISE_REF_MAX]; /* the newest checkpoint that was passed over as suspect; "": none */
@@ -55,6 +58,10 @@ typedef struct attempt {
     int status;         /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
     char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
     char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
+    /* Names with spaces in between; NULL: none is known. They belong to the list. */
+    char *hosts;     /* on which it ran */
+    char *bad_hosts; /* found bad before it or after it */
+    char *excluded;  /* of these, those that were taken out of the job, or will be by a requeue */
 } attempt;
 
 typedef struct attempt_list {
@@ -73,6 +80,14 @@ typedef enum supervise_hang {
     SUPERVISE_HANG_NEVER = 2
 } supervise_hang;
 
+typedef enum supervise_anomaly { /* when a checkpoint becomes suspect during an attempt */
+                                 SUPERVISE_ANOMALY_MARK = 0, /* tells of it */
+                                 SUPERVISE_ANOMALY_REWIND =
+                                     1, /* ends the command, and starts it from a healthy checkpoint before that one */
+                                 SUPERVISE_ANOMALY_STOP = 2, /* ends the command, and gives up */
+                                 SUPERVISE_ANOMALY_COMMAND = 3
+} supervise_anomaly;
+
 typedef struct supervise_options {
     const char *store, *run;
     char *const *command; /* ends with NULL */
@@ -87,10 +102,20 @@ typedef struct supervise_options {
     const char
         *on_hang; /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
     uint64_t rewind_on_nan; /* goes so many good checkpoints back if the newest is suspect; 0: one */
-    bool quick;             /* verifies stored checksums only */
+    supervise_anomaly on_anomaly;
+    const char *anomaly_command; /* SUPERVISE_ANOMALY_COMMAND: for sh -c */
+    bool quick;                  /* verifies stored checksums only */
     uint64_t
         verify_limit_s; /* a checkpoint counts as whole if verifying it takes longer; 0: none is verified */
     uint32_t threads;   /* for verification; 0: one per core */
+    const char *hosts_file;   /* NULL: the hosts are those of Slurm, of PBS, or this one */
+    const char *spares_file;  /* NULL: there are none */
+    uint64_t min_hosts;       /* hosts are dropped if more are left; 0: none is dropped */
+    const char *node_check;   /* for sh -c, on each host before an attempt; NULL: none */
+    uint64_t node_check_s;    /* how long it may take */
+    const char *remote_shell; /* words to put before a host's name and a command */
+    uint64_t device_wait_s;   /* for memory of devices that the last attempt used; 0: does not wait */
+    bool act;                 /* excludes hosts and requeues jobs, instead of proposing it */
     ckd_message_fn on_message;
     void *message_context;
 } supervise_options;
@@ -101,6 +126,7 @@ typedef struct supervise_result {
     uint64_t attempts;
     char reason[SUPERVISE_TEXT_MAX];
     char newest[SUPERVISE_REF_MAX]; /* checkpoint; "": none */
+    bool requeue;                   /* the job, which Slurm has started, should be started again */
 } supervise_result;
 
 /*

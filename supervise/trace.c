@@ -1,13 +1,8 @@
 /* Stack traces of a command that hangs, before it is ended. */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "supervise/internal.h"
 
@@ -28,18 +23,6 @@ static bool handles_quit(pid_t pid) {
         fclose(from);
     }
     return caught >> (SIGQUIT - 1) & 1;
-}
-
-static void run_helper(const char *command, const sigset_t *mask) {
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (null >= 0) {
-        dup2(null, STDIN_FILENO);
-    }
-    sigprocmask(SIG_SETMASK, mask, NULL);
-    execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-    _exit(127);
 }
 
 static void name_pids(const pid_t *pids, size_t count) {
@@ -67,41 +50,29 @@ static void signal_next(trace *t) {
 }
 
 void trace_begin(trace *t, const trace_orders *orders) {
-    *t = (trace){.orders = orders, .until = supervise_monotonic()};
+    *t = (trace){.orders = orders, .helper.out = -1, .until = supervise_monotonic()};
     if (!orders->command) {
         signal_next(t);
         return;
     }
     name_pids(orders->pids, orders->count);
-    fflush(NULL);
-    t->helper = fork();
-    if (t->helper == 0) {
-        run_helper(orders->command, orders->mask);
-    }
+    helper_start(
+        &t->helper,
+        &(helper_orders){.command = orders->command, .mask = orders->mask, .limit_s = orders->grace_s});
     unsetenv(PIDS);
-    if (t->helper > 0) {
-        setpgid(t->helper, t->helper);
-        t->until += orders->grace_s * SECOND;
-    }
 }
 
 bool trace_ended(trace *t) {
-    if (!t->orders->command && supervise_monotonic() >= t->again) {
-        signal_next(t);
+    if (t->orders->command) {
+        return helper_ended(&t->helper);
     }
-    if (t->helper > 0 && waitpid(t->helper, NULL, WNOHANG) == t->helper) {
-        kill(-t->helper, SIGKILL);
-        t->helper = 0;
-        t->until = 0;
+    if (supervise_monotonic() >= t->again) {
+        signal_next(t);
     }
     return supervise_monotonic() >= t->until;
 }
 
 void trace_end(trace *t) {
-    if (t->helper > 0) {
-        kill(-t->helper, SIGKILL);
-        while (waitpid(t->helper, NULL, 0) < 0 && errno == EINTR) {
-        }
-    }
-    *t = (trace){0};
+    helper_free(&t->helper);
+    *t = (trace){.helper.out = -1};
 }

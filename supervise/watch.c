@@ -1,4 +1,4 @@
-/* Watches a command: its steps, or its checkpoints if --hang names a time. Decides when it hangs. */
+/* Watches a command: its steps and its checkpoints. Decides when it hangs, and sees which checkpoints are suspect. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,8 @@
 #define LOOKS       20 /* per allowed time */
 #define LONGEST_NS  SECOND
 #define SHORTEST_NS (SECOND / 50)
+#define MARK_NS     (60 * SECOND) /* between looks at the store, if nothing depends on them */
+#define ACT_NS      (5 * SECOND)  /* if a suspect checkpoint ends the command, or starts one */
 
 typedef enum stage { STAGE_WATCHING = 0, STAGE_TRACING = 1, STAGE_ENDING = 2 } stage;
 
@@ -18,9 +20,11 @@ struct watch {
     trace_orders orders;
     stage stage;
     trace trace;
-    uint64_t interval_ns, looked_ns; /* monotonic: clocks of other machines may differ */
-    ckd_id newest;                   /* checkpoint */
-    uint64_t changed_ns;             /* when it was seen first */
+    uint64_t interval_ns, looked_ns; /* at steps; monotonic: clocks of other machines may differ */
+    uint64_t listing_ns, listed_ns;  /* at checkpoints */
+    anomalies *anomalies;
+    ckd_id newest;       /* checkpoint */
+    uint64_t changed_ns; /* when it was seen first */
     liveness liveness;
     size_t count; /* of slots */
     ckd_progress_slot slots[PROGRESS_SLOTS];
@@ -29,23 +33,29 @@ struct watch {
     pid_t pids[PROGRESS_SLOTS + 1];
 };
 
+static uint64_t share_of(uint64_t allowed_s) {
+    uint64_t share = allowed_s * SECOND / LOOKS;
+    return share < SHORTEST_NS ? SHORTEST_NS : share;
+}
+
 watch *watch_new(const watch_rule *rule) {
     watch *w = calloc(1, sizeof(*w));
     if (!w) {
         return NULL; /* nothing is watched then */
     }
     const supervise_options *o = rule->options;
-    uint64_t allowed = o->hang == SUPERVISE_HANG_TIME ? o->hang_s : o->hang_floor_s;
     w->options = o;
+    w->trace.helper.out = -1;
     w->progress = rule->progress;
+    w->anomalies = rule->anomalies;
     w->orders = rule->orders;
     w->newest = rule->newest;
-    w->looked_ns = w->changed_ns = supervise_monotonic();
-    w->interval_ns = allowed * SECOND / LOOKS;
-    w->interval_ns = w->interval_ns < SHORTEST_NS ? SHORTEST_NS : w->interval_ns;
-    if (o->hang == SUPERVISE_HANG_AUTO &&
-        w->interval_ns > LONGEST_NS) { /* a store is not listed that often */
-        w->interval_ns = LONGEST_NS;
+    w->looked_ns = w->listed_ns = w->changed_ns = supervise_monotonic();
+    w->interval_ns = share_of(o->hang_floor_s);
+    w->interval_ns = w->interval_ns > LONGEST_NS ? LONGEST_NS : w->interval_ns;
+    w->listing_ns = o->on_anomaly == SUPERVISE_ANOMALY_MARK ? MARK_NS : ACT_NS;
+    if (o->hang == SUPERVISE_HANG_TIME && w->listing_ns > share_of(o->hang_s)) {
+        w->listing_ns = share_of(o->hang_s);
     }
     w->liveness.start_s = (double)rule->start_ns / (double)SECOND;
     w->liveness.floor_s = (double)o->hang_floor_s * (double)((uint64_t)1 << rule->doublings);
@@ -60,28 +70,37 @@ void watch_free(watch *w) {
 }
 
 int watch_wait_ms(const watch *w) {
-    bool needed = w && w->stage != STAGE_ENDING && w->options->hang != SUPERVISE_HANG_NEVER;
-    uint64_t ns = needed && w->stage == STAGE_TRACING ? SHORTEST_NS : needed ? w->interval_ns : 0;
-    return needed ? (int)((ns < LONGEST_NS ? ns : LONGEST_NS) / 1000000) : -1;
+    if (!w || w->stage == STAGE_ENDING) {
+        return -1;
+    }
+    bool steps = w->options->hang == SUPERVISE_HANG_AUTO && w->interval_ns < w->listing_ns;
+    uint64_t ns = w->stage == STAGE_TRACING ? SHORTEST_NS : steps ? w->interval_ns : w->listing_ns;
+    return (int)((ns < LONGEST_NS ? ns : LONGEST_NS) / 1000000);
 }
 
 /* ----------------------------------------------------------------------------------------------------- looking */
 
 /* If the store cannot be read, the command is left alone. */
-static bool makes_no_checkpoint(char reason[SUPERVISE_TEXT_MAX], watch *w) {
-    uint64_t now = supervise_monotonic();
+static watch_news look_at_checkpoints(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t now) {
     candidates seen;
     ckd_error why;
     if (candidates_read(&seen, w->options->store, w->options->run, &why) != CKD_OK) {
-        return false;
+        return WATCH_NOTHING;
     }
     if (seen.count > 0 && memcmp(&seen.items[0].id, &w->newest, sizeof(w->newest)) != 0) {
         w->newest = seen.items[0].id;
         w->changed_ns = now;
     }
+    anomalies_look(w->anomalies, &seen);
     candidates_free(&seen);
+    if (anomalies_end_attempt(w->anomalies)) {
+        w->stage = STAGE_ENDING;
+        return WATCH_SUSPECT;
+    }
     snprintf(reason, SUPERVISE_TEXT_MAX, "it has made no checkpoint for %" PRIu64 " s", w->options->hang_s);
-    return now - w->changed_ns >= w->options->hang_s * SECOND;
+    return w->options->hang == SUPERVISE_HANG_TIME && now - w->changed_ns >= w->options->hang_s * SECOND
+               ? WATCH_HUNG
+               : WATCH_NOTHING;
 }
 
 /* A process that has ended is watched no more, and neither is another one that gets its number. */
@@ -98,16 +117,16 @@ static void find_gone(watch *w) {
 /*
  * Time in which the supervisor did not run either, because both were stopped or the machine slept, does not count.
  */
-static bool makes_no_step(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t passed_ns) {
+static watch_news look_at_steps(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t passed_ns) {
     uint64_t most = 3 * w->interval_ns;
     passed_ns = passed_ns < most ? passed_ns : most;
     w->count = progress_read(w->slots, w->progress);
     find_gone(w);
     if (!liveness_look(&w->liveness, w->slots, w->gone, w->count, (double)passed_ns / (double)SECOND)) {
-        return false;
+        return WATCH_NOTHING;
     }
     liveness_reason(reason, &w->liveness, w->slots, w->gone, w->count);
-    return true;
+    return WATCH_HUNG;
 }
 
 static void begin_trace(watch *w) {
@@ -125,9 +144,10 @@ static void begin_trace(watch *w) {
 }
 
 watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]) {
-    if (!w || w->stage == STAGE_ENDING || w->options->hang == SUPERVISE_HANG_NEVER) {
+    if (!w || w->stage == STAGE_ENDING) {
         return WATCH_NOTHING;
     }
+    anomalies_go_on(w->anomalies);
     if (w->stage == STAGE_TRACING) {
         if (!trace_ended(&w->trace)) {
             return WATCH_NOTHING;
@@ -135,16 +155,18 @@ watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]) {
         w->stage = STAGE_ENDING;
         return WATCH_END;
     }
-    uint64_t passed = supervise_monotonic() - w->looked_ns;
-    if (passed < w->interval_ns) {
-        return WATCH_NOTHING;
+    watch_news news = WATCH_NOTHING;
+    uint64_t now = supervise_monotonic(), passed = now - w->looked_ns;
+    if (now - w->listed_ns >= w->listing_ns) {
+        w->listed_ns = now;
+        news = look_at_checkpoints(reason, w, now);
     }
-    w->looked_ns += passed;
-    bool hung = w->options->hang == SUPERVISE_HANG_TIME ? makes_no_checkpoint(reason, w)
-                                                        : makes_no_step(reason, w, passed);
-    if (!hung) {
-        return WATCH_NOTHING;
+    if (news == WATCH_NOTHING && w->options->hang == SUPERVISE_HANG_AUTO && passed >= w->interval_ns) {
+        w->looked_ns = now;
+        news = look_at_steps(reason, w, passed);
     }
-    begin_trace(w);
-    return WATCH_HUNG;
+    if (news == WATCH_HUNG) {
+        begin_trace(w);
+    }
+    return news;
 }

@@ -1,6 +1,7 @@
 /* ckptdelta attempts: what `ckptdelta run` has recorded. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
@@ -73,6 +74,15 @@ static json_t *json_words(const char *text) {
     return cli_json_text(text[0] ? text : NULL);
 }
 
+/* The words, which have spaces in between, as a list; NULL: null. */
+static json_t *json_list(const char *words) {
+    json_t *list = words ? json_array() : json_null();
+    for (const char *at = words; at && *at; at += strcspn(at, " "), at += *at == ' ') {
+        cli_json_append(&list, json_stringn(at, strcspn(at, " ")));
+    }
+    return list;
+}
+
 static json_t *json_attempt(const attempt *a) {
     uint64_t lost;
     bool known = steps_lost(&lost, a), ended = a->end != ATTEMPT_RUNNING;
@@ -80,7 +90,7 @@ static json_t *json_attempt(const attempt *a) {
     json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
     double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
     return json_pack(
-        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}",
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
         "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
         json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
         ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
@@ -90,8 +100,9 @@ static json_t *json_attempt(const attempt *a) {
         json_words(a->from), "first_step", json_step(a->first_step), "last_step", json_step(a->last_step),
         "steps_lost", json_if(known, (int64_t)lost), "first_save_s", json_seconds(a->first_save_ns), "hung",
         a->hung, "hang", json_words(a->hang), "first_trained", json_step(a->first_trained), "last_trained",
-        json_step(a->last_trained), "resume_s", json_seconds(a->resume_ns), "suspect",
-        json_words(a->suspect));
+        json_step(a->last_trained), "resume_s", json_seconds(a->resume_ns), "suspect", json_words(a->suspect),
+        "hosts", json_list(a->hosts), "bad_hosts", json_list(a->bad_hosts), "excluded",
+        json_list(a->excluded), "anomaly", json_words(a->anomaly), "unhealthy", a->unhealthy);
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {
@@ -116,6 +127,19 @@ static void duration_cell(cli_table *t, bool known, uint64_t ns) {
     cli_table_cell(t, "%s", known ? cli_text_duration((double)ns / 1e9).text : "-");
 }
 
+/* The first of the hosts, and how many more there are. */
+static void hosts_cell(cli_table *t, const char *hosts) {
+    size_t more = 0;
+    for (const char *at = hosts; at && *at; at++) {
+        more += *at == ' ';
+    }
+    if (more > 0) {
+        cli_table_cell(t, "%.*s +%zu", (int)strcspn(hosts, " "), hosts, more);
+    } else {
+        cli_table_cell(t, "%s", hosts ? hosts : "-");
+    }
+}
+
 static void print_row(cli_table *t, const attempt *a, bool verbose) {
     uint64_t lost;
     bool known = steps_lost(&lost, a), ended = a->end_ns > a->start_ns;
@@ -137,6 +161,8 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
         duration_cell(t, a->resume_ns > 0, a->resume_ns);
         duration_cell(t, a->first_save_ns > 0, a->first_save_ns);
         cli_table_cell(t, "%s", a->host[0] ? a->host : "-");
+        hosts_cell(t, a->hosts);
+        cli_table_cell(t, "%s", a->bad_hosts ? a->bad_hosts : "-");
         cli_table_cell(t, a->pid > 0 ? "%" PRId64 : "-", a->pid);
         cli_table_cell(t, "%s", a->verdict[0] ? a->verdict : "-");
     }
@@ -145,7 +171,7 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
 static ckd_status print_text(const attempt_list *list, bool verbose, ckd_error *err) {
     cli_table *t = cli_table_new(
         verbose
-            ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST MADE|>LAST MADE|>RESUMED|>FIRST SAVE|HOST|>PID|VERDICT"
+            ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST MADE|>LAST MADE|>RESUMED|>FIRST SAVE|HOST|RAN ON|BAD|>PID|VERDICT"
             : "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END");
     for (size_t i = 0; i < list->count; i++) {
         print_row(t, &list->items[i], verbose);

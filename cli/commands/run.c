@@ -19,7 +19,16 @@ enum {
     OPT_HANG,
     OPT_HANG_FLOOR,
     OPT_ON_HANG,
-    OPT_REWIND
+    OPT_REWIND,
+    OPT_HOSTS_FILE,
+    OPT_SPARES,
+    OPT_MIN_HOSTS,
+    OPT_NODE_CHECK,
+    OPT_NODE_CHECK_LIMIT,
+    OPT_REMOTE_SHELL,
+    OPT_ACT,
+    OPT_DEVICE_WAIT,
+    OPT_ON_ANOMALY
 };
 
 static const struct argp_option options_table[] = {
@@ -48,10 +57,35 @@ static const struct argp_option options_table[] = {
      4},
     {"rewind-on-nan", OPT_REWIND, "K", 0,
      "If values of the newest checkpoint became NaN or infinite, go K good ones back [default: 1]", 5},
+    {"on-anomaly", OPT_ON_ANOMALY, "mark|rewind|stop|CMD", 0,
+     "If values of a new checkpoint became NaN or infinite: mark: go on; rewind: end COMMAND, and restart it from a "
+     "healthy checkpoint; stop: end it, and give up; CMD: run CMD with a shell. CKPTDELTA_SUSPECT_STEP and "
+     "CKPTDELTA_SUSPECT_ID name the checkpoint [default: mark]",
+     5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,
      "Start from a checkpoint whose check takes longer than this, as a load checks what it reads [default: 10m]",
      5},
+    {"device-wait", OPT_DEVICE_WAIT, "TIME", 0,
+     "Wait at most this long before a restart until GPUs have the memory back that COMMAND used; 0s: do not wait "
+     "[default: 60s]",
+     5},
+    {"hosts-file", OPT_HOSTS_FILE, "FILE", 0,
+     "The hosts of the job, as mpirun reads them: host, host:slots or host slots=N in each line [default: those of "
+     "Slurm or PBS, or this one]",
+     6},
+    {"node-check", OPT_NODE_CHECK, "CMD", 0,
+     "Before each attempt, run CMD on each host. A host where it fails is bad", 6},
+    {"node-check-limit", OPT_NODE_CHECK_LIMIT, "TIME", 0, "How long CMD may take [default: 60s]", 6},
+    {"remote-shell", OPT_REMOTE_SHELL, "SHELL", 0,
+     "Runs CMD on other hosts, as in SHELL HOST CMD [default: ssh -o BatchMode=yes]", 6},
+    {"spares", OPT_SPARES, "FILE", 0, "Hosts that may take the place of bad ones in the hosts file", 6},
+    {"min-hosts", OPT_MIN_HOSTS, "N", 0,
+     "Without a spare, take a bad host out of the hosts file if N are left [default: take none out]", 6},
+    {"act", OPT_ACT, 0, 0,
+     "Exclude bad hosts, and requeue the job if Slurm has started it and another start may help. Otherwise only tell "
+     "what to do",
+     6},
     {0},
 };
 
@@ -102,6 +136,17 @@ static void parse_hang(arguments *a, const char *arg, struct argp_state *state) 
     }
 }
 
+static void parse_anomaly(arguments *a, const char *arg, struct argp_state *state) {
+    a->with.on_anomaly = strcmp(arg, "mark") == 0     ? SUPERVISE_ANOMALY_MARK
+                         : strcmp(arg, "rewind") == 0 ? SUPERVISE_ANOMALY_REWIND
+                         : strcmp(arg, "stop") == 0   ? SUPERVISE_ANOMALY_STOP
+                                                      : SUPERVISE_ANOMALY_COMMAND;
+    a->with.anomaly_command = arg;
+    if (!*arg) {
+        argp_error(state, "--on-anomaly is mark, rewind, stop or a command");
+    }
+}
+
 static bool is_mixed(const char *arg, struct argp_state *state) {
     bool mixed = strcmp(arg, "mixed") == 0;
     if (!mixed && strcmp(arg, "group") != 0) {
@@ -144,14 +189,49 @@ static void check(const arguments *a, struct argp_state *state) {
     if (!a->command[0][0]) {
         argp_error(state, "the COMMAND is empty");
     }
+    if (!a->with.hosts_file && (a->with.spares_file || a->with.min_hosts)) {
+        argp_error(state, "%s needs --hosts-file, which it changes",
+                   a->with.spares_file ? "--spares" : "--min-hosts");
+    }
 }
 
-static uint64_t parse_floor(const char *arg, struct argp_state *state) {
-    uint64_t seconds = parse_time("--hang-floor", arg, state);
+static uint64_t parse_least(const char *name, const char *arg, struct argp_state *state) {
+    uint64_t seconds = parse_time(name, arg, state);
     if (seconds == 0) {
-        argp_error(state, "--hang-floor is at least 1s");
+        argp_error(state, "%s is at least 1s", name);
     }
     return seconds;
+}
+
+static error_t parse_machines(int key, char *arg, struct argp_state *state, supervise_options *with) {
+    switch (key) {
+    case OPT_DEVICE_WAIT:
+        with->device_wait_s = parse_time("--device-wait", arg, state);
+        return 0;
+    case OPT_HOSTS_FILE:
+        with->hosts_file = arg;
+        return 0;
+    case OPT_SPARES:
+        with->spares_file = arg;
+        return 0;
+    case OPT_MIN_HOSTS:
+        with->min_hosts = parse_count("--min-hosts", arg, 1, state);
+        return 0;
+    case OPT_NODE_CHECK:
+        with->node_check = arg;
+        return 0;
+    case OPT_NODE_CHECK_LIMIT:
+        with->node_check_s = parse_least("--node-check-limit", arg, state);
+        return 0;
+    case OPT_REMOTE_SHELL:
+        with->remote_shell = arg;
+        return 0;
+    case OPT_ACT:
+        with->act = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -188,13 +268,16 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         parse_hang(a, arg, state);
         return 0;
     case OPT_HANG_FLOOR:
-        a->with.hang_floor_s = parse_floor(arg, state);
+        a->with.hang_floor_s = parse_least("--hang-floor", arg, state);
         return 0;
     case OPT_ON_HANG:
         a->with.on_hang = arg;
         return 0;
     case OPT_REWIND:
         a->with.rewind_on_nan = parse_count("--rewind-on-nan", arg, 1, state);
+        return 0;
+    case OPT_ON_ANOMALY:
+        parse_anomaly(a, arg, state);
         return 0;
     case OPT_VERIFY_LIMIT:
         a->with.verify_limit_s = parse_time("--verify-limit", arg, state);
@@ -206,7 +289,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         check(a, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_machines(key, arg, state, &a->with);
     }
 }
 
@@ -230,10 +313,10 @@ static void on_message(void *context, const char *message) {
 }
 
 static ckd_status print_json(const arguments *a, const supervise_result *r, ckd_error *err) {
-    return cli_json_print(json_pack("{s:i, s:o, s:I, s:i, s:o, s:o}", "schema", 1, "run",
+    return cli_json_print(json_pack("{s:i, s:o, s:I, s:i, s:o, s:o, s:b}", "schema", 1, "run",
                                     cli_json_text(a->run), "attempts", (json_int_t)r->attempts, "exit_status",
                                     r->status, "reason", cli_json_text(r->reason), "newest",
-                                    cli_json_text(r->newest[0] ? r->newest : NULL)),
+                                    cli_json_text(r->newest[0] ? r->newest : NULL), "requeue", r->requeue),
                           err);
 }
 
@@ -256,7 +339,10 @@ int cmd_run(int argc, char **argv) {
                             .max_restarts = 100,
                             .max_futile = 3,
                             .hang_floor_s = 300,
-                            .verify_limit_s = 600}};
+                            .verify_limit_s = 600,
+                            .device_wait_s = 60,
+                            .node_check_s = 60,
+                            .remote_shell = "ssh -o BatchMode=yes"}};
     argc = cut_command(&a, argc, argv);
     cli_parse_arguments(&argp, argc, argv, &a);
     a.with.store = a.common.store;

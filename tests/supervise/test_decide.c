@@ -197,11 +197,47 @@ static void test_failures(void **state) {
     assert_int_equal(count, 2);
 }
 
+/* An attempt with a suspect checkpoint has failed, however it ended, but not by itself. */
+static void test_unhealthy(void **state) {
+    (void)state;
+    decide_rules rules = {.pause_s = 4, .max_pause_s = 30, .max_restarts = 100, .max_futile = 3};
+    attempt h[3];
+    char reason[SUPERVISE_TEXT_MAX];
+    for (int i = 0; i < 3; i++) {
+        h[i] = widen(&(short_attempt)EXITED(i == 0 ? 0 : 5, 10, 10, 10));
+        h[i].unhealthy = true;
+        h[i].first_save_ns = SECOND;
+        snprintf(h[i].anomaly, sizeof(h[i].anomaly), "gpt@12");
+    }
+    decide_reason(reason, &h[1]);
+    assert_string_equal(reason, "gpt@12 is suspect: exit status 5");
+    for (size_t count = 1; count <= 3; count++) {
+        decision d =
+            decide(&rules, &(decide_facts){.history = h, .count = count, .started_here = count, .chance = 1});
+        assert_int_equal(d.restart, count < 3);
+        assert_true(d.restart || (d.status == 93 && strstr(d.reason, "3 attempts")));
+    }
+    rules.stop_unhealthy = true;
+    decision d = decide(&rules, &(decide_facts){.history = h, .count = 1, .started_here = 1});
+    assert_true(d.status == 93 && strcmp(d.reason, "gave up: gpt@12 is suspect") == 0);
+    h[0].unhealthy = false;
+    assert_int_equal(decide(&rules, &(decide_facts){.history = h, .count = 1, .started_here = 1}).status, 0);
+
+    assert_null(decide_anomaly(h, 0));
+    assert_null(decide_anomaly(h, 1));
+    assert_string_equal(decide_anomaly(h, 2), "gpt@12");
+    h[2].unhealthy = false;
+    assert_null(decide_anomaly(h, 3));
+    h[2].first_save_ns = 0; /* there is nothing newer than what was left before */
+    assert_string_equal(decide_anomaly(h, 3), "gpt@12");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_pauses),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_unhealthy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
