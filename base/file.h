@@ -126,6 +126,12 @@ ckd_status file_link(const char *from, const char *to, ckd_error *err);
 /* Renames `from` to `to` and replaces `to` atomically. */
 ckd_status file_rename(const char *from, const char *to, ckd_error *err);
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err);
+/*
+ * Copies a regular file, without syncing. The copy shares the blocks of the original where the file system can. `to`
+ * must not exist, and does not exist after a failure. Symbolic links are not followed. Errors: EXISTS, NOT_FOUND,
+ * NOSPACE, IO, NOMEM.
+ */
+ckd_status file_clone(const char *from, const char *to, ckd_error *err);
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err);
 /* Removes an empty directory; IO (ENOTEMPTY) if it is not empty. */
 ckd_status dir_remove(const char *path, ckd_error *err);
@@ -220,6 +226,21 @@ typedef struct lock_holder {
     char command[LOCK_COMMAND]; /* printable ASCII */
 } lock_holder;
 bool lock_find_holder(lock_holder *out, const char *path);
+
+/*
+ * ---- waiting for changes of directories ----
+ *
+ * The system tells of changes by this machine only; those of others on a shared file system pass unnoticed. So callers
+ * look again when the time is over.
+ */
+typedef struct file_watch file_watch;
+ckd_status file_watch_open(file_watch **out, ckd_error *err); /* Errors: NOMEM */
+/* Watches one more directory. Where the system cannot, waits just last as long as they are told. */
+void file_watch_add(const file_watch *w, const char *directory);
+/* Returns when a name has come or gone since the last wait, after file_watch_wake, on a signal, or after `ns`. */
+void file_watch_wait(file_watch *w, uint64_t ns);
+void file_watch_wake(const file_watch *w); /* thread-safe, also in a signal handler */
+void file_watch_close(file_watch *w);      /* accepts NULL */
 
 /* ---- time and randomness ---- */
 uint64_t clock_wall_ns(void);

@@ -122,7 +122,6 @@ typedef enum ckd_role {
     CKD_ROLE_MASTER = 4,
     CKD_ROLE_OTHER = 5
 } ckd_role;
-
 CKD_API const char *ckd_role_name(ckd_role role);
 
 typedef enum ckd_fidelity {
@@ -588,6 +587,7 @@ CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *pat
 
 #include "ckptdelta_agent.h"    /* memory that outlives a trainer */
 #include "ckptdelta_compact.h"  /* rewriting checkpoints */
+#include "ckptdelta_follow.h"   /* weights that others follow */
 #include "ckptdelta_loads.h"    /* planned loads */
 #include "ckptdelta_parity.h"   /* parity and repair of lost or damaged files */
 #include "ckptdelta_progress.h" /* how far training is, for `ckptdelta run` */

@@ -61,6 +61,7 @@ ROOMS = {
         "retain": {"integrity", "store", "common"},
         "compact": {"retain", "encode", "decode", "store", "common"},
         "transfer": {"retain", "integrity", "decode", "store", "common"},
+        "follow": {"retain", "load", "store", "common"},
         "slots": {"ranks", "save", "store", "common"},
         "session": {"slots", "ranks", "save", "load", "device", "store", "common"},
     },

@@ -6,6 +6,7 @@ int cmd_save(int argc, char **argv);
 int cmd_import(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_export(int argc, char **argv);
+int cmd_follow(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_show(int argc, char **argv);
 int cmd_diff(int argc, char **argv);

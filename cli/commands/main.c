@@ -20,6 +20,7 @@ static const struct command {
     {"load", "ckptdelta load", "write a checkpoint, or some of its tensors, to a safetensors file", cmd_load},
     {"export", "ckptdelta export", "write a checkpoint as a folder that other programs read as a model",
      cmd_export},
+    {"follow", "ckptdelta follow", "keep a folder at the newest weights of a run", cmd_follow},
     {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},
@@ -162,7 +163,7 @@ static int run(int argc, char **argv) {
         return command->run(2, (char *[]){prefixed, option, NULL});
     }
     argv[1] = prefixed;
-    if (command->run != cmd_run) {
+    if (command->run != cmd_run && command->run != cmd_follow) {
         raise_open_files();
     }
     return command->run(argc - 1, argv + 1);

@@ -92,12 +92,20 @@ static int print(const char *text, size_t size, void *context) {
     return ferror(stdout) ? -1 : 0;
 }
 
-ckd_status cli_json_print(json_t *root, ckd_error *err) {
+static ckd_status print_with(json_t *root, size_t flags, ckd_error *err) {
     if (!root) {
         return cli_error_nomem(err);
     }
-    bool printed = json_dump_callback(root, print, NULL, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) == 0;
+    bool printed = json_dump_callback(root, print, NULL, flags | JSON_REAL_PRECISION(17)) == 0;
     (void)putchar('\n');
     json_decref(root);
     return printed || ferror(stdout) ? CKD_OK : cli_error_nomem(err);
+}
+
+ckd_status cli_json_print(json_t *root, ckd_error *err) {
+    return print_with(root, JSON_INDENT(2), err);
+}
+
+ckd_status cli_json_print_line(json_t *root, ckd_error *err) {
+    return print_with(root, JSON_COMPACT, err);
 }

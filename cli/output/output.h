@@ -230,6 +230,8 @@ json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_li
 
 /* Prints and frees the object. */
 ckd_status cli_json_print(json_t *root, ckd_error *err); /* escapes terminal control characters in names */
+/* As cli_json_print, on one line: for commands that print several objects. */
+ckd_status cli_json_print_line(json_t *root, ckd_error *err);
 /*
  * As cli_json_print, with the checkpoints of `list` as an array in member `key`. They are printed one by one, in a
  * fraction of the time of a complete tree. `all` is searched for their relatives.

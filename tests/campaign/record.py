@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("record.json")
 # supervise is not among them: it starts programs, and leaves stores to the library.
 PRODUCT = ("base", "catalog", "cli", "codec", "engine", "include", "kernels", "mpi")
-# No script has an accelerator, a session, an agent or a supervisor: it would never run these.
-UNPLAYED = ("cli/commands/agent.c", "cli/commands/attempts.c", "cli/commands/run.c", "engine/device/", "engine/session/", "engine/slots/",
-            "include/ckptdelta_agent.h", "include/ckptdelta_progress.h", "include/ckptdelta_session.h", "kernels/cuda/")
+# No script has an accelerator, a session, an agent, a follower or a supervisor: it would never run these.
+UNPLAYED = ("cli/commands/agent.c", "cli/commands/attempts.c", "cli/commands/follow.c", "cli/commands/run.c", "engine/device/",
+            "engine/follow/", "engine/session/", "engine/slots/", "include/ckptdelta_agent.h", "include/ckptdelta_follow.h",
+            "include/ckptdelta_progress.h", "include/ckptdelta_session.h", "kernels/cuda/")
 
 
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|/\*.*?\*/""", re.DOTALL)

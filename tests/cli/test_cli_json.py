@@ -116,6 +116,7 @@ def test_all_documented_objects_are_printed(full):
     older = full.call("load", "--run", "gpt", "--or-older", "--out", full.folder / "older", "--json", expect_message="gpt@9 is damaged")
     assert checked(older.json(), "load", seen)["skipped"]
     check_documented(older.messages, "list of `message`", seen=seen)
+    seen |= {"follow"}  # by test_cli_follow.py
     seen |= {"agent --status", "agent_session", "agent --drain", "agent --stop"}  # by test_cli_agent.py
     assert seen == set(documented()), seen ^ set(documented())
 

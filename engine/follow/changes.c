@@ -1,0 +1,171 @@
+/* The elements of a tensor that changed between two checkpoints. */
+#include <stdlib.h>
+
+#include "engine/follow/follow.h"
+
+#define PIECE       CKD_BLOCK_ELEMENTS
+#define CHANGES_MAX ((size_t)65536)
+
+typedef struct comparison {
+    ckd_load *before, *after;
+    const view_tensor *tensor;
+    follow_ranges ranges;
+    uint8_t *old_values, *new_values; /* of a piece */
+    uint64_t *positions;
+    uint8_t *values; /* of the changes */
+    ckd_changes_fn visit;
+    void *context;
+} comparison;
+
+static ckd_status load_piece(void *to, ckd_load *load, const comparison *c, const ckd_region *piece,
+                             uint64_t count, ckd_error *err) {
+    ckd_load_request q = CKD_LOAD_REQUEST_INIT;
+    q.name = c->tensor->tensor->name;
+    q.region = *piece;
+    q.data = to;
+    q.size = (size_t)(count * ckd_dtype_size(c->tensor->tensor->dtype));
+    return ckd_load_tensor(load, &q, err);
+}
+
+static ckd_status compare(comparison *c, const ckd_region *piece, uint64_t count, ckd_error *err) {
+    size_t element = ckd_dtype_size(c->tensor->tensor->dtype), found = 0;
+    ckd_status status = load_piece(c->old_values, c->before, c, piece, count, err);
+    THEN(status, load_piece(c->new_values, c->after, c, piece, count, err));
+    for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
+        const uint8_t *value = c->new_values + i * element;
+        if (memcmp(c->old_values + i * element, value, element) != 0) {
+            c->positions[found] = region_global(&c->tensor->shape, piece, i);
+            memcpy(c->values + found * element, value, element);
+            found++;
+        }
+        if (found == CHANGES_MAX) {
+            status = c->visit(c->context, c->positions, c->values, found, err);
+            found = 0;
+        }
+    }
+    return status == CKD_OK && found ? c->visit(c->context, c->positions, c->values, found, err) : status;
+}
+
+/* Whether a changed block has an element of these. */
+static bool has_changes(const comparison *c, uint64_t first, uint64_t end) {
+    size_t low = 0, high = c->ranges.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const follow_range *r = &c->ranges.items[middle];
+        if (r->first + r->count <= first) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < c->ranges.count && c->ranges.items[low].first < end;
+}
+
+static ckd_status compare_flat(comparison *c, uint64_t first, uint64_t count, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->ranges.count && status == CKD_OK; i++) {
+        follow_range r = c->ranges.items[i];
+        uint64_t at = r.first > first ? r.first : first;
+        uint64_t end = r.first + r.count < first + count ? r.first + r.count : first + count;
+        while (at < end && status == CKD_OK) {
+            ckd_region piece = {.kind = CKD_REGION_FLAT, .start = at};
+            piece.count = end - at < PIECE ? end - at : PIECE;
+            status = compare(c, &piece, piece.count, err);
+            at += piece.count;
+        }
+    }
+    return status;
+}
+
+/* Cuts a box along its first dimension, until a part has at most PIECE elements. */
+static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim, ckd_error *err) {
+    uint64_t inner = 1;
+    for (uint32_t d = dim + 1; d < c->tensor->shape.ndim; d++) {
+        inner *= box->lengths[d];
+    }
+    uint64_t rows = inner < PIECE ? PIECE / inner : 1;
+    ckd_region part = *box;
+    ckd_status status = CKD_OK;
+    for (uint64_t done = 0; done < box->lengths[dim] && status == CKD_OK; done += rows) {
+        uint64_t left = box->lengths[dim] - done, count = 1;
+        part.offsets[dim] = box->offsets[dim] + done;
+        part.lengths[dim] = left < rows ? left : rows;
+        for (uint32_t d = 0; d < c->tensor->shape.ndim; d++) {
+            count *= part.lengths[d];
+        }
+        uint64_t first = region_global(&c->tensor->shape, &part, 0);
+        if (!has_changes(c, first, region_global(&c->tensor->shape, &part, count - 1) + 1)) {
+            continue;
+        }
+        status = inner > PIECE ? compare_box(c, &part, dim + 1, err) : compare(c, &part, count, err);
+    }
+    return status;
+}
+
+static ckd_status prepare(comparison *c, ckd_error *err) {
+    size_t element = ckd_dtype_size(c->tensor->tensor->dtype);
+    c->old_values = malloc(PIECE * element);
+    c->new_values = malloc(PIECE * element);
+    c->values = malloc(CHANGES_MAX * element);
+    c->positions = malloc(CHANGES_MAX * sizeof(*c->positions));
+    return c->old_values && c->new_values && c->values && c->positions
+               ? CKD_OK
+               : err_nomem(err, 2 * PIECE * element, "a comparison");
+}
+
+static ckd_status compare_region(comparison *c, const ckd_region *region, ckd_error *err) {
+    const geometry *shape = &c->tensor->shape;
+    uint64_t count;
+    if (!region_count(&count, shape, region)) {
+        return err_set(err, CKD_E_INVALID, "the region lies outside its tensor");
+    }
+    ckd_region r = region_canonical(shape, region);
+    if (count == 0 || !c->ranges.count) {
+        return CKD_OK;
+    }
+    if (r.kind == CKD_REGION_BOX) {
+        return compare_box(c, &r, 0, err);
+    }
+    return compare_flat(c, r.kind == CKD_REGION_FLAT ? r.start : 0, count, err);
+}
+
+/* Whether both checkpoints have the tensor in the same form. */
+static ckd_status find_tensors(const view_tensor **old, const view_tensor **now, const ckd_load *loads[2],
+                               const char *name, ckd_error *err) {
+    *old = view_find(loads[0]->view, name);
+    *now = view_find(loads[1]->view, name);
+    if (!*old || !*now) {
+        return err_set(err, CKD_E_NOT_FOUND, "the %s checkpoint has no tensor '%s'", *old ? "newer" : "older",
+                       name);
+    }
+    if (!follow_same_form(*old, *now)) {
+        return err_set(err, CKD_E_MISMATCH, "dtype or shape of '%s' differ between the checkpoints", name);
+    }
+    return CKD_OK;
+}
+
+ckd_status ckd_follow_changes(ckd_load *before, ckd_load *after, const ckd_changes_request *request,
+                              ckd_error *err) {
+    ckd_changes_request q = {0};
+    ckd_status status = before && after && request
+                            ? COPY_OPTIONS(&q, request, "ckd_changes_request", err)
+                            : err_set(err, CKD_E_INVALID, "changes need two loads and a request");
+    if (status == CKD_OK && (!q.tensor || !q.visit)) {
+        status = err_set(err, CKD_E_INVALID, "changes need a tensor and a function that receives them");
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    const view_tensor *old;
+    comparison c = {.before = before, .after = after, .visit = q.visit, .context = q.context};
+    status = find_tensors(&old, &c.tensor, (const ckd_load *[2]){before, after}, q.tensor, err);
+    THEN(status, follow_ranges_find(&c.ranges, c.tensor, old, NULL, err));
+    THEN(status, prepare(&c, err));
+    THEN(status, compare_region(&c, &q.region, err));
+    free(c.old_values);
+    free(c.new_values);
+    free(c.values);
+    free(c.positions);
+    free(c.ranges.items);
+    return err_in_tensor(err, status, q.tensor);
+}

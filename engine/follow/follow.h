@@ -1,0 +1,179 @@
+/* A folder that follows the newest weights of a run. The only header of engine/follow/. */
+#ifndef ENGINE_FOLLOW_FOLLOW_H
+#define ENGINE_FOLLOW_FOLLOW_H
+
+#include <stdatomic.h>
+
+#include "engine/load/load.h"
+#include "include/ckptdelta_follow.h"
+
+#define FOLLOW_STATE   ".ckptdelta-follow.json"
+#define FOLLOW_JOURNAL ".ckptdelta-follow.next"
+#define FOLLOW_LOCK    ".ckptdelta-follow.lock"
+#define FOLLOW_NEW     ".ckptdelta-new" /* a file NAME is made as .NAME.ckptdelta-new */
+#define FOLLOW_INDEX   "model.safetensors.index.json"
+
+/* ---- layout.c: which tensors the folder has, in which files, at which offsets ---- */
+
+typedef struct follow_tensor {
+    const ckd_tensor_info *info; /* belongs to the load */
+    uint64_t offset, size;       /* in the file */
+} follow_tensor;
+
+typedef struct follow_shard {
+    char name[40];
+    bytes header;
+    follow_tensor *tensors; /* in the order of their data */
+    size_t count;
+    uint64_t size; /* of the file */
+} follow_shard;
+
+/* Zero-initialise; release with follow_layout_free. */
+typedef struct follow_layout {
+    follow_shard *shards;
+    size_t count, capacity;
+    bytes index; /* empty if there is one shard */
+    uint64_t tensor_bytes;
+} follow_layout;
+
+/*
+ * Distributes the chosen tensors of a checkpoint. The same names, dtypes and shapes always give the same layout, whatever
+ * the step. Errors: MISMATCH (no tensor is chosen), UNSUPPORTED (a name that the format cannot express), NOMEM.
+ */
+ckd_status follow_layout_make(follow_layout *out, const ckd_tensor_list *tensors,
+                              const ckd_follow_options *options, ckd_error *err);
+void follow_layout_free(follow_layout *l);
+/* Equal for options that choose the same tensors and sizes of files. Errors: NOMEM. */
+ckd_status follow_choice(hash128 *out, const ckd_follow_options *options, ckd_error *err);
+/* Whether a file of this name belongs to a model in this form: a shard, the only file, or the index. */
+bool follow_is_model_file(const char *name);
+
+/* ---- state.c: what the folder has, and the journal ---- */
+
+typedef struct follow_file {
+    char name[40];
+    uint64_t size, modified_ns, inode;
+    hash128 header; /* of everything before the data; of the index: of all of it */
+} follow_file;
+
+/* Zero-initialise; release with follow_state_free. */
+typedef struct follow_state {
+    ckd_id checkpoint; /* zero: none */
+    char run[CKD_RUN_MAX + 1];
+    uint64_t step, created_ns;
+    uint64_t tensor_bytes;
+    hash128 choice; /* of the options that decide what the folder has */
+    follow_file *files;
+    size_t count, capacity;
+} follow_state;
+
+void follow_state_free(follow_state *s);
+/* Returns the file's entry; NULL: there is none. */
+const follow_file *follow_state_find(const follow_state *s, const char *name);
+/* Adds an entry. Errors: NOMEM. */
+ckd_status follow_state_keep(follow_state *s, const follow_file *file, ckd_error *err);
+/* Adds an entry for the file at `path`, as it is now. Errors: NOT_FOUND, NOMEM. */
+ckd_status follow_state_add(follow_state *s, const char *name, const char *path, const hash128 *header,
+                            ckd_error *err);
+/* Whether the file at `path` is certainly as it was when the entry was made. */
+bool follow_file_unchanged(const follow_file *f, const char *path);
+/* Reads the folder's state. One that cannot be read is empty: then all files are compared. Errors: IO, NOMEM. */
+ckd_status follow_state_read(follow_state *out, const char *folder, ckd_error *err);
+/*
+ * Makes the state the folder's: renames all new files, and removes model files that it does not name. Writing the journal
+ * is the commit point. *committed tells whether that was reached; follow_recover then completes the rest.
+ */
+ckd_status follow_commit(bool *committed, const char *folder, const follow_state *next, ckd_error *err);
+/* Completes a commit whose journal is there; otherwise removes what a killed follower left. */
+ckd_status follow_recover(const char *folder, ckd_error *err);
+/* FOLDER/NAME, and FOLDER/.NAME.ckptdelta-new. */
+typedef struct follow_path {
+    char text[4352];
+} follow_path;
+follow_path follow_path_of(const char *folder, const char *name);
+follow_path follow_path_new(const char *folder, const char *name);
+
+/* ---- ranges.c: which elements of a tensor have to be written ---- */
+
+/* Elements of a tensor's row-major order: ascending, without overlaps. */
+typedef struct follow_range {
+    uint64_t first, count;
+} follow_range;
+/* Zero-initialise; free the items. */
+typedef struct follow_ranges {
+    follow_range *items;
+    size_t count, capacity;
+} follow_ranges;
+
+/* A file's values of the tensor, which may be those of the checkpoint. */
+typedef struct follow_present {
+    file_reader *file; /* NULL: there are none */
+    uint64_t offset;
+    bytes room;
+} follow_present;
+
+/*
+ * Lists the elements of blocks whose content differs from `before`, which may be NULL: then from the file's bytes, or
+ * from nothing. A block of a box counts with all elements between its first and its last. Errors: IO, NOMEM.
+ */
+ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const view_tensor *before,
+                              follow_present *present, ckd_error *err);
+/* Whether dtype and shape are the same. */
+bool follow_same_form(const view_tensor *a, const view_tensor *b);
+
+/* ---- write.c: makes the files of a checkpoint ---- */
+
+typedef struct follow_writing {
+    const char *folder;
+    ckd_load *load;
+    const view *before; /* of the checkpoint that the folder has; NULL: it cannot be read */
+    const follow_state *state;
+    const ckd_follow_options *options;
+    const follow_layout *layout;
+    follow_state next;
+    uint64_t done, written;
+    uint64_t files;
+    void *buffer;
+    bool store_failed; /* the error is about the checkpoint, not about the folder */
+} follow_writing;
+
+/* Makes all new files, synced and read back, and fills w->next. The caller removes them on failure. */
+ckd_status follow_write(follow_writing *w, ckd_error *err);
+
+/* ---- choose.c: which checkpoint to apply ---- */
+
+/* A checkpoint that could not be applied. */
+typedef struct follow_failure {
+    ckd_id id;
+    uint32_t generation;
+    uint64_t at_ns; /* monotonic */
+} follow_failure;
+
+struct ckd_follow {
+    ckd_store *store;
+    ckd_follow_options options; /* owns its strings */
+    char run[CKD_RUN_MAX + 1];  /* ""; or the run that is followed: the store's only one, or its new name */
+    file_lock *lock;
+    file_watch *watch;
+    atomic_bool cancelled;
+    follow_state state;
+    hash128 choice;
+    follow_failure *failures;
+    size_t failure_count, failure_capacity;
+    ckd_id suspect_told; /* the suspect checkpoint that a message has named last */
+    char branch_told[CKD_RUN_MAX + 1];
+    bool hidden;      /* the manifest of a newer checkpoint of the run is damaged */
+    uint64_t told_ns; /* when follow_tell spoke last */
+};
+
+/*
+ * Finds the newest checkpoint that is neither suspect nor known to be damaged. *skipped (may be NULL) counts damaged
+ * ones. Errors: NOT_FOUND, INVALID, IO, NOMEM.
+ */
+ckd_status follow_choose(ckd_checkpoint *out, uint64_t *skipped, ckd_follow *f, ckd_error *err);
+/* Tells of trouble that may last, once a minute. */
+void follow_tell(ckd_follow *f, const char *what, const ckd_error *why);
+/* Remembers a failure. Errors: NOMEM. */
+ckd_status follow_remember_failure(ckd_follow *f, const ckd_checkpoint *c, ckd_error *err);
+
+#endif
