@@ -290,6 +290,9 @@ static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shar
     uint32_t number = (uint32_t)(slot - s->agent.slots);
     slot_message request = {.kind = SLOT_SAVE}, answer;
     slot_reply reply;
+    if (s->agent.link.broken) { /* by a restore: the next answer may be a late one */
+        return err_set(err, CKD_E_IO, "the agent has gone");
+    }
     bytes_put(&request.body, &number, sizeof(number));
     ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
     bytes_free(&request.body);
