@@ -92,6 +92,14 @@ void session_agent_free(ckd_session *s, bool in_child) {
     s->agent.count = 0;
 }
 
+/* Once an answer is missed, the next one may be that one, late. Ranks find out at their next save. */
+static ckd_status ask(slot_message *answer, slot_reply *reply, ckd_session *s, const slot_message *request,
+                      ckd_error *err) {
+    *answer = (slot_message){.fd_count = 0};
+    return s->agent.link.broken ? err_set(err, CKD_E_IO, "the agent has gone")
+                                : slots_ask(answer, reply, &s->agent.link, request, err);
+}
+
 /* ---- memory ---- */
 
 static slot_item item_of(const session_item *from) {
@@ -138,7 +146,7 @@ static ckd_status take_memory(ckd_session *s, uint32_t count, ckd_error *err) {
     if (status == CKD_OK) {
         bytes_put(&request.body, &count, sizeof(count));
         bytes_put(&request.body, s->agent.layout.encoded.data, s->agent.layout.encoded.size);
-        status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+        status = ask(&answer, &reply, s, &request, err);
     }
     THEN(status, map_slots(s, &answer, count, err));
     slot_message_free(&answer);
@@ -155,7 +163,7 @@ static ckd_status join(ckd_session *s, ckd_error *err) {
     group.group = s->agent.group;
     group.timeout_ms = s->agent.timeout_ms;
     bytes_put(&request.body, &group, sizeof(group));
-    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+    ckd_status status = ask(&answer, &reply, s, &request, err);
     slot_message_free(&answer);
     bytes_free(&request.body);
     return status;
@@ -290,11 +298,8 @@ static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shar
     uint32_t number = (uint32_t)(slot - s->agent.slots);
     slot_message request = {.kind = SLOT_SAVE}, answer;
     slot_reply reply;
-    if (s->agent.link.broken) { /* by a restore: the next answer may be a late one */
-        return err_set(err, CKD_E_IO, "the agent has gone");
-    }
     bytes_put(&request.body, &number, sizeof(number));
-    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+    ckd_status status = ask(&answer, &reply, s, &request, err);
     bytes_free(&request.body);
     slot_message_free(&answer);
     if (!s->agent.link.broken) {
@@ -401,7 +406,7 @@ static ckd_status take_values(bool *found, ckd_session *s, const ckd_checkpoint 
     slot_content c = {.hashes = NULL};
     bytes encoded = {.size = 0};
     bytes_put(&request.body, &from->id, sizeof(from->id));
-    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &request, err);
+    ckd_status status = ask(&answer, &reply, s, &request, err);
     if (status == CKD_OK && answer.fd_count != 1) {
         status = err_set(err, CKD_E_INVALID, "an answer without memory");
     }
@@ -444,7 +449,7 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
 /* What is in memory is exact, and what is stored may be lossy: replicas must not differ. */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    bool found = tries && s->agent.connected && !s->agent.link.broken && take_own_values(s, from);
+    bool found = tries && s->agent.connected && take_own_values(s, from);
     if (!s->agent.joint) {
         return found;
     }
