@@ -55,7 +55,8 @@ CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, cons
  * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. It may also return an older one if the
  * newest was committed while the handle was open. Errors: EXISTS (a newer one can be loaded: call ckd_store_find again,
  * which finds it now), CORRUPT or UNSUPPORTED (the manifest of a newer one is damaged; the message names it), BUSY, IO,
- * NOMEM.
+ * NOMEM. A newer one whose manifest has vanished is no error, as nothing but a repair can bring it back: on_message names
+ * it, once for each handle.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*

@@ -6,6 +6,7 @@
 
 #include "engine/common/common.h"
 #include "engine/store/handle.h"
+#include "engine/store/lost_rows.h"
 
 typedef struct previous_query {
     ckd_checkpoint *out;
@@ -101,6 +102,33 @@ static ckd_status check_name(ckd_store *store, const manifest_name *name, const 
 }
 
 /*
+ * Once a handle, names the checkpoints of the run that are lost and newer than this one. newest: NULL if nothing is listed.
+ * Training goes on without them, but not silently.
+ */
+static void tell_lost(ckd_store *store, const char *run, const ckd_checkpoint *newest) {
+    dir_list list;
+    if (atomic_load(&store->losses_told) || damage_list_folder(&list, store, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        manifest m;
+        if (!lost_row_read(&m, store, list.names[i], VANISHED_END)) {
+            continue;
+        }
+        const ckd_checkpoint *c = &m.checkpoint;
+        if (strcmp(c->run, run) == 0 && (!newest || c->step > newest->step)) {
+            atomic_store(&store->losses_told, true);
+            store_message(
+                store,
+                "%s@%llu was committed and is lost, as its manifest is missing: ckptdelta repair may bring it back",
+                c->run, (unsigned long long)c->step);
+        }
+        manifest_free(&m);
+    }
+    dir_list_free(&list);
+}
+
+/*
  * Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild, and the
  * catalog may be behind.
  */
@@ -115,6 +143,9 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
         }
     }
     manifests_free(&list);
+    if (status == CKD_OK) {
+        tell_lost(store, newest->run, newest);
+    }
     return status;
 }
 
@@ -167,6 +198,9 @@ ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *er
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
     manifests_free(&list);
+    if (status == CKD_OK) {
+        tell_lost(store, run, NULL);
+    }
     return status;
 }
 

@@ -86,6 +86,7 @@ struct ckd_store {
     uint64_t device_references_refused; /* part of the limit that the device could not provide */
     /* devices computed other values than the host (save/self_check.h): they code nothing more */
     atomic_bool devices_differ;
+    atomic_bool losses_told;          /* by ckd_store_check_newest and store_check_unlisted */
     scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
     intact_records intact;            /* what saves have checked of the chains on which they build */
     bool keeps_workspace;             /* sessions set it, as they save again and again */

@@ -1,4 +1,4 @@
-/* Private to vanished.c: what data/q keeps of lost checkpoints that a catalog knew. */
+/* What data/q keeps of lost checkpoints that a catalog knew. For vanished.c and fallback.c. */
 #ifndef ENGINE_STORE_LOST_ROWS_H
 #define ENGINE_STORE_LOST_ROWS_H
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "tests/support/scenes.h"
@@ -192,6 +193,24 @@ static void test_all_manifests(void **state) {
     }
 }
 
+/* A lost newest checkpoint is passed over, and each restore says so. */
+static void test_lost_manifests(void **state) {
+    save_steps(*state, 2);
+    for (uint64_t left = 2; left-- > 0;) {
+        char name[32], said[64];
+        ckd_checkpoint from;
+        snprintf(name, sizeof(name), "data/m/run.%u.0", (unsigned)left + 1);
+        snprintf(said, sizeof(said), "run@%u was committed and is lost", (unsigned)left + 1);
+        assert_int_equal(unlink(store_path_of(*state, name)), 0);
+        for (unsigned again = 0; again < 2; again++) {
+            ckd_status status = restore(*state, 0, CKD_LATEST, &from);
+            assert_int_equal(status, left ? CKD_OK : CKD_E_NOT_FOUND);
+            assert_int_equal(from.step, left);
+            assert_non_null(strstr(messages, said));
+        }
+    }
+}
+
 /* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
@@ -234,9 +253,11 @@ static void test_unreadable_manifests(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_payloads), tempdir_test(test_manifests),
+    const struct CMUnitTest tests[] = {tempdir_test(test_payloads),
+                                       tempdir_test(test_manifests),
                                        tempdir_test(test_only_manifest_of_a_branch),
                                        tempdir_test(test_all_manifests),
+                                       tempdir_test(test_lost_manifests),
                                        tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
