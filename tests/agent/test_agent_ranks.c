@@ -83,6 +83,41 @@ static bool train(const ckd_session_options *o, int to, uint64_t until) {
     return good;
 }
 
+/* Rank 1 has copied a state whole when it is killed, or has begun to: the others have not come so far. */
+static bool one_has_more;
+
+/* Step 1 is durable. The saves of so many more fail, and then rank 1 has begun one that the others have not. */
+static bool train_on_a_full_disk(const ckd_session_options *from, int to, uint64_t failing) {
+    ckd_session_options o = *from;
+    ckd_session *s;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+    uint64_t step = 1;
+    for (; good && step <= 1 + failing; step++) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        good = (ckd_session_wait(s, CKD_DURABLE, &err) == CKD_OK) == (step == 1);
+        (void)!write(to, &step, good ? sizeof(step) : 0);
+        while (access(full_chunks_path, F_OK) != 0) {
+            clock_sleep_ns(UINT64_C(1000000));
+        }
+    }
+    if (good && o.ranks->rank == 1) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        if (one_has_more) {
+            ckd_session_fence(s);
+            clock_sleep_ns(UINT64_C(300000000));
+        }
+    }
+    (void)!write(to, &step, good ? sizeof(step) : 0);
+    return good && pause() == 0;
+}
+
+static bool (*trains)(const ckd_session_options *o, int to, uint64_t until) = train;
+
 /* without: the rank that has no agent; others, as WORLD: none. */
 static launch start(uint32_t world, uint64_t until, uint32_t without) {
     static char group[32];
@@ -102,7 +137,7 @@ static launch start(uint32_t world, uint64_t until, uint32_t without) {
             o.ranks = &ranks;
             close(pipes[0]);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            _exit(train(&o, pipes[1], until) ? 0 : 1);
+            _exit(trains(&o, pipes[1], until) ? 0 : 1);
         }
         close(pipes[1]);
         l.steps[r] = pipes[0];
@@ -275,14 +310,52 @@ static void test_another_world(void **state) {
     stop_agent(agent);
 }
 
+/* The newest state that all ranks had completed becomes durable, once there is space again. */
+static void check_full_disk(const char *dir, uint64_t failing) {
+    pid_t agent = start_agent(0);
+    ckd_error err;
+    trains = train_on_a_full_disk;
+    launch l = start(2, failing, WORLD);
+    trains = train;
+    (void)await_step(l.steps[0], 1);
+    (void)await_step(l.steps[1], 1);
+    make_file(full_chunks_path);
+    (void)await_step(l.steps[0], failing + 2);
+    (void)await_step(l.steps[1], failing + 2);
+    kill_all(&l);
+    (void)last_of_all(&l);
+    clock_sleep_ns(UINT64_C(1000000000)); /* the agent tries meanwhile */
+    assert_int_equal(unlink(full_chunks_path), 0);
+    for (unsigned i = 0; i < 300 && ckd_agent_drain(store, agent_socket, 0, &err) == CKD_E_BUSY; i++) {
+        clock_sleep_ns(UINT64_C(100000000));
+    }
+    stored_check(dir, TRAINER_RUN, failing + 1, ROWS);
+    stop_agent(agent);
+}
+
+static void test_a_rank_is_ahead_on_a_full_disk(void **state) {
+    one_has_more = true;
+    check_full_disk(*state, 1);
+}
+
+static void test_a_rank_copies_on_a_full_disk(void **state) {
+    one_has_more = false;
+    check_full_disk(*state, 2);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
     const struct CMUnitTest tests[] = {
-        agent_test(test_ranks_with_an_agent), agent_test(test_killed_ranks),
-        agent_test(test_values_from_memory),  agent_test(test_one_rank_is_killed),
-        agent_test(test_the_agent_is_killed), agent_test(test_one_rank_without_an_agent),
+        agent_test(test_ranks_with_an_agent),
+        agent_test(test_killed_ranks),
+        agent_test(test_values_from_memory),
+        agent_test(test_one_rank_is_killed),
+        agent_test(test_the_agent_is_killed),
+        agent_test(test_one_rank_without_an_agent),
         agent_test(test_another_world),
+        agent_test(test_a_rank_is_ahead_on_a_full_disk),
+        agent_test(test_a_rank_copies_on_a_full_disk),
     };
     return cmocka_run_group_tests_name("agent_ranks", tests, NULL, NULL);
 }
