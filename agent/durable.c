@@ -63,12 +63,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
 static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
                                slot_content *content, ckd_error *err) {
     ckd_status status = slot_save(out, c->store, c->ranks, s, content, err);
-    ckd_error why = *err;
-    bool ended = !c->holding->shown.connected;
-    if (status == CKD_E_NOT_FOUND && c->ranks) { /* all try again, or none */
-        ended = ranks_agree(c->ranks, ended ? CKD_OK : status, &why, NULL, 0, NULL) == CKD_OK;
-    }
-    if (status == CKD_E_NOT_FOUND && ended) {
+    if (status == CKD_E_NOT_FOUND && !c->holding->shown.connected) {
         content->request.has_parent = content->request.has_resumed = 0;
         status = slot_save(out, c->store, c->ranks, s, content, err);
     }

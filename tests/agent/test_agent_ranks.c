@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/slots/slots.h"
 #include "tests/support/agents.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/level.h"
@@ -114,6 +115,27 @@ static bool train_on_a_full_disk(const ckd_session_options *from, int to, uint64
     }
     (void)!write(to, &step, good ? sizeof(step) : 0);
     return good && pause() == 0;
+}
+
+/* Goes on from the newest state. Rank 0 passes no fence after the first step, whose save fails. */
+static bool train_and_tear(const ckd_session_options *from, int to, uint64_t until) {
+    ckd_session_options o = *from;
+    ckd_session *s;
+    ckd_checkpoint at;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK &&
+                ckd_session_restore(&at, s, CKD_LATEST, &err) == CKD_OK;
+    for (uint64_t step = at.step + 1; good && step <= until; step++) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        if (o.ranks->rank == 1 || step > at.step + 1) {
+            (void)ckd_session_wait(s, CKD_DURABLE, &err);
+        }
+    }
+    (void)to;
+    return good && ckd_session_close(s, &err) == CKD_OK;
 }
 
 static bool (*trains)(const ckd_session_options *o, int to, uint64_t until) = train;
@@ -333,6 +355,20 @@ static void check_full_disk(const char *dir, uint64_t failing) {
     stop_agent(agent);
 }
 
+/* The saves after one that one rank could not take part in have the same parent on all ranks. */
+static void test_a_torn_state_after_a_restore(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(2, 3, WORLD);
+    await_end(&l);
+    trains = train_and_tear;
+    l = start(2, 6, WORLD);
+    trains = train;
+    await_end(&l);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 5); /* without step 4 */
+    stored_check(*state, TRAINER_RUN, 6, ROWS);
+    stop_agent(agent);
+}
+
 static void test_a_rank_is_ahead_on_a_full_disk(void **state) {
     one_has_more = true;
     check_full_disk(*state, 1);
@@ -341,6 +377,64 @@ static void test_a_rank_is_ahead_on_a_full_disk(void **state) {
 static void test_a_rank_copies_on_a_full_disk(void **state) {
     one_has_more = false;
     check_full_disk(*state, 2);
+}
+
+/* A rank by hand: gets memory, and waits for the others unless it dies before. */
+static pid_t start_joining(uint32_t rank, bool joins) {
+    int pipes[2];
+    char byte;
+    assert_int_equal(pipe(pipes), 0);
+    pid_t process = fork();
+    if (process == 0) {
+        slot_link link;
+        slot_message memory = {.kind = SLOT_MEMORY}, wanted = {.kind = SLOT_JOIN}, answer;
+        slot_reply reply;
+        slot_layout layout;
+        slot_join group = {.group = {{1}}, .timeout_ms = 60000};
+        ckd_error err;
+        uint32_t count = 2;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)slot_layout_make(&layout, &(slot_item){.is_bytes = true, .bytes = 8, .tensor.name = "b"}, 1,
+                               &err);
+        bytes_put(&memory.body, &count, sizeof(count));
+        bytes_put(&memory.body, layout.encoded.data, layout.encoded.size);
+        bytes_put(&wanted.body, &group, sizeof(group));
+        bool good =
+            slots_connect(&link, agent_socket, &(slot_peer){TRAINER_RUN, rank, 2}, 20000, &err) == CKD_OK &&
+            slots_ask(&answer, &reply, &link, &memory, &err) == CKD_OK;
+        (void)!write(pipes[1], "m", good);
+        if (joins) {
+            (void)slots_ask(&answer, &reply, &link, &wanted, &err);
+        }
+        _exit(pause());
+    }
+    close(pipes[1]);
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    close(pipes[0]);
+    return process;
+}
+
+/* No restart, and no end of the agent, waits for a rank that died before it had joined. */
+static void test_a_rank_dies_before_it_joins(void **state) {
+    (void)state;
+    pid_t agent = start_agent(0);
+    ckd_error err;
+    for (uint32_t joins = 0; joins < 2; joins++) {
+        pid_t ranks[] = {start_joining(0, joins == 0), start_joining(1, joins == 1)};
+        clock_sleep_ns(UINT64_C(300000000));
+        end_process(ranks[0], SIGKILL);
+        end_process(ranks[1], SIGKILL);
+        uint64_t begun = clock_monotonic_ns();
+        must(ckd_agent_settle(store, agent_socket, TRAINER_RUN, &err), &err);
+        assert_true(clock_monotonic_ns() - begun < UINT64_C(30000000000));
+    }
+    pid_t waiting = start_joining(0, true), rank = start_joining(1, false);
+    clock_sleep_ns(UINT64_C(300000000));
+    uint64_t begun = clock_monotonic_ns();
+    stop_agent(agent);
+    assert_true(clock_monotonic_ns() - begun < UINT64_C(30000000000));
+    end_process(waiting, SIGKILL);
+    end_process(rank, SIGKILL);
 }
 
 int main(void) {
@@ -353,6 +447,8 @@ int main(void) {
         agent_test(test_one_rank_is_killed),
         agent_test(test_the_agent_is_killed),
         agent_test(test_one_rank_without_an_agent),
+        agent_test(test_a_torn_state_after_a_restore),
+        agent_test(test_a_rank_dies_before_it_joins),
         agent_test(test_another_world),
         agent_test(test_a_rank_is_ahead_on_a_full_disk),
         agent_test(test_a_rank_copies_on_a_full_disk),
