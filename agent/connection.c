@@ -9,7 +9,8 @@
 #include "base/threads.h"
 #include "engine/ranks/ranks.h"
 
-#define NICE 10 /* the trainer's cores are its own */
+#define NICE          10 /* the trainer's cores are its own */
+#define LOOK_EVERY_NS UINT64_C(100000000)
 
 /* ---- answers ---- */
 
@@ -113,6 +114,17 @@ static bool take_memory(connection *c, const slot_message *m) {
     return answer(c, &out, status, &err, NULL);
 }
 
+/* A rank that died before it asked to join is not waited for longer than the others live. */
+static ckd_status check_wanted(void *context, ckd_error *err) {
+    const connection *c = context;
+    bool stops;
+    local_wait(&c->agent->stop, 1, 0, &stops);
+    if (stops || local_peer_gone(c->fd, c->holding->watch)) {
+        return err_set(err, CKD_E_STATE, stops ? "the agent is ending" : "the trainer has ended");
+    }
+    return CKD_OK;
+}
+
 static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     slot_join wanted;
     char group[CKD_ID_TEXT + 8];
@@ -128,7 +140,8 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.world = h->world;
     o.group = group;
     o.timeout_ms = wanted.timeout_ms;
-    return status == CKD_OK ? ckd_ranks_join(&c->ranks, c->store, &o, err) : status;
+    cancel_check stop = {.poll = check_wanted, .context = c, .every_ns = LOOK_EVERY_NS};
+    return status == CKD_OK ? ranks_join(&c->ranks, c->store, &o, &stop, err) : status;
 }
 
 static bool take_join(connection *c, const slot_message *m) {

@@ -37,7 +37,7 @@ static void begin_save(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* done: saved, or given up for good. */
+/* r: NULL: there was nothing to save. done: saved, or given up for good. */
 static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why, bool done) {
     agent *a = c->agent;
     holding *h = c->holding;
@@ -70,33 +70,100 @@ static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_
     return status;
 }
 
-static ckd_status save_slot(ckd_checkpoint *out, bool *done, connection *c, uint32_t k, ckd_error *err) {
-    slot_set *set = c->holding->set;
+/* Errors: INVALID (the slot is not good), CORRUPT, NOMEM. */
+static ckd_status read_slot(slot_content *out, connection *c, uint32_t k, ckd_error *err) {
+    const slot_set *set = c->holding->set;
+    *out = (slot_content){.hashes = NULL};
+    ckd_status status = set && k < set->count
+                            ? slot_read(out, &set->slots[k], err)
+                            : err_set(err, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
+    if (status == CKD_E_NOT_FOUND) { /* to other ranks, this would mean that a parent was deleted */
+        status = err_set(err, CKD_E_INVALID, "the state was not copied whole");
+    }
+    if (status == CKD_OK) {
+        begin_save(c, &out->request);
+    }
+    return status;
+}
+
+/* Reads the good slot of a checkpoint. Errors: INVALID (there is none). */
+static ckd_status read_slot_of(slot_content *out, uint32_t *k, connection *c, const ckd_id *id,
+                               ckd_error *err) {
+    const slot_set *set = c->holding->set;
+    for (uint32_t i = 0; set && i < set->count; i++) {
+        if (slot_read(out, &set->slots[i], NULL) == CKD_OK &&
+            id_equal(&out->request.options.checkpoint_id, id)) {
+            *k = i;
+            begin_save(c, &out->request);
+            return CKD_OK;
+        }
+        slot_content_free(out);
+    }
+    *out = (slot_content){.hashes = NULL};
+    return err_set(err, CKD_E_INVALID, "the state was not copied whole, or has been overwritten");
+}
+
+/*
+ * The ranks save the state that rank 0 chooses. After saves that failed, a rank that was killed earlier has less than
+ * others, which may have overwritten older states. own: of reading the slot k that this rank would save. Leaves no content
+ * if this rank does not have the state. Collective.
+ */
+static ckd_status agree_on_state(slot_content *content, uint32_t *k, connection *c, ckd_status own,
+                                 ckd_error *why) {
+    ckd_id id = own == CKD_OK ? content->request.options.checkpoint_id : (ckd_id){{0}}, first = id;
+    ckd_error mine = *why;
+    bool chooses = c->holding->rank == 0;
+    ckd_status status = ranks_agree(c->ranks, chooses ? own : CKD_OK, &mine, &first, sizeof(first), why);
+    if (status != CKD_OK || id_equal(&id, &first)) {
+        return status;
+    }
+    slot_content_free(content);
+    status = read_slot_of(content, k, c, &first, &mine);
+    /* the others are about to plan the save, and must not wait for this one */
+    return status == CKD_OK ? CKD_OK : ranks_agree(c->ranks, status, &mine, NULL, 0, why);
+}
+
+/* How a save has ended. */
+typedef enum save_end {
+    SAVE_FAILED, /* another try may succeed */
+    SAVE_DONE,   /* saved, or given up for good */
+    SAVE_OF_NONE /* this rank does not have what the ranks tried to save */
+} save_end;
+
+/* *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. */
+static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, uint32_t *k, ckd_error *err) {
     slot_content content;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    *done = false;
-    ckd_status status = set && k < set->count
-                            ? slot_read(&content, &set->slots[k], &why)
-                            : err_set(&why, CKD_E_INVALID, "the session has no slot %u", (unsigned)k);
-    if (status != CKD_OK) { /* the other ranks must not wait for this one */
-        return c->ranks ? ranks_agree(c->ranks, status, &why, NULL, 0, err) : err_from(err, status, &why);
+    ckd_status status = read_slot(&content, c, *k, &why);
+    status = c->ranks ? agree_on_state(&content, k, c, status, &why) : status;
+    if (!content.hashes) {
+        *end = SAVE_OF_NONE;
+        end_save(c, *k, NULL, &why, false);
+        return err_from(err, status, &why);
     }
+    const shared_slot *s = &c->holding->set->slots[*k];
     if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
         content.request.newest_ns = 0;
     }
-    begin_save(c, &content.request);
-    status = save_content(out, c, &set->slots[k], &content, &why);
+    THEN(status, save_content(out, c, s, &content, &why));
     /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
     bool ended = !c->holding->shown.connected;
-    *done = status == CKD_OK || (ended && is_final(status, &set->slots[k], &content));
-    end_save(c, k, &content.request, &why, *done);
+    bool done = status == CKD_OK || (ended && is_final(status, s, &content));
+    *end = done ? SAVE_DONE : SAVE_FAILED;
+    why.status = status; /* another try may have succeeded */
+    end_save(c, *k, &content.request, &why, done);
+    out->step = content.request.options.step;
     slot_content_free(&content);
     return err_from(err, status, &why);
 }
 
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
-    bool done;
-    return save_slot(out, &done, c, k, err);
+    save_end end;
+    uint32_t chosen = k;
+    ckd_status status = save_slot(out, &end, c, &chosen, err);
+    return status == CKD_OK && chosen != k
+               ? err_set(err, CKD_E_INVALID, "other ranks have ended before they copied this state")
+               : status;
 }
 
 /* ---- what a trainer left behind ---- */
@@ -105,7 +172,7 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
  * Finds the oldest good slot that is not done. One that is older than a saved one is not wanted any more: its save
  * failed, the session said so, and went on. Damaged ones are reported once, and done.
  */
-static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
+static bool next_left(uint32_t *slot, connection *c) {
     bool found = false;
     uint64_t oldest_ns = 0;
     for (uint32_t i = 0; c->holding->set && i < c->holding->set->count; i++) {
@@ -124,7 +191,6 @@ static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
         uint64_t copied_ns = content.request.copied_ns;
         if (!done && copied_ns >= c->holding->set->saved_ns && (!found || copied_ns < oldest_ns)) {
             *slot = i;
-            *step = o->step;
             oldest_ns = copied_ns;
             found = true;
         }
@@ -135,21 +201,19 @@ static bool next_left(uint32_t *slot, uint64_t *step, connection *c) {
 
 /* Errors: of a save that may succeed later. */
 static ckd_status save_left(connection *c, ckd_error *err) {
-    uint32_t k;
-    uint64_t step;
-    while (next_left(&k, &step, c)) {
+    for (uint32_t k; next_left(&k, c);) {
         ckd_checkpoint saved;
-        bool done;
-        ckd_status status = save_slot(&saved, &done, c, k, err);
+        save_end end;
+        ckd_status status = save_slot(&saved, &end, c, &k, err);
         if (status == CKD_OK) {
             agent_say(
                 c->agent,
                 "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
-                c->holding->shown.run, (unsigned long long)step);
-        } else if (done) {
+                c->holding->shown.run, (unsigned long long)saved.step);
+        } else if (end == SAVE_DONE) {
             agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
-                      (unsigned long long)step, c->holding->shown.run, err->message);
-        } else {
+                      (unsigned long long)saved.step, c->holding->shown.run, err->message);
+        } else if (end == SAVE_FAILED || !c->ranks) {
             return status;
         }
     }

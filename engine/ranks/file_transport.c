@@ -242,7 +242,8 @@ static bool accepted(bool *other, rank_files *f, const member *coordinator) {
 static ckd_status find_coordinator(void *context, ckd_error *err) {
     rank_files *f = context;
     dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err);
+    ckd_status status = cancel_poll(&f->stop, err);
+    THEN(status, dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -270,7 +271,7 @@ static void leave(void *context) {
 }
 
 ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
-                           ckd_error *err) {
+                           const cancel_check *stop, ckd_error *err) {
     *out = (ckd_transport){0};
     const char *group_name = options->group ? options->group : "";
     rank_files *f = calloc(1, sizeof(*f));
@@ -290,6 +291,7 @@ ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks
                       /* the list of members stays, so that newcomers see that they are not in it */
                       .oldest_message = 1,
                       .turn = options->rank + 1,
+                      .stop = stop ? *stop : (cancel_check){.poll = NULL},
                       .process = getpid()};
     ckd_status status = members_enter(f, err);
     if (status == CKD_OK && f->rank == 0) {

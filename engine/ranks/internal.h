@@ -42,7 +42,8 @@ typedef struct rank_files {
     uint32_t turn;           /* the rank whose liveness is checked next */
     bool claimed;            /* rank 0: a claim file exists, for this checkpoint: */
     ckd_id checkpoint;
-    bool silent; /* rank 0: the last answer could not be sent; the others notice when it leaves */
+    cancel_check stop; /* of joining */
+    bool silent;       /* rank 0: the last answer could not be sent; the others notice when it leaves */
     pid_t process;
 } rank_files;
 
@@ -196,9 +197,9 @@ void rank_forget_claim(rank_files *f);
 ckd_status rank_file_publish(const pathname *path, const pathname *temp, const ckd_bytes *data,
                              ckd_error *err);
 ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err);
-/* Joins a group and sets up its transport. */
+/* Joins a group and sets up its transport. stop: as for ranks_join. */
 ckd_status rank_files_join(ckd_transport *out, ckd_store *store, const ckd_ranks_options *options,
-                           ckd_error *err);
+                           const cancel_check *stop, ckd_error *err);
 
 /* ---- the most recent plans, by key; one thread at a time ---- */
 typedef struct plan_cache plan_cache;

@@ -102,7 +102,11 @@ static ckd_status missing(const rank_files *f, ckd_error *err) {
 static ckd_status find_once(void *context, ckd_error *err) {
     rank_files *f = context;
     dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err);
+    ckd_status status = cancel_poll(&f->stop, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = dir_list_read(&list, path_in(f->store->path, DIR_RANKS).text, err);
     for (uint32_t r = 0; r < f->world; r++) { /* a rank that died before all had joined may have come back */
         f->members[r].id = r == f->rank ? f->members[r].id : (ckd_id){{0}};
     }

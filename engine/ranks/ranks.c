@@ -38,6 +38,11 @@ static ckd_status reserve_messages(ckd_ranks *g, const ckd_ranks_options *o, ckd
 
 ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                           ckd_error *err) {
+    return ranks_join(out, store, options, NULL, err);
+}
+
+ckd_status ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
+                      const cancel_check *stop, ckd_error *err) {
     *out = NULL;
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_ranks_options", err);
@@ -69,7 +74,7 @@ ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_opt
     if (status == CKD_OK && o.transport) {
         g->transport = transport;
     } else if (status == CKD_OK) {
-        status = rank_files_join(&g->transport, store, &o, err);
+        status = rank_files_join(&g->transport, store, &o, stop, err);
         g->files = status == CKD_OK ? g->transport.context : NULL;
     }
     if (status != CKD_OK) {

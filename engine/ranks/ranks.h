@@ -2,6 +2,7 @@
 #ifndef ENGINE_RANKS_RANKS_H
 #define ENGINE_RANKS_RANKS_H
 
+#include "engine/common/common.h"
 #include "engine/store/store.h"
 
 /* members.c: Removes the files of dead ranks from data/r. The caller holds the publish lock. */
@@ -14,6 +15,9 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
  */
 ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
                        ckd_error *err);
+/* As ckd_ranks_join. stop: of waiting for the other ranks in the store's directory; NULL: only the timeout ends it. */
+ckd_status ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
+                      const cancel_check *stop, ckd_error *err);
 /*
  * As ckd_ranks_leave, for a rank that comes to no further exchange, whatever the others do. Rank 0 does not wait for them,
  * so that they find it gone.

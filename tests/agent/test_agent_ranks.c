@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "engine/slots/slots.h"
 #include "tests/support/agents.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/level.h"
@@ -83,6 +84,62 @@ static bool train(const ckd_session_options *o, int to, uint64_t until) {
     return good;
 }
 
+/* Rank 1 has copied a state whole when it is killed, or has begun to: the others have not come so far. */
+static bool one_has_more;
+
+/* Step 1 is durable. The saves of so many more fail, and then rank 1 has begun one that the others have not. */
+static bool train_on_a_full_disk(const ckd_session_options *from, int to, uint64_t failing) {
+    ckd_session_options o = *from;
+    ckd_session *s;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+    uint64_t step = 1;
+    for (; good && step <= 1 + failing; step++) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        good = (ckd_session_wait(s, CKD_DURABLE, &err) == CKD_OK) == (step == 1);
+        (void)!write(to, &step, good ? sizeof(step) : 0);
+        while (access(full_chunks_path, F_OK) != 0) {
+            clock_sleep_ns(UINT64_C(1000000));
+        }
+    }
+    if (good && o.ranks->rank == 1) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        if (one_has_more) {
+            ckd_session_fence(s);
+            clock_sleep_ns(UINT64_C(300000000));
+        }
+    }
+    (void)!write(to, &step, good ? sizeof(step) : 0);
+    return good && pause() == 0;
+}
+
+/* Goes on from the newest state. Rank 0 passes no fence after the first step, whose save fails. */
+static bool train_and_tear(const ckd_session_options *from, int to, uint64_t until) {
+    ckd_session_options o = *from;
+    ckd_session *s;
+    ckd_checkpoint at;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    bool good = ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK &&
+                ckd_session_restore(&at, s, CKD_LATEST, &err) == CKD_OK;
+    for (uint64_t step = at.step + 1; good && step <= until; step++) {
+        trainer_set(t, step);
+        (void)ckd_session_step(s, step, &err);
+        if (o.ranks->rank == 1 || step > at.step + 1) {
+            (void)ckd_session_wait(s, CKD_DURABLE, &err);
+        }
+    }
+    (void)to;
+    return good && ckd_session_close(s, &err) == CKD_OK;
+}
+
+static bool (*trains)(const ckd_session_options *o, int to, uint64_t until) = train;
+
 /* without: the rank that has no agent; others, as WORLD: none. */
 static launch start(uint32_t world, uint64_t until, uint32_t without) {
     static char group[32];
@@ -102,7 +159,7 @@ static launch start(uint32_t world, uint64_t until, uint32_t without) {
             o.ranks = &ranks;
             close(pipes[0]);
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            _exit(train(&o, pipes[1], until) ? 0 : 1);
+            _exit(trains(&o, pipes[1], until) ? 0 : 1);
         }
         close(pipes[1]);
         l.steps[r] = pipes[0];
@@ -275,14 +332,126 @@ static void test_another_world(void **state) {
     stop_agent(agent);
 }
 
+/* The newest state that all ranks had completed becomes durable, once there is space again. */
+static void check_full_disk(const char *dir, uint64_t failing) {
+    pid_t agent = start_agent(0);
+    ckd_error err;
+    trains = train_on_a_full_disk;
+    launch l = start(2, failing, WORLD);
+    trains = train;
+    (void)await_step(l.steps[0], 1);
+    (void)await_step(l.steps[1], 1);
+    make_file(full_chunks_path);
+    (void)await_step(l.steps[0], failing + 2);
+    (void)await_step(l.steps[1], failing + 2);
+    kill_all(&l);
+    (void)last_of_all(&l);
+    clock_sleep_ns(UINT64_C(1000000000)); /* the agent tries meanwhile */
+    assert_int_equal(unlink(full_chunks_path), 0);
+    for (unsigned i = 0; i < 300 && ckd_agent_drain(store, agent_socket, 0, &err) == CKD_E_BUSY; i++) {
+        clock_sleep_ns(UINT64_C(100000000));
+    }
+    stored_check(dir, TRAINER_RUN, failing + 1, ROWS);
+    stop_agent(agent);
+}
+
+/* The saves after one that one rank could not take part in have the same parent on all ranks. */
+static void test_a_torn_state_after_a_restore(void **state) {
+    pid_t agent = start_agent(0);
+    launch l = start(2, 3, WORLD);
+    await_end(&l);
+    trains = train_and_tear;
+    l = start(2, 6, WORLD);
+    trains = train;
+    await_end(&l);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 5); /* without step 4 */
+    stored_check(*state, TRAINER_RUN, 6, ROWS);
+    stop_agent(agent);
+}
+
+static void test_a_rank_is_ahead_on_a_full_disk(void **state) {
+    one_has_more = true;
+    check_full_disk(*state, 1);
+}
+
+static void test_a_rank_copies_on_a_full_disk(void **state) {
+    one_has_more = false;
+    check_full_disk(*state, 2);
+}
+
+/* A rank by hand: gets memory, and waits for the others unless it dies before. */
+static pid_t start_joining(uint32_t rank, bool joins) {
+    int pipes[2];
+    char byte;
+    assert_int_equal(pipe(pipes), 0);
+    pid_t process = fork();
+    if (process == 0) {
+        slot_link link;
+        slot_message memory = {.kind = SLOT_MEMORY}, wanted = {.kind = SLOT_JOIN}, answer;
+        slot_reply reply;
+        slot_layout layout;
+        slot_join group = {.group = {{1}}, .timeout_ms = 60000};
+        ckd_error err;
+        uint32_t count = 2;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)slot_layout_make(&layout, &(slot_item){.is_bytes = true, .bytes = 8, .tensor.name = "b"}, 1,
+                               &err);
+        bytes_put(&memory.body, &count, sizeof(count));
+        bytes_put(&memory.body, layout.encoded.data, layout.encoded.size);
+        bytes_put(&wanted.body, &group, sizeof(group));
+        bool good =
+            slots_connect(&link, agent_socket, &(slot_peer){TRAINER_RUN, rank, 2}, 20000, &err) == CKD_OK &&
+            slots_ask(&answer, &reply, &link, &memory, &err) == CKD_OK;
+        (void)!write(pipes[1], "m", good);
+        if (joins) {
+            (void)slots_ask(&answer, &reply, &link, &wanted, &err);
+        }
+        _exit(pause());
+    }
+    close(pipes[1]);
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    close(pipes[0]);
+    return process;
+}
+
+/* No restart, and no end of the agent, waits for a rank that died before it had joined. */
+static void test_a_rank_dies_before_it_joins(void **state) {
+    (void)state;
+    pid_t agent = start_agent(0);
+    ckd_error err;
+    for (uint32_t joins = 0; joins < 2; joins++) {
+        pid_t ranks[] = {start_joining(0, joins == 0), start_joining(1, joins == 1)};
+        clock_sleep_ns(UINT64_C(300000000));
+        end_process(ranks[0], SIGKILL);
+        end_process(ranks[1], SIGKILL);
+        uint64_t begun = clock_monotonic_ns();
+        must(ckd_agent_settle(store, agent_socket, TRAINER_RUN, &err), &err);
+        assert_true(clock_monotonic_ns() - begun < UINT64_C(30000000000));
+    }
+    pid_t waiting = start_joining(0, true), rank = start_joining(1, false);
+    clock_sleep_ns(UINT64_C(300000000));
+    uint64_t begun = clock_monotonic_ns();
+    stop_agent(agent);
+    assert_true(clock_monotonic_ns() - begun < UINT64_C(30000000000));
+    end_process(waiting, SIGKILL);
+    end_process(rank, SIGKILL);
+}
+
 int main(void) {
     signal(SIGPIPE, SIG_DFL);
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
     const struct CMUnitTest tests[] = {
-        agent_test(test_ranks_with_an_agent), agent_test(test_killed_ranks),
-        agent_test(test_values_from_memory),  agent_test(test_one_rank_is_killed),
-        agent_test(test_the_agent_is_killed), agent_test(test_one_rank_without_an_agent),
+        agent_test(test_ranks_with_an_agent),
+        agent_test(test_killed_ranks),
+        agent_test(test_values_from_memory),
+        agent_test(test_one_rank_is_killed),
+        agent_test(test_the_agent_is_killed),
+        agent_test(test_one_rank_without_an_agent),
+        agent_test(test_a_torn_state_after_a_restore),
+        agent_test(test_a_rank_dies_before_it_joins),
         agent_test(test_another_world),
+        agent_test(test_a_rank_is_ahead_on_a_full_disk),
+        agent_test(test_a_rank_copies_on_a_full_disk),
     };
     return cmocka_run_group_tests_name("agent_ranks", tests, NULL, NULL);
 }

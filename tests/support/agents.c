@@ -22,7 +22,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/trainers.h"
 
-char store[600], agent_socket[600], said_path[600], full_path[600], slow_path[600];
+char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600], slow_path[600];
 
 static void on_ready(void *context, const char *path) {
     (void)path;
@@ -58,7 +58,9 @@ static int full_disk(void *context, file_op step, const char *path) {
     while (step == FILE_OP_WRITE && strstr(path, "/data/c/") && access(slow_path, F_OK) == 0) {
         clock_sleep_ns(UINT64_C(5000000));
     }
-    return step == FILE_OP_WRITE && access(full_path, F_OK) == 0 ? ENOSPC : 0;
+    bool full =
+        access(full_path, F_OK) == 0 || (strstr(path, "/data/c/") && access(full_chunks_path, F_OK) == 0);
+    return step == FILE_OP_WRITE && full ? ENOSPC : 0;
 }
 
 pid_t start_agent(uint64_t budget) {
@@ -179,6 +181,7 @@ int agent_set_up(void **state) {
     snprintf(store, sizeof(store), "%s/store", (char *)*state);
     snprintf(agent_socket, sizeof(agent_socket), "%s/agent", (char *)*state);
     snprintf(full_path, sizeof(full_path), "%s/full", (char *)*state);
+    snprintf(full_chunks_path, sizeof(full_chunks_path), "%s/full-chunks", (char *)*state);
     snprintf(slow_path, sizeof(slow_path), "%s/slow", (char *)*state);
     snprintf(said_path, sizeof(said_path), "%s/said", (char *)*state);
     return code;
