@@ -82,7 +82,9 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  *
  * A checkpoint that is damaged is passed over, with a message, and tried again after a minute: the one before it is
  * applied if the folder is empty. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED (all of them
- * are damaged, and the folder is empty), STATE (all are suspect), MISMATCH (no tensor is chosen), CANCELLED, READ_ONLY, NOSPACE, IO, NOMEM. The folder is unchanged then.
+ * are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all are suspect),
+ * MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED, READ_ONLY,
+ * NOSPACE, IO, NOMEM. The folder is unchanged then.
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);
 

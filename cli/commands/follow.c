@@ -157,6 +157,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_INTERVAL:
         a->interval_s = cli_seconds(state, "--interval", arg);
+        if (a->interval_s < 1 || a->interval_s > 365 * 24 * 3600) {
+            argp_error(state, "--interval is from 1s to 365d, not '%s'", arg);
+        }
         return 0;
     default:
         return parse_choice(key, arg, state, a);

@@ -90,17 +90,17 @@ static ckd_status check_options(const ckd_follow_options *o, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Model files in a folder without a state are somebody else's. */
+/* Model files that the state does not name are somebody else's. A state that cannot be read names none. */
 static ckd_status check_owner(const ckd_follow *f, ckd_error *err) {
     const char *into = f->options.into;
-    if (f->options.overwrite || file_exists(follow_path_of(into, FOLLOW_STATE).text) ||
-        file_exists(follow_path_of(into, FOLLOW_JOURNAL).text)) {
+    bool unreadable = !f->state.count && file_exists(follow_path_of(into, FOLLOW_STATE).text);
+    if (f->options.overwrite || unreadable || file_exists(follow_path_of(into, FOLLOW_JOURNAL).text)) {
         return CKD_OK;
     }
     dir_list list;
     ckd_status status = dir_list_read(&list, into, err);
     for (size_t i = 0; status == CKD_OK && i < list.count; i++) {
-        if (follow_is_model_file(list.names[i])) {
+        if (follow_is_model_file(list.names[i]) && !follow_state_find(&f->state, list.names[i])) {
             status = err_set(err, CKD_E_EXISTS,
                              "%s has model files that no follower wrote, such as %s; overwrite replaces them",
                              into, list.names[i]);
@@ -121,6 +121,7 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     }
     THEN(status, follow_recover(into, err));
     THEN(status, follow_state_read(&f->state, into, err));
+    THEN(status, check_owner(f, err));
     THEN(status, file_watch_open(&f->watch, err));
     if (status == CKD_OK) {
         file_watch_add(f->watch, path_in(f->store->path, DIR_MANIFESTS).text);
@@ -197,6 +198,10 @@ static ckd_status look(int *newer, ckd_follow *f, ckd_error *err) {
     if (status != CKD_OK && status != CKD_E_NOT_FOUND && status != CKD_E_STATE) {
         follow_tell(f, "the newest checkpoint cannot be found for now", &why);
     }
+    if (status == CKD_E_NOT_FOUND && !f->waits) {
+        store_message(f->store, "waiting: %s", why.message);
+    }
+    f->waits = status == CKD_E_NOT_FOUND;
     bool lasts = status == CKD_E_INVALID || status == CKD_E_NOMEM;
     return lasts ? err_from(err, status, &why) : CKD_OK;
 }
@@ -207,7 +212,8 @@ ckd_status ckd_follow_wait(int *newer, ckd_follow *f, uint64_t timeout_ms, ckd_e
         return err_set(err, CKD_E_INVALID, "nothing is followed");
     }
     const ckd_follow_options *o = &f->options;
-    uint64_t poll_ns = (o->poll_ms ? o->poll_ms : POLL_MS) * 1000000, begun = clock_monotonic_ns();
+    uint64_t poll_ms = o->poll_ms ? o->poll_ms : POLL_MS, begun = clock_monotonic_ns();
+    uint64_t poll_ns = poll_ms > UINT64_MAX / 1000000 ? UINT64_MAX : poll_ms * 1000000;
     uint64_t limit_ns = timeout_ms > UINT64_MAX / 1000000 ? UINT64_MAX : timeout_ms * 1000000;
     for (;;) {
         if (atomic_exchange(&f->cancelled, false) ||
@@ -229,7 +235,8 @@ ckd_status ckd_follow_wait(int *newer, ckd_follow *f, uint64_t timeout_ms, ckd_e
 /* Writes the new files and makes them the folder's. After a failure the folder is as it was. */
 static ckd_status write_and_commit(follow_writing *w, ckd_follow *f, ckd_error *err) {
     bool committed = false;
-    ckd_status status = follow_write(w, err);
+    ckd_status status = check_owner(f, err);
+    THEN(status, follow_write(w, err));
     THEN(status, follow_commit(&committed, f->options.into, &w->next, err));
     if (committed) {
         ckd_status recovered = status == CKD_OK ? CKD_OK : follow_recover(f->options.into, err);
@@ -260,6 +267,7 @@ static ckd_status apply(ckd_follow_result *out, ckd_follow *f, const ckd_checkpo
     ckd_status status = ckd_load_begin(&load, f->store, &c->id, err);
     *of_store = status != CKD_OK;
     THEN(status, follow_layout_make(&layout, ckd_load_tensors(load), &f->options, err));
+    *of_store = *of_store || status == CKD_E_UNSUPPORTED;
     if (status == CKD_OK && !id_is_zero(&f->state.checkpoint)) {
         (void)ckd_load_begin(&before, f->store, &f->state.checkpoint, NULL);
     }

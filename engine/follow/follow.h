@@ -162,6 +162,7 @@ struct ckd_follow {
     size_t failure_count, failure_capacity;
     ckd_id suspect_told; /* the suspect checkpoint that a message has named last */
     char branch_told[CKD_RUN_MAX + 1];
+    bool waits;       /* there was no checkpoint at the last look, and a message has said so */
     bool hidden;      /* the manifest of a newer checkpoint of the run is damaged */
     uint64_t told_ns; /* when follow_tell spoke last */
 };
