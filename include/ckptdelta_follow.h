@@ -67,7 +67,8 @@ typedef struct ckd_follow_result {
 /*
  * Waits until there is another checkpoint to apply than the folder has, or until the time is over. *newer is 0 then. A
  * store, a run or a tag without a checkpoint counts as nothing newer. Errors: CANCELLED (ckd_follow_cancel, or
- * on_progress returned non-zero), INVALID (the store has several runs, and none is named), IO, NOMEM.
+ * on_progress returned non-zero), INVALID (the store has several runs, and none is named), STATE (there is
+ * another store at the same path now: open it, and follow that), IO, NOMEM.
  */
 CKD_API ckd_status ckd_follow_wait(int *newer, ckd_follow *follow, uint64_t timeout_ms, ckd_error *err);
 /* Ends the current or next ckd_follow_wait. Thread-safe, and allowed in a signal handler. */

@@ -124,6 +124,9 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     THEN(status, check_owner(f, err));
     THEN(status, file_watch_open(&f->watch, err));
     if (status == CKD_OK) {
+        pathname identity = path_in(f->store->path, FILE_IDENTITY);
+        f->identity_inode = file_inode(identity.text);
+        f->identity_ns = file_modified_ns(identity.text);
         file_watch_add(f->watch, path_in(f->store->path, DIR_MANIFESTS).text);
         file_watch_add(f->watch, path_in(f->store->path, DIR_SETTINGS).text); /* tags */
     }
@@ -189,9 +192,19 @@ static bool is_applied(const ckd_follow *f, const ckd_checkpoint *c) {
     return same;
 }
 
+/* Whether the store was removed and made anew. The open store would stay at what it knew. */
+static bool is_replaced(const ckd_follow *f) {
+    pathname identity = path_in(f->store->path, FILE_IDENTITY);
+    uint64_t inode = file_inode(identity.text), modified_ns = file_modified_ns(identity.text);
+    return inode && modified_ns && (inode != f->identity_inode || modified_ns != f->identity_ns);
+}
+
 static ckd_status look(int *newer, ckd_follow *f, ckd_error *err) {
     ckd_checkpoint c;
     ckd_error why;
+    if (is_replaced(f)) {
+        return err_set(err, CKD_E_STATE, "the store at %s was replaced", f->store->path);
+    }
     ckd_status status = follow_choose(&c, NULL, f, &why);
     *newer = status == CKD_OK && !is_applied(f, &c);
     /* The store may be out of reach for a while, or the tag be damaged: that may pass. */

@@ -153,6 +153,7 @@ struct ckd_follow {
     ckd_store *store;
     ckd_follow_options options; /* owns its strings */
     char run[CKD_RUN_MAX + 1];  /* ""; or the run that is followed: the store's only one, or its new name */
+    uint64_t identity_inode, identity_ns; /* of the file that makes the store this one */
     file_lock *lock;
     file_watch *watch;
     atomic_bool cancelled;

@@ -249,6 +249,18 @@ def test_model_files_that_appear_later_stay(store, into):
     assert (into / INDEX).read_bytes() == b"theirs" and step_of(into) == 1
 
 
+def test_a_store_that_is_made_anew(store, into):
+    store.save(5, state(1, 5))
+    with Follower(store.path, into) as f:
+        wait_until(lambda: step_of(into) == 5, "step 5 was not applied")
+        shutil.rmtree(store.path)
+        store.save(1, state(2, 1))
+        wait_until(lambda: step_of(into) == 1, "the new store was not followed")
+        f.stop()
+    assert "was replaced, and is opened again" in f.err and "another store" not in f.err
+    check(store, into, 1)
+
+
 def test_what_is_waited_for_is_said(store, into):
     store.save(1, state(1, 1))
     with Follower(store.path, into, "--run", "b") as f:
