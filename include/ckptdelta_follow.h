@@ -67,7 +67,8 @@ typedef struct ckd_follow_result {
 /*
  * Waits until there is another checkpoint to apply than the folder has, or until the time is over. *newer is 0 then. A
  * store, a run or a tag without a checkpoint counts as nothing newer. Errors: CANCELLED (ckd_follow_cancel, or
- * on_progress returned non-zero), INVALID (the store has several runs, and none is named), IO, NOMEM.
+ * on_progress returned non-zero), INVALID (the store has several runs, and none is named), STATE (there is
+ * another store at the same path now: open it, and follow that), IO, NOMEM.
  */
 CKD_API ckd_status ckd_follow_wait(int *newer, ckd_follow *follow, uint64_t timeout_ms, ckd_error *err);
 /* Ends the current or next ckd_follow_wait. Thread-safe, and allowed in a signal handler. */
@@ -82,7 +83,9 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  *
  * A checkpoint that is damaged is passed over, with a message, and tried again after a minute: the one before it is
  * applied if the folder is empty. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED (all of them
- * are damaged, and the folder is empty), STATE (all are suspect), MISMATCH (no tensor is chosen), CANCELLED, READ_ONLY, NOSPACE, IO, NOMEM. The folder is unchanged then.
+ * are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all are suspect),
+ * MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED, READ_ONLY,
+ * NOSPACE, IO, NOMEM. The folder is unchanged then.
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);
 

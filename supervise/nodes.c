@@ -133,6 +133,27 @@ static bool check_all(int *statuses, const nodes *n, const host_list *hosts) {
     return going;
 }
 
+/* A check that fails on each host, or on each that it reaches by the remote shell, says nothing: a command may be missing. */
+static void excuse(int *statuses, const nodes *n, const host_list *fresh, const host_list *checked) {
+    size_t failed = 0, others = 0, others_failed = 0;
+    for (size_t i = 0; i < checked->count; i++) {
+        others += !host_is_own(checked->names[i]);
+    }
+    for (size_t i = 0; i < fresh->count; i++) {
+        failed += statuses[i] != 0;
+        others_failed += statuses[i] != 0 && !host_is_own(fresh->names[i]);
+    }
+    bool all = failed > 1 && failed == checked->count;
+    if (!all && (others_failed < 2 || others_failed < others)) {
+        return;
+    }
+    supervise_say(n->options, "the check of the hosts fails on each of %zu%s, so it says nothing about them",
+                  all ? failed : others_failed, all ? "" : " other hosts");
+    for (size_t i = 0; i < fresh->count; i++) {
+        statuses[i] = all || !host_is_own(fresh->names[i]) ? 0 : statuses[i];
+    }
+}
+
 /* Checks the hosts that have not been. Returns whether there are others now, which have to be checked as well. */
 static bool check_new(nodes *n, host_list *checked) {
     host_list fresh = {0};
@@ -145,17 +166,11 @@ static bool check_new(nodes *n, host_list *checked) {
         }
     }
     int *statuses = calloc(fresh.count + 1, sizeof(*statuses));
-    size_t failed = 0;
     bool whole = statuses && check_all(statuses, n, &fresh);
+    if (whole) {
+        excuse(statuses, n, &fresh, checked);
+    }
     for (size_t i = 0; whole && i < fresh.count; i++) {
-        failed += statuses[i] != 0;
-    }
-    if (failed > 1 && failed == checked->count) { /* a command that is missing, for example */
-        supervise_say(n->options,
-                      "the check of the hosts fails on each of %zu, so it says nothing about them", failed);
-        failed = 0;
-    }
-    for (size_t i = 0; failed > 0 && i < fresh.count; i++) {
         char why[SUPERVISE_TEXT_MAX];
         snprintf(why, sizeof(why), "its check ended with %d", statuses[i]);
         if (statuses[i] < 0) {

@@ -157,6 +157,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_INTERVAL:
         a->interval_s = cli_seconds(state, "--interval", arg);
+        if (a->interval_s < 1 || a->interval_s > 365 * 24 * 3600) {
+            argp_error(state, "--interval is from 1s to 365d, not '%s'", arg);
+        }
         return 0;
     default:
         return parse_choice(key, arg, state, a);
@@ -326,12 +329,18 @@ static bool may_pass(const ckd_error *err) {
            err->status == CKD_E_UNSUPPORTED || err->status == CKD_E_BUSY;
 }
 
+#define OPEN_AGAIN (-1)
+
 static int follow_on(arguments *a, ckd_store *store, ckd_follow *f) {
     ckd_error err;
     for (;;) {
         ckd_follow_result r;
         int newer;
         ckd_status status = ckd_follow_wait(&newer, f, a->lag_given ? 1000 : CKD_FOLLOW_FOREVER, &err);
+        if (status == CKD_E_STATE) {
+            cli_note("%s, and is opened again", err.message);
+            return OPEN_AGAIN;
+        }
         if (status != CKD_OK) {
             return cli_fail(&err);
         }
@@ -371,15 +380,10 @@ static ckd_status open_store(ckd_store **out, const arguments *a, ckd_error *err
     }
 }
 
-static int run(arguments *a) {
+static int follow_store(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
     ckd_follow *f = NULL;
-    a->follow.run = a->run;
-    a->follow.poll_ms = a->interval_s * 1000;
-    a->follow.on_progress = on_progress;
-    a->follow.progress_context = &a->progress;
-    cli_interrupt_catch();
     ckd_status status = open_store(&store, a, &err);
     THEN(status, ckd_follow_open(&f, store, &a->follow, &err));
     int code = status != CKD_OK ? cli_fail_with_hint(&err, &a->common)
@@ -387,6 +391,19 @@ static int run(arguments *a) {
                                 : follow_on(a, store, f);
     ckd_follow_close(f);
     ckd_store_close(store);
+    return code;
+}
+
+static int run(arguments *a) {
+    int code;
+    a->follow.run = a->run;
+    a->follow.poll_ms = a->interval_s * 1000;
+    a->follow.on_progress = on_progress;
+    a->follow.progress_context = &a->progress;
+    cli_interrupt_catch();
+    do {
+        code = follow_store(a);
+    } while (code == OPEN_AGAIN);
     return code;
 }
 

@@ -90,17 +90,17 @@ static ckd_status check_options(const ckd_follow_options *o, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Model files in a folder without a state are somebody else's. */
+/* Model files that the state does not name are somebody else's. A state that cannot be read names none. */
 static ckd_status check_owner(const ckd_follow *f, ckd_error *err) {
     const char *into = f->options.into;
-    if (f->options.overwrite || file_exists(follow_path_of(into, FOLLOW_STATE).text) ||
-        file_exists(follow_path_of(into, FOLLOW_JOURNAL).text)) {
+    bool unreadable = !f->state.count && file_exists(follow_path_of(into, FOLLOW_STATE).text);
+    if (f->options.overwrite || unreadable || file_exists(follow_path_of(into, FOLLOW_JOURNAL).text)) {
         return CKD_OK;
     }
     dir_list list;
     ckd_status status = dir_list_read(&list, into, err);
     for (size_t i = 0; status == CKD_OK && i < list.count; i++) {
-        if (follow_is_model_file(list.names[i])) {
+        if (follow_is_model_file(list.names[i]) && !follow_state_find(&f->state, list.names[i])) {
             status = err_set(err, CKD_E_EXISTS,
                              "%s has model files that no follower wrote, such as %s; overwrite replaces them",
                              into, list.names[i]);
@@ -121,8 +121,12 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     }
     THEN(status, follow_recover(into, err));
     THEN(status, follow_state_read(&f->state, into, err));
+    THEN(status, check_owner(f, err));
     THEN(status, file_watch_open(&f->watch, err));
     if (status == CKD_OK) {
+        pathname identity = path_in(f->store->path, FILE_IDENTITY);
+        f->identity_inode = file_inode(identity.text);
+        f->identity_ns = file_modified_ns(identity.text);
         file_watch_add(f->watch, path_in(f->store->path, DIR_MANIFESTS).text);
         file_watch_add(f->watch, path_in(f->store->path, DIR_SETTINGS).text); /* tags */
     }
@@ -188,15 +192,29 @@ static bool is_applied(const ckd_follow *f, const ckd_checkpoint *c) {
     return same;
 }
 
+/* Whether the store was removed and made anew. The open store would stay at what it knew. */
+static bool is_replaced(const ckd_follow *f) {
+    pathname identity = path_in(f->store->path, FILE_IDENTITY);
+    uint64_t inode = file_inode(identity.text), modified_ns = file_modified_ns(identity.text);
+    return inode && modified_ns && (inode != f->identity_inode || modified_ns != f->identity_ns);
+}
+
 static ckd_status look(int *newer, ckd_follow *f, ckd_error *err) {
     ckd_checkpoint c;
     ckd_error why;
+    if (is_replaced(f)) {
+        return err_set(err, CKD_E_STATE, "the store at %s was replaced", f->store->path);
+    }
     ckd_status status = follow_choose(&c, NULL, f, &why);
     *newer = status == CKD_OK && !is_applied(f, &c);
     /* The store may be out of reach for a while, or the tag be damaged: that may pass. */
     if (status != CKD_OK && status != CKD_E_NOT_FOUND && status != CKD_E_STATE) {
         follow_tell(f, "the newest checkpoint cannot be found for now", &why);
     }
+    if (status == CKD_E_NOT_FOUND && !f->waits) {
+        store_message(f->store, "waiting: %s", why.message);
+    }
+    f->waits = status == CKD_E_NOT_FOUND;
     bool lasts = status == CKD_E_INVALID || status == CKD_E_NOMEM;
     return lasts ? err_from(err, status, &why) : CKD_OK;
 }
@@ -207,7 +225,8 @@ ckd_status ckd_follow_wait(int *newer, ckd_follow *f, uint64_t timeout_ms, ckd_e
         return err_set(err, CKD_E_INVALID, "nothing is followed");
     }
     const ckd_follow_options *o = &f->options;
-    uint64_t poll_ns = (o->poll_ms ? o->poll_ms : POLL_MS) * 1000000, begun = clock_monotonic_ns();
+    uint64_t poll_ms = o->poll_ms ? o->poll_ms : POLL_MS, begun = clock_monotonic_ns();
+    uint64_t poll_ns = poll_ms > UINT64_MAX / 1000000 ? UINT64_MAX : poll_ms * 1000000;
     uint64_t limit_ns = timeout_ms > UINT64_MAX / 1000000 ? UINT64_MAX : timeout_ms * 1000000;
     for (;;) {
         if (atomic_exchange(&f->cancelled, false) ||
@@ -229,7 +248,8 @@ ckd_status ckd_follow_wait(int *newer, ckd_follow *f, uint64_t timeout_ms, ckd_e
 /* Writes the new files and makes them the folder's. After a failure the folder is as it was. */
 static ckd_status write_and_commit(follow_writing *w, ckd_follow *f, ckd_error *err) {
     bool committed = false;
-    ckd_status status = follow_write(w, err);
+    ckd_status status = check_owner(f, err);
+    THEN(status, follow_write(w, err));
     THEN(status, follow_commit(&committed, f->options.into, &w->next, err));
     if (committed) {
         ckd_status recovered = status == CKD_OK ? CKD_OK : follow_recover(f->options.into, err);
@@ -260,6 +280,7 @@ static ckd_status apply(ckd_follow_result *out, ckd_follow *f, const ckd_checkpo
     ckd_status status = ckd_load_begin(&load, f->store, &c->id, err);
     *of_store = status != CKD_OK;
     THEN(status, follow_layout_make(&layout, ckd_load_tensors(load), &f->options, err));
+    *of_store = *of_store || status == CKD_E_UNSUPPORTED;
     if (status == CKD_OK && !id_is_zero(&f->state.checkpoint)) {
         (void)ckd_load_begin(&before, f->store, &f->state.checkpoint, NULL);
     }

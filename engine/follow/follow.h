@@ -153,6 +153,7 @@ struct ckd_follow {
     ckd_store *store;
     ckd_follow_options options; /* owns its strings */
     char run[CKD_RUN_MAX + 1];  /* ""; or the run that is followed: the store's only one, or its new name */
+    uint64_t identity_inode, identity_ns; /* of the file that makes the store this one */
     file_lock *lock;
     file_watch *watch;
     atomic_bool cancelled;
@@ -162,6 +163,7 @@ struct ckd_follow {
     size_t failure_count, failure_capacity;
     ckd_id suspect_told; /* the suspect checkpoint that a message has named last */
     char branch_told[CKD_RUN_MAX + 1];
+    bool waits;       /* there was no checkpoint at the last look, and a message has said so */
     bool hidden;      /* the manifest of a newer checkpoint of the run is damaged */
     uint64_t told_ns; /* when follow_tell spoke last */
 };

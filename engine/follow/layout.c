@@ -42,11 +42,14 @@ static void put_string(bytes *to, const char *text) {
     put_text(to, "\"");
 }
 
-/* The format's names are those of the library in capitals. */
+/* The format's names are those of the library in capitals, and "f8e4m3" is F8_E4M3. */
 static void put_dtype(bytes *to, ckd_dtype dtype) {
     char text[16];
     size_t i = 0;
-    for (const char *at = ckd_dtype_name(dtype); *at && i < sizeof(text) - 1; at++) {
+    for (const char *at = ckd_dtype_name(dtype); *at && i < sizeof(text) - 2; at++) {
+        if (*at == 'e') {
+            text[i++] = '_';
+        }
         text[i++] = (char)toupper((unsigned char)*at);
     }
     text[i] = '\0';

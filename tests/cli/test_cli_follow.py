@@ -152,6 +152,14 @@ def test_shards(store, into):
     st.same(read_folder(into), tensors)
 
 
+def test_every_dtype(store, into):
+    tensors = {f"w.{dtype}": (dtype, [3], bytes(3 * size)) for dtype, size in st.SIZES.items()}
+    tensors |= {"scalar": ("F32", [], b"abcd"), "none": ("BF16", [0, 3], b""), 'odd "\\\n\u00e9\x7f': ("I8", [1], b"x")}
+    store.save(1, tensors)
+    follow(store, into, "--tensor", "*")
+    st.same(read_folder(into), tensors)
+
+
 def test_a_mapped_file_stays(store, into):
     store.save(1, big(1))
     follow(store, into)
@@ -222,6 +230,45 @@ def test_model_files_of_others_stay(store, into):
     assert (into / "model.safetensors").read_bytes() == b"theirs"
     follow(store, into, "--overwrite")
     check(store, into, 1)
+    (into / "model-00001-of-00002.safetensors").write_bytes(b"theirs")
+    store.save(2, state(1, 2))
+    assert "model-00001-of-00002.safetensors; overwrite" in follow(store, into, expect=FAILED).err
+    assert (into / "model-00001-of-00002.safetensors").read_bytes() == b"theirs" and step_of(into) == 1
+    follow(store, into, "--overwrite")
+    check(store, into, 2)
+
+
+def test_model_files_that_appear_later_stay(store, into):
+    store.save(1, state(1, 1))
+    with Follower(store.path, into) as f:
+        wait_until(lambda: step_of(into) == 1, "step 1 was not applied")
+        (into / INDEX).write_bytes(b"theirs")
+        store.save(2, state(1, 2))
+        f.out, f.err = f.process.communicate(timeout=60)
+    assert f.process.returncode == FAILED and "no follower wrote" in f.err
+    assert (into / INDEX).read_bytes() == b"theirs" and step_of(into) == 1
+
+
+def test_a_store_that_is_made_anew(store, into):
+    store.save(5, state(1, 5))
+    with Follower(store.path, into) as f:
+        wait_until(lambda: step_of(into) == 5, "step 5 was not applied")
+        shutil.rmtree(store.path)
+        store.save(1, state(2, 1))
+        wait_until(lambda: step_of(into) == 1, "the new store was not followed")
+        f.stop()
+    assert "was replaced, and is opened again" in f.err and "another store" not in f.err
+    check(store, into, 1)
+
+
+def test_what_is_waited_for_is_said(store, into):
+    store.save(1, state(1, 1))
+    with Follower(store.path, into, "--run", "b") as f:
+        time.sleep(2.5)
+        store.save(1, state(1, 1), run_name="b")
+        wait_until(lambda: step_of(into) == 1, "step 1 was not applied")
+        f.stop()
+    assert f.err.splitlines()[0] == "ckptdelta: waiting: the store has no run 'b'; it has: a" and f.err.count("waiting:") == 1
 
 
 def test_a_tag_is_followed_back_and_forth(store, into):
@@ -320,6 +367,8 @@ def test_wrong_usage(store, into):
     run("follow", store.path, "--once", expect=USAGE)
     follow(store, into, "--run", "a", "--tag", "b", expect=USAGE)
     follow(store, into, "--exec-fails", "never", expect=USAGE)
+    for interval in "0s", "366d":
+        follow(store, into, "--interval", interval, expect=USAGE)
     follow(store, into, "--run", "b", expect=NOT_FOUND)
     follow(store, into, "--tag", "b", expect=NOT_FOUND)
     run("follow", store.folder / "none", "--once", "--into", into, expect=NOT_FOUND)

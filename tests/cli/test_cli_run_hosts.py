@@ -141,6 +141,18 @@ def test_a_check_that_fails_everywhere_says_nothing(cluster):
     assert cluster.hosts.read_text() == HOSTS and cluster.last()["bad_hosts"] is None
 
 
+def test_a_remote_shell_that_reaches_nobody_says_nothing(cluster):
+    """The check on this host needs none."""
+    own = os.uname().nodename
+    cluster.hosts.write_text(f"{own}\n{HOSTS}")
+    err = cluster.run("--hosts-file", "hosts", "--remote-shell", "absent-shell", "--node-check", "exit 0", "--min-hosts", "1", "--act")
+    assert "the check of the hosts fails on each of 3 other hosts, so it says nothing about them" in err
+    assert cluster.hosts.read_text() == f"{own}\n{HOSTS}" and cluster.last()["bad_hosts"] is None
+    cluster.fake("rsh", '[ "$1" = c ] || exit 3')
+    cluster.run("--hosts-file", "hosts", "--remote-shell", "rsh", "--node-check", "exit 1")
+    assert cluster.last()["bad_hosts"] == [own, "a", "b"]
+
+
 def test_the_own_host_needs_no_remote_shell(cluster):
     cluster.fake("ssh", "exit 1")
     err = cluster.run("--node-check", "touch checked; exit 9")

@@ -268,6 +268,39 @@ static void test_refuses(void **state) {
     ckd_store_close(store);
 }
 
+static void count_message(void *context, const char *message) {
+    *(size_t *)context += strstr(message, "is passed over: a safetensors file cannot hold tensor") != NULL;
+}
+
+/* A tensor that the format cannot hold: the checkpoint is passed over with a message. */
+static void test_names(void **state) {
+    char into[512];
+    into_of(into, state);
+    size_t messages = 0;
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.on_message = count_message;
+    options.message_context = &messages;
+    ckd_store *writer = store_create(*state), *store;
+    char path[512];
+    snprintf(path, sizeof(path), "%s/store", (const char *)*state);
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_READ, &options, NULL), CKD_OK);
+    float values[5] = {0};
+    ckd_save *save = begin_save(writer, "r", 1);
+    add_tensor(save, "__metadata__", CKD_F32, 1, small_shape, NULL, values);
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    ckd_follow *f = open_into(store, into);
+    ckd_follow_result r;
+    assert_int_equal(ckd_follow_apply(&r, f, NULL), CKD_E_UNSUPPORTED);
+    assert_int_equal(messages, 1);
+    assert_int_equal(r.passed_over, 1);
+    save_step(writer, "r", 2);
+    assert_true(apply(f).applied);
+    check_folder(into, 2);
+    ckd_follow_close(f);
+    ckd_store_close(store);
+    ckd_store_close(writer);
+}
+
 /* ---- kills ---- */
 
 static char hooked[520];
@@ -520,6 +553,7 @@ int main(void) {
         tempdir_test(test_reads_what_changed),
         tempdir_test(test_foreign_change),
         tempdir_test(test_refuses),
+        tempdir_test(test_names),
         tempdir_test(test_killed_at_every_step),
         tempdir_test(test_failure_at_every_step),
         tempdir_test(test_wait),
