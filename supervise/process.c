@@ -59,7 +59,8 @@ bool process_is_below(pid_t pid, pid_t above) {
 bool process_lives(pid_t pid) {
     pid_t parent;
     char state = look_at(&parent, pid);
-    return state == '?' ? kill(pid, 0) == 0 : state != 'Z' && state != 'X';
+    /* where /proc hides other users' processes */
+    return state == '?' ? kill(pid, 0) == 0 || errno == EPERM : state != 'Z' && state != 'X';
 }
 
 /* The next child of this process in /proc; 0: none is left. */

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
@@ -142,7 +143,9 @@ static void parse_anomaly(arguments *a, const char *arg, struct argp_state *stat
                          : strcmp(arg, "stop") == 0   ? SUPERVISE_ANOMALY_STOP
                                                       : SUPERVISE_ANOMALY_COMMAND;
     a->with.anomaly_command = arg;
-    if (!*arg) {
+    bool other_case =
+        strcasecmp(arg, "mark") == 0 || strcasecmp(arg, "rewind") == 0 || strcasecmp(arg, "stop") == 0;
+    if (!*arg || (other_case && a->with.on_anomaly == SUPERVISE_ANOMALY_COMMAND)) {
         argp_error(state, "--on-anomaly is mark, rewind, stop or a command");
     }
 }

@@ -129,3 +129,9 @@ def test_a_signal_is_stronger(job, mode):  # noqa: F811
 
 def test_wrong_options(job):  # noqa: F811
     run("run", job.store, "--run", "gpt", "--on-anomaly", "", "--", "true", expect=USAGE)
+
+
+@pytest.mark.parametrize("word", ["", "Rewind", "STOP"])
+def test_words_in_capitals_are_no_commands(job, word):  # noqa: F811
+    out, err = job.run("true", options=["--on-anomaly", word], expect=USAGE)
+    assert "--on-anomaly is mark, rewind, stop or a command" in err
