@@ -468,6 +468,7 @@ def test_the_next_supervisor_waits_for_the_last_one_s_command(job):
     process = job.begin(*trainer)
     assert until(exists(job.folder / "ready"))
     process.kill()
+    process.wait()
     out, err = job.run(*trainer)
     assert "waiting for the previous supervisor's command to end" in err
     assert job.starts() == ["1 None", "2 gpt@1"]
