@@ -18,12 +18,15 @@ static void update_derived(ckd_store *store) {
     materialized_evict(store);
 }
 
+/* A try that failed may have given the tombstone its name, so another one replaces it. */
 static ckd_status bury(const ckd_store *store, const tombstone *t, ckd_error *err) {
     ckd_error why;
     ckd_status status;
+    bool again = false;
     do {
         why = (ckd_error){0};
-        status = tombstone_write(store, t, false, &why);
+        status = tombstone_write(store, t, again, &why);
+        again = true;
     } while (status == CKD_E_NOSPACE && deletion_make_room(store));
     return err_from(err, status, &why);
 }
