@@ -235,7 +235,7 @@ bool lock_find_holder(lock_holder *out, const char *path);
  */
 typedef struct file_watch file_watch;
 ckd_status file_watch_open(file_watch **out, ckd_error *err); /* Errors: NOMEM */
-/* Watches one more directory. Where the system cannot, waits just last as long as they are told. */
+/* Watches one more directory. Where the system has no such watches, a wait ends only when its time is over. */
 void file_watch_add(const file_watch *w, const char *directory);
 /* Returns when a name has come or gone since the last wait, after file_watch_wake, on a signal, or after `ns`. */
 void file_watch_wait(file_watch *w, uint64_t ns);
