@@ -57,8 +57,12 @@ int parity_set_redundancy(const parity_set *s, const ckd_store *store);
 /* Opens one row. Errors: as parity_open; CORRUPT if the file is not of this group. */
 ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
                            ckd_error *err);
-/* Removes all files of a group. The caller holds the publish lock, and syncs data/p afterwards. */
-ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err);
+/*
+ * Removes the files of the groups items[i] for which removed[i] is set, durably. If the process dies meanwhile, the next
+ * one that takes the parity lock removes the rest. The caller holds the publish lock. Errors: IO, READ_ONLY.
+ */
+ckd_status parity_sets_remove(const parity_sets *s, const bool *removed, const ckd_store *store,
+                              ckd_error *err);
 
 /*
  * Takes the lock for making or using parity, removes leftovers of processes that died, and creates data/p. Errors:

@@ -159,24 +159,20 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
 
 /* ---- groups that are no longer of use ---- */
 
-static ckd_status remove_useless(making *m, const bool *needed, ckd_error *err) {
+static ckd_status remove_useless(making *m, const bool *useless, ckd_error *err) {
     file_lock *lock;
+    for (size_t i = 0; i < m->sets.count; i++) {
+        m->result->removed_groups += useless[i];
+        m->result->removed_bytes += useless[i] ? m->sets.items[i]->bytes : 0;
+    }
+    if (!m->result->removed_groups) {
+        return CKD_OK;
+    }
     ckd_status status = store_lock_publish(&lock, m->store, err);
-    if (status != CKD_OK) {
-        return status;
+    if (status == CKD_OK) {
+        status = parity_sets_remove(&m->sets, useless, m->store, err);
+        lock_release(lock);
     }
-    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
-        const parity_set *s = m->sets.items[i];
-        if (!needed[i]) {
-            status = parity_set_remove(s, m->store, err);
-            m->result->removed_groups++;
-            m->result->removed_bytes += s->bytes;
-        }
-    }
-    if (status == CKD_OK && m->result->removed_groups) {
-        status = dir_sync(path_in(m->store->path, DIR_PARITY).text, err);
-    }
-    lock_release(lock);
     return status;
 }
 
@@ -241,12 +237,17 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     parity_sets_free(&m->sets);
     ckd_status status = parity_sets_read(&m->sets, m->store, &reread, err);
     bool *needed = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*needed)) : NULL;
-    if (status == CKD_OK && !needed) {
+    bool *useless = needed ? calloc(m->sets.count + 1, sizeof(*useless)) : NULL;
+    if (status == CKD_OK && !useless) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
     THEN(status, find_needed(needed, m, err));
-    THEN(status, remove_useless(m, needed, err));
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        useless[i] = !needed[i];
+    }
+    THEN(status, remove_useless(m, useless, err));
     free(needed);
+    free(useless);
     ckd_verify_result_free(reread.result); /* the damage was reported already */
     return status;
 }

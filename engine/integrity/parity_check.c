@@ -76,16 +76,18 @@ static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     return status;
 }
 
-/* Unless the file exists and cannot be read, or the whole group was removed meanwhile. */
+/* Unless the file exists and cannot be read, or the group is being made or removed, or was removed meanwhile. */
 static ckd_status record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
                                  damage_list *damage, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_parity(store->path, &s->group.id, row, "");
+    /* A remover takes the mark away last, so it is looked for first. */
+    bool marked = file_exists(path_parity_mark(store->path, &s->group.id).text);
     bool others = false; /* other rows exist; if none does, the group was removed meanwhile */
     for (uint32_t i = 0; i < s->group.rows && !others; i++) {
         others = (s->present >> i & 1) && file_exists(path_parity(store->path, &s->group.id, i, "").text);
     }
-    if (file_exists(p.text) || !others) {
+    if (file_exists(p.text) || marked || !others) {
         /* The file may also exist and be unreadable, which was recorded before. */
         return CKD_OK;
     }

@@ -252,15 +252,20 @@ static ckd_status cover_unprotected(const forgetting *f, ckd_error *err) {
 }
 
 static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
-    size_t removed = 0;
-    ckd_status status = cover_unprotected(f, err);
-    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
-        if (useless(&f->outlooks[i])) {
-            status = parity_set_remove(f->sets.items[i], f->store, err);
-            removed++;
-        }
+    bool *removed = calloc(f->sets.count + 1, sizeof(*removed)), any = false;
+    if (!removed) {
+        return err_nomem(err, f->sets.count, "parity to forget");
     }
-    return status == CKD_OK && removed ? dir_sync(path_in(f->store->path, DIR_PARITY).text, err) : status;
+    for (size_t i = 0; i < f->sets.count; i++) {
+        removed[i] = useless(&f->outlooks[i]);
+        any = any || removed[i];
+    }
+    ckd_status status = cover_unprotected(f, err);
+    if (status == CKD_OK && any) {
+        status = parity_sets_remove(&f->sets, removed, f->store, err);
+    }
+    free(removed);
+    return status;
 }
 
 ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,

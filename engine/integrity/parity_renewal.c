@@ -3,21 +3,39 @@
 
 #include "engine/integrity/internal.h"
 
+/* An empty file, durable once the folder is. */
+static ckd_status create_mark(const char *path, ckd_error *err) {
+    file_writer *f;
+    ckd_status status = file_create(&f, path, 0, err);
+    return status == CKD_OK ? file_close(f, err) : status;
+}
+
 /*
  * No member is removed under the publish lock. If one was removed before, its remover did not know of this group, so
- * the group is dropped.
+ * the group is dropped. Several files get their names while a mark says that the group is incomplete. Until the mark is
+ * gone, durably, nobody may count on the group.
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
+    pathname folder = path_in(store->path, DIR_PARITY), mark = path_parity_mark(store->path, &g->id);
     ckd_status status = CKD_OK;
+    bool marked = g->rows > 1;
     *done = false;
     if (!parity_members_exist(g, store)) {
         return CKD_OK;
+    }
+    if (marked) {
+        status = create_mark(mark.text, err);
+        THEN(status, dir_sync(folder.text, err));
     }
     for (uint32_t row = 0; row < g->rows && status == CKD_OK; row++) {
         status = file_rename_noreplace(path_parity(store->path, &g->id, row, ".tmp").text,
                                        path_parity(store->path, &g->id, row, "").text, err);
     }
-    THEN(status, dir_sync(path_in(store->path, DIR_PARITY).text, err));
+    THEN(status, dir_sync(folder.text, err));
+    if (status == CKD_OK && marked) {
+        status = file_remove(mark.text, false, err);
+        THEN(status, dir_sync(folder.text, err));
+    }
     *done = status == CKD_OK;
     return status;
 }

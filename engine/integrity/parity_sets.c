@@ -194,11 +194,41 @@ ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row,
     return status;
 }
 
-ckd_status parity_set_remove(const parity_set *s, const ckd_store *store, ckd_error *err) {
+/* ---- removing ---- */
+
+/* One file of the group takes the name of the mark, which needs no space on a full disk. */
+static ckd_status mark_incomplete(const parity_set *s, const ckd_store *store, ckd_error *err) {
+    uint32_t row = (uint32_t)__builtin_ctz(s->present);
+    ckd_error why = {0};
+    ckd_status status = file_rename(path_parity(store->path, &s->group.id, row, "").text,
+                                    path_parity_mark(store->path, &s->group.id).text, &why);
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
+}
+
+static ckd_status remove_rows(const ckd_id *group, const ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
-        pathname p = path_parity(store->path, &s->group.id, row, "");
+    for (uint32_t row = 0; row < CKD_PARITY_MAX && status == CKD_OK; row++) {
+        pathname p = path_parity(store->path, group, row, "");
         status = repair_remove_or_set_aside(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+    }
+    return status;
+}
+
+ckd_status parity_sets_remove(const parity_sets *s, const bool *removed, const ckd_store *store,
+                              ckd_error *err) {
+    pathname folder = path_in(store->path, DIR_PARITY);
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < s->count && status == CKD_OK; i++) {
+        status = removed[i] ? mark_incomplete(s->items[i], store, err) : CKD_OK;
+    }
+    THEN(status, dir_sync(folder.text, err));
+    for (size_t i = 0; i < s->count && status == CKD_OK; i++) {
+        status = removed[i] ? remove_rows(&s->items[i]->group.id, store, err) : CKD_OK;
+    }
+    THEN(status, dir_sync(folder.text, err));
+    for (size_t i = 0; i < s->count && status == CKD_OK; i++) {
+        pathname mark = path_parity_mark(store->path, &s->items[i]->group.id);
+        status = removed[i] ? file_remove(mark.text, true, err) : CKD_OK;
     }
     return status;
 }
@@ -210,12 +240,30 @@ static bool is_leftover(const char *name) {
     return length > 4 && strcmp(name + length - 4, ".tmp") == 0;
 }
 
+/*
+ * Removes groups of which a process that died had named or removed some files. Without their marks they would look
+ * damaged. The marks themselves are leftovers, and go afterwards.
+ */
+static ckd_status remove_incomplete(const ckd_store *store, const dir_list *list, ckd_error *err) {
+    bool any = false;
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < list->count && status == CKD_OK; i++) {
+        ckd_id group;
+        if (parity_mark_parse(&group, list->names[i])) {
+            status = remove_rows(&group, store, err);
+            any = true;
+        }
+    }
+    return status == CKD_OK && any ? dir_sync(path_in(store->path, DIR_PARITY).text, err) : status;
+}
+
 static ckd_status remove_leftovers(const ckd_store *store, ckd_error *err) {
     dir_list list;
     ckd_status status = dir_list_read(&list, path_in(store->path, DIR_PARITY).text, err);
     if (status != CKD_OK) {
         return status;
     }
+    status = remove_incomplete(store, &list, err);
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         if (is_leftover(list.names[i])) {
             status = file_remove(path_of(store->path, DIR_PARITY, list.names[i]).text, true, err);

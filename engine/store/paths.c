@@ -160,6 +160,20 @@ bool parity_name_parse(ckd_id *group_id, uint32_t *row, const char *name) {
     return true;
 }
 
+#define PARITY_MARK ".incomplete.tmp"
+
+pathname path_parity_mark(const char *store, const ckd_id *group_id) {
+    char hex[CKD_ID_TEXT], name[96];
+    ckd_id_text(hex, group_id);
+    snprintf(name, sizeof(name), "%s" PARITY_MARK, hex);
+    return path_of(store, DIR_PARITY, name);
+}
+
+bool parity_mark_parse(ckd_id *group_id, const char *name) {
+    return strlen(name) >= CKD_ID_TEXT && id_parse(group_id, name) &&
+           strcmp(name + CKD_ID_TEXT - 1, PARITY_MARK) == 0;
+}
+
 static int hex_digit(char c) {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }

@@ -71,6 +71,12 @@ pathname path_setting(const char *store, const setting_name *name);
 /* STORE/data/p/GROUP.ROW.ckp, with `suffix` ("" or ".tmp") appended; the second parses such a name. */
 pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);
 bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name);
+/*
+ * STORE/data/p/GROUP.incomplete.tmp, the mark of a group whose files are getting their names or being removed. The second
+ * parses such a name.
+ */
+pathname path_parity_mark(const char *store, const ckd_id *group);
+bool parity_mark_parse(ckd_id *group, const char *name);
 
 /* Parses 32 hexadecimal digits at the start of text. */
 bool id_parse(ckd_id *out, const char *text);

@@ -485,8 +485,6 @@ static void test_abort_leaves_nothing(void **state) {
 static const char *const spared[] = {
     "base/file_names.c:sync_parent a path without a folder, which a store has not",
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
-    "engine/integrity/parity_removal.c:remove_groups parity that comes back is of no use, and is removed when parity is made",
-    "engine/integrity/parity_build.c:remove_useless the same",
     "engine/retain/trash.c:remove_one it frees the space of the file at once",
     "engine/store/deletions.c:replace_mark tombstones stay until the catalog has forgotten their checkpoints; the mark is for older catalogs",
     "engine/store/deletions.c:remove_mark the same",
@@ -531,6 +529,7 @@ int main(void) {
         disk_test(test_catalog_is_mended),
         disk_test(test_abort_leaves_nothing),
         disk_test(power_parity),
+        disk_test(power_parity_of_two_files),
         disk_test(power_repair),
         disk_test(power_repair_of_parity),
         disk_test(power_parity_put_aside),

@@ -66,6 +66,18 @@ static void check_pins(const char *dir, unsigned flags) {
     ckd_store_close(store);
 }
 
+/* A process that opens the store for writing clears up first. */
+static void check_whole(const char *dir) {
+    ckd_store *store;
+    ckd_verify_result *r;
+    ckd_error err = {0};
+    disk_must(scene_open(&store, dir, CKD_OPEN_WRITE, &err), &err);
+    disk_must(ckd_store_verify(&r, store, NULL, &err), &err);
+    assert_int_equal(r->damage_count, 0);
+    ckd_verify_result_free(r);
+    ckd_store_close(store);
+}
+
 static void check(const char *dir, const expectation *e, bool thorough, void *context) {
     const disk *d = context;
     char from[1024];
@@ -84,6 +96,9 @@ static void check(const char *dir, const expectation *e, bool thorough, void *co
     if (e->flags & COPIED) {
         snprintf(from, sizeof(from), "%s/from", dir);
         survivors_glance(from, 15, 15);
+    }
+    if (e->flags & WHOLE) {
+        check_whole(dir);
     }
     if (e->flags & PROTECTED) {
         lose_one(dir);

@@ -6,15 +6,16 @@
 
 /* Flags of an expectation: what else must be true. */
 enum {
-    MARKED = 1,        /* marks are as marks.h says */
-    PROTECTED = 2,     /* any lost chunk file can be repaired */
-    DAMAGED = 4,       /* everything loads only after a repair */
-    KEPT = 8,          /* damaged files are in the quarantine */
-    PURGED = 16,       /* the quarantine is empty */
-    COPIED = 32,       /* DIR/from/store has steps 0 to 3 */
-    UNPINNED = 64,     /* nothing is pinned */
-    PINNED = 128,      /* something is pinned */
-    PINNED_AGAIN = 256 /* all pins have the reason PIN_AGAIN */
+    MARKED = 1,         /* marks are as marks.h says */
+    PROTECTED = 2,      /* any lost chunk file can be repaired */
+    DAMAGED = 4,        /* everything loads only after a repair */
+    KEPT = 8,           /* damaged files are in the quarantine */
+    PURGED = 16,        /* the quarantine is empty */
+    COPIED = 32,        /* DIR/from/store has steps 0 to 3 */
+    UNPINNED = 64,      /* nothing is pinned */
+    PINNED = 128,       /* something is pinned */
+    PINNED_AGAIN = 256, /* all pins have the reason PIN_AGAIN */
+    WHOLE = 512         /* verify finds no damage once a process has opened the store for writing */
 };
 #define PIN_AGAIN "again"
 

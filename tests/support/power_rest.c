@@ -24,14 +24,18 @@
 
 /* ---- parity ---- */
 
-static void make_parity(ckd_store *store) {
+static void make_rows(ckd_store *store, uint32_t rows) {
     ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
     ckd_parity_result *r;
     ckd_error err = {0};
     o.data = 3;
-    o.parity = 1;
+    o.parity = rows;
     disk_must(ckd_store_parity(&r, store, &o, &err), &err);
     ckd_parity_result_free(r);
+}
+
+static void make_parity(ckd_store *store) {
+    make_rows(store, 1);
 }
 
 static void save_bases(ckd_store *store, uint64_t first, uint64_t count) {
@@ -53,22 +57,21 @@ static void make_bases(disk *d, uint64_t count, bool parity) {
 }
 
 /* Saves fill up the first parity group, so that it is made again. Then two of its members are deleted. */
-void power_parity(void **state) {
-    disk *d = *state;
+static void make_and_outgrow(disk *d, uint32_t rows, const char *name) {
     ckd_error err = {0};
     ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
     make_bases(d, 2, false);
     disk_begin(d, 3, 3);
     ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
-    make_parity(store);
-    disk_flags(d, PROTECTED);
+    make_rows(store, rows);
+    disk_flags(d, PROTECTED | WHOLE);
     disk_expect(d, 3, 15);
-    disk_flags(d, 0);
+    disk_flags(d, WHOLE);
     save_bases(store, 2, 2);
     disk_expect(d, 15, 15);
-    make_parity(store);
-    disk_flags(d, PROTECTED);
-    disk_flags(d, 0);
+    make_rows(store, rows);
+    disk_flags(d, PROTECTED | WHOLE);
+    disk_flags(d, WHOLE);
     now.undo_s = 0;
     ckd_checkpoint c[2];
     disk_must(ckd_store_find(&c[0], store, SCENE_RUN, 0, &err), &err);
@@ -78,10 +81,19 @@ void power_parity(void **state) {
     disk_must(ckd_store_delete(store, ids, 2, &now, &err), &err);
     disk_must(ckd_store_collect(NULL, store, NULL, &err), &err);
     disk_expect(d, 12, 12);
-    make_parity(store);
-    disk_flags(d, PROTECTED);
+    make_rows(store, rows);
+    disk_flags(d, PROTECTED | WHOLE);
     ckd_store_close(store);
-    disk_end("parity", d, 4);
+    disk_end(name, d, 4);
+}
+
+void power_parity(void **state) {
+    make_and_outgrow(*state, 1, "parity");
+}
+
+/* A group has several files. No cut leaves some of them. */
+void power_parity_of_two_files(void **state) {
+    make_and_outgrow(*state, 2, "parity of two files");
 }
 
 /*

@@ -56,14 +56,22 @@ static void check_files(const snapshot *s, const char *dir) {
 
 typedef ckd_status (*work_fn)(ckd_store *store);
 
-static ckd_status make_parity(ckd_store *store) {
+static ckd_status make_rows(ckd_store *store, uint32_t rows) {
     ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
     ckd_parity_result *r;
     o.data = FILES;
-    o.parity = 1;
+    o.parity = rows;
     ckd_status status = ckd_store_parity(&r, store, &o, NULL);
     ckd_parity_result_free(r);
     return status;
+}
+
+static ckd_status make_parity(ckd_store *store) {
+    return make_rows(store, 1);
+}
+
+static ckd_status make_two_rows(ckd_store *store) {
+    return make_rows(store, 2);
 }
 
 static ckd_status repair(ckd_store *store) {
@@ -74,19 +82,27 @@ static ckd_status repair(ckd_store *store) {
 }
 
 /* Makes a store with files saved after its parity, so that a group must be made again. */
-static void prepare_parity(const char *dir, snapshot *s) {
+static void prepare(const char *dir, snapshot *s, work_fn parity) {
     ckd_store *store;
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_CREATE, NULL), CKD_OK);
     for (uint64_t step = 0; step < FILES; step++) {
         scene x = scene_of(step);
         x.base = true;
         if (step == 3) {
-            assert_int_equal(make_parity(store), CKD_OK);
+            assert_int_equal(parity(store), CKD_OK);
         }
         assert_int_equal(scene_save(NULL, store, &x, NULL), CKD_OK);
     }
     ckd_store_close(store);
     take(s, dir);
+}
+
+static void prepare_parity(const char *dir, snapshot *s) {
+    prepare(dir, s, make_parity);
+}
+
+static void prepare_two_rows(const char *dir, snapshot *s) {
+    prepare(dir, s, make_two_rows);
 }
 
 /* The same with complete parity and one damaged file. */
@@ -178,12 +194,18 @@ static void check_no_leftovers(const char *dir) {
     dir_list_free(&list);
 }
 
-static void check_after(const char *dir, const snapshot *s) {
+static void check_after(const char *dir, const snapshot *s, work_fn work) {
     ckd_store *store;
     ckd_parity_status *status;
     assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    if (work == make_parity || work == make_two_rows) { /* groups exist as a whole or not at all */
+        ckd_verify_result *verified;
+        assert_int_equal(ckd_store_verify(&verified, store, NULL, NULL), CKD_OK);
+        assert_int_equal(verified->damage_count, 0);
+        ckd_verify_result_free(verified);
+    }
     assert_int_equal(repair(store), CKD_OK);
-    assert_int_equal(make_parity(store), CKD_OK);
+    assert_int_equal(work == make_two_rows ? make_two_rows(store) : make_parity(store), CKD_OK);
     assert_int_equal(ckd_store_parity_status(&status, store, NULL), CKD_OK);
     assert_true(status->groups == 1 && status->covered_files == FILES && status->weak_groups == 0 &&
                 status->unreadable == 0);
@@ -195,20 +217,20 @@ static void check_after(const char *dir, const snapshot *s) {
     store_check_clean(dir);
 }
 
-static void sweep(const char *what, const char *dir, void (*prepare)(const char *, snapshot *), work_fn work,
-                  int errnum) {
+static void sweep(const char *what, const char *dir, void (*prepare_store)(const char *, snapshot *),
+                  work_fn work, int errnum) {
     char from[512], to[512];
     snapshot s;
     bool done = false;
     unsigned long every = under_sanitizer() ? 7 : errnum ? test_pick(9, 4, 1) : test_pick(5, 2, 1);
-    prepare(dir, &s);
+    prepare_store(dir, &s);
     snprintf(from, sizeof(from), "%s", store_path_of(dir, ""));
     for (unsigned long at = test_first(what, every); !done; at += every) {
         char *copy = tempdir_create();
         snprintf(to, sizeof(to), "%s/store", copy);
         tree_copy(from, to);
         done = in_child(copy, work, at, errnum);
-        check_after(copy, &s);
+        check_after(copy, &s, work);
         tempdir_remove(copy);
         assert_true(at < 1000);
     }
@@ -229,6 +251,14 @@ static void test_parity_fails(void **state) {
     sweep("parity fails", *state, prepare_parity, make_parity, EIO);
 }
 
+static void test_two_rows_killed(void **state) {
+    sweep("two rows killed", *state, prepare_two_rows, make_two_rows, 0);
+}
+
+static void test_two_rows_fail(void **state) {
+    sweep("two rows fail", *state, prepare_two_rows, make_two_rows, ENOSPC);
+}
+
 static void test_repair_fails(void **state) {
     sweep("repair fails", *state, prepare_repair, repair, ENOSPC);
 }
@@ -245,6 +275,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_parity_killed),      tempdir_test(test_repair_killed),
         tempdir_test(test_parity_fails),       tempdir_test(test_repair_fails),
+        tempdir_test(test_two_rows_killed),    tempdir_test(test_two_rows_fail),
         tempdir_test(test_lost_repair_killed), tempdir_test(test_lost_repair_fails),
     };
     scratch_begin();
