@@ -149,7 +149,10 @@ ckd_status file_create_durable(const char *path, const char *temp, const void *d
  */
 ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
                                 ckd_error *err);
-/* Does the name exist? True for a dangling symbolic link, too. */
+/*
+ * Does the name exist? True for a dangling symbolic link, too, and where a failing disk does not tell: what may exist
+ * must not be taken for lost.
+ */
 bool file_exists(const char *path);
 /* Is this a directory? A symbolic link to one does not count. */
 bool dir_exists(const char *path);

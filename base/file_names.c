@@ -157,7 +157,7 @@ ckd_status file_replace_durable(const char *path, const char *temp, const void *
 
 bool file_exists(const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0;
+    return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
 }
 
 bool dir_exists(const char *path) {
