@@ -6,10 +6,12 @@ import resource
 import shlex
 import signal
 import subprocess
+import time
 
 from model import Failure
 
-TIME_LIMIT = 180
+# Seconds in which a command must end or have used the processor: one that computes on a busy machine does not hang.
+TIME_LIMIT, TIME_LIMIT_BUSY = 180, 1800
 
 
 class Result:
@@ -60,14 +62,30 @@ def start(command, args, folder, env, fault=None):
                             stderr=subprocess.PIPE, preexec_fn=limits(fault))
 
 
+def processor_seconds(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+        fields = f.read().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def output_of(process, args):
+    """Waits for the end of a command, and kills one that hangs."""
+    begun, used = time.monotonic(), 0
+    while True:
+        try:
+            return process.communicate(timeout=TIME_LIMIT)
+        except subprocess.TimeoutExpired:
+            used, before = processor_seconds(process.pid), used
+            waited = time.monotonic() - begun
+            if used - before < 1 or waited > TIME_LIMIT_BUSY:
+                process.kill()
+                process.communicate()
+                raise Failure("hang", f"{shlex.join(args)} did not end within {waited:.0f} s, of which it computed {used:.0f} s") from None
+
+
 def finish(process, args, may_die=()):
     """Waits for the end of a command. Raises a Failure for crashes, hangs and sanitizer reports."""
-    try:
-        out, err = process.communicate(timeout=TIME_LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise Failure("hang", f"{shlex.join(args)} did not end within {TIME_LIMIT} s") from None
+    out, err = output_of(process, args)
     result = Result(args, process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
     if result.code < 0 and -result.code not in may_die:
         raise Failure("crash", f"{shlex.join(args)} was ended by {signal.Signals(-result.code).name}\n{result.err}")
