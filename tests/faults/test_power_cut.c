@@ -27,6 +27,7 @@
 #include "tests/support/level.h"
 #include "tests/support/marks.h"
 #include "tests/support/power_disk.h"
+#include "tests/support/power_follow.h"
 #include "tests/support/power_rest.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -532,6 +533,8 @@ int main(void) {
         disk_test(power_parity_of_two_files),
         disk_test(power_repair),
         disk_test(power_repair_of_parity),
+        disk_test(power_follow),
+        disk_test(power_parity_of_dead_maker),
         disk_test(power_parity_put_aside),
         disk_test(power_copy),
         disk_test(power_copy_that_fails),

@@ -96,6 +96,31 @@ void power_parity_of_two_files(void **state) {
     make_and_outgrow(*state, 2, "parity of two files");
 }
 
+/* A process died while it removed a group of two files. The next one ends that. */
+void power_parity_of_dead_maker(void **state) {
+    disk *d = *state;
+    dir_list list;
+    make_bases(d, 2, false);
+    ckd_store *store = disk_open(d, CKD_OPEN_WRITE);
+    make_rows(store, 2);
+    ckd_store_close(store);
+    assert_int_equal(dir_list_read(&list, store_path_of(d->p.dir, DIR_PARITY), NULL), CKD_OK);
+    for (size_t i = 0; i < list.count; i++) {
+        ckd_id group;
+        uint32_t row;
+        if (parity_name_parse(&group, &row, list.names[i]) && row == 0) {
+            pathname from = path_parity(store_path_of(d->p.dir, ""), &group, row, "");
+            pathname to = path_parity_mark(store_path_of(d->p.dir, ""), &group);
+            assert_int_equal(rename(from.text, to.text), 0);
+        }
+    }
+    dir_list_free(&list);
+    disk_begin(d, 3, 3);
+    disk_flags(d, WHOLE);
+    ckd_store_close(disk_open(d, CKD_OPEN_WRITE));
+    disk_end("parity of a dead maker", d, 2);
+}
+
 /*
  * Flips a bit in the middle of the folder's first file with this ending. all: overwrites the whole file
  * instead.

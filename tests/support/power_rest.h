@@ -7,6 +7,7 @@
 
 void power_parity(void **state);
 void power_parity_of_two_files(void **state);
+void power_parity_of_dead_maker(void **state);
 void power_repair(void **state);
 void power_repair_of_parity(void **state);
 void power_parity_put_aside(void **state);
