@@ -26,7 +26,15 @@ typedef struct ckd_follow_options {
     const char *into; /* required: the folder; it is created, but not its parents */
     const char *run;  /* NULL: the store's only run. Its newest checkpoint that is not suspect is followed */
     const char *tag;  /* instead of the run: the checkpoint with this tag, wherever it is moved */
-    /* globs (fnmatch) of tensor names. only_count 0: all tensors with the role weight */
+    /*
+     * NULL: names stay as they are. "model": only the tensors whose names begin with "model.", without that beginning,
+     * as a state that has a model among other things is saved by the Python package
+     */
+    const char *member;
+    /*
+     * globs (fnmatch) of tensor names as the store has them. only_count 0: all tensors with the role weight; all of the
+     * member, if there is one
+     */
     const char *const *only;
     size_t only_count;
     const char *const *exclude;

@@ -38,6 +38,14 @@ ckd_status pyckd_session_open(pyckd_session *owner, const char *path, const ckd_
 ckd_status pyckd_session_save(pyckd_session *owner, uint64_t step, uint32_t group, int all, ckd_error *err);
 uint64_t pyckd_session_last(ckd_checkpoint *out, pyckd_session *owner);
 ckd_status pyckd_session_close(pyckd_session *owner, ckd_error *err);
+typedef struct pyckd_follow { ckd_follow *follow; ...; } pyckd_follow;
+ckd_status pyckd_follow_open(pyckd_follow *owner, const char *path, const ckd_store_options *store_options,
+                             const ckd_follow_options *options, ckd_error *err);
+void pyckd_follow_close(pyckd_follow *owner);
+typedef struct pyckd_changes { uint64_t *positions; uint8_t *values; size_t count; size_t value_size; ...; } pyckd_changes;
+ckd_status pyckd_follow_changes(pyckd_changes *out, ckd_load *before, ckd_load *after, const ckd_changes_request *request,
+                                ckd_error *err);
+void pyckd_changes_free(pyckd_changes *changes);
 void pyckd_checkpoints_free(ckd_checkpoint_list **list);
 void pyckd_tensors_free(ckd_tensor_list **list);
 void pyckd_verified_free(ckd_verify_result **result);

@@ -7,6 +7,8 @@
 #define CKPTDELTA_PYTHON_NATIVE_H
 
 #include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ckptdelta.h"
@@ -154,6 +156,82 @@ static ckd_status pyckd_session_close(pyckd_session *owner, ckd_error *err) {
     ckd_session *session = owner->session;
     owner->session = NULL;
     return owner->process == getpid() ? ckd_session_close(session, err) : CKD_OK;
+}
+
+/* A follower has a store of its own, as a store that is replaced has to be opened again. */
+typedef struct pyckd_follow {
+    ckd_store *store;
+    ckd_follow *follow; /* NULL: not open */
+    long long process;
+} pyckd_follow;
+
+static void pyckd_follow_close(pyckd_follow *owner) {
+    ckd_follow *follow = owner->follow;
+    ckd_store *store = owner->store;
+    owner->follow = NULL;
+    owner->store = NULL;
+    if (owner->process == getpid()) {
+        ckd_follow_close(follow);
+        ckd_store_close(store);
+    }
+}
+
+static ckd_status pyckd_follow_open(pyckd_follow *owner, const char *path,
+                                    const ckd_store_options *store_options, const ckd_follow_options *options,
+                                    ckd_error *err) {
+    owner->process = getpid();
+    ckd_status status = ckd_store_open(&owner->store, path, CKD_OPEN_READ, store_options, err);
+    if (status == CKD_OK) {
+        status = ckd_follow_open(&owner->follow, owner->store, options, err);
+    }
+    if (status != CKD_OK) {
+        pyckd_follow_close(owner);
+    }
+    return status;
+}
+
+/* What ckd_follow_changes visits. */
+typedef struct pyckd_changes {
+    uint64_t *positions;
+    uint8_t *values;
+    size_t count, capacity, value_size;
+} pyckd_changes;
+
+static void pyckd_changes_free(pyckd_changes *c) {
+    free(c->positions);
+    free(c->values);
+    c->positions = NULL;
+    c->values = NULL;
+    c->count = c->capacity = 0;
+}
+
+static ckd_status pyckd_keep_changes(void *context, const uint64_t *positions, const void *values,
+                                     size_t count, ckd_error *err) {
+    pyckd_changes *c = context;
+    (void)err;
+    if (c->capacity - c->count < count) {
+        size_t capacity = 2 * c->capacity + count;
+        uint64_t *more = realloc(c->positions, capacity * sizeof(*more));
+        c->positions = more ? more : c->positions;
+        uint8_t *more_values = more ? realloc(c->values, capacity * c->value_size) : NULL;
+        c->values = more_values ? more_values : c->values;
+        if (!more_values) {
+            return CKD_E_NOMEM;
+        }
+        c->capacity = capacity;
+    }
+    memcpy(c->positions + c->count, positions, count * sizeof(*positions));
+    memcpy(c->values + c->count * c->value_size, values, count * c->value_size);
+    c->count += count;
+    return CKD_OK;
+}
+
+static ckd_status pyckd_follow_changes(pyckd_changes *out, ckd_load *before, ckd_load *after,
+                                       const ckd_changes_request *request, ckd_error *err) {
+    ckd_changes_request with = *request;
+    with.visit = pyckd_keep_changes;
+    with.context = out;
+    return ckd_follow_changes(before, after, &with, err);
 }
 
 /* Lists that the library returns. */

@@ -14,7 +14,8 @@
 #include "cli/output/output.h"
 
 enum {
-    OPT_TENSOR = 0x200,
+    OPT_MEMBER = 0x200,
+    OPT_TENSOR,
     OPT_EXCLUDE,
     OPT_SHARD_SIZE,
     OPT_ONCE,
@@ -39,8 +40,11 @@ static const struct argp_option options_table[] = {
      "Warn while DIR is behind for longer than this (30s, 10m), or by more than N checkpoints; with --once, the exit status is then 1",
      2},
     {"interval", OPT_INTERVAL, "TIME", 0, "Look at the store at least this often [default: 2s]", 2},
+    {"member", OPT_MEMBER, "NAME", 0,
+     "Only the tensors of this part of the state, such as model: those whose names begin with NAME and a dot, which DIR has without that beginning",
+     3},
     {"tensor", OPT_TENSOR, "GLOB", 0,
-     "Only tensors whose names match, whatever their role; may be given several times [default: all with the role weight]",
+     "Only tensors whose names in the store match, whatever their role; may be given several times [default: all with the role weight, or all of the member]",
      3},
     {"exclude", OPT_EXCLUDE, "GLOB", 0, "No tensors whose names match; may be given several times", 3},
     {"shard-size", OPT_SHARD_SIZE, "SIZE", 0,
@@ -58,6 +62,7 @@ static const char doc[] =
     "\n"
     "Examples:\n"
     "  ckptdelta follow ckpts --run rl --into model\n"
+    "  ckptdelta follow ckpts --run rl --into model --member model    # saved by Python as {\"model\": model}\n"
     "  ckptdelta follow ckpts --run rl --into model --exec 'curl -s -X POST localhost:8000/reload'\n"
     "  ckptdelta follow ckpts --tag prod --into model --once\n";
 
@@ -99,6 +104,12 @@ static void take_exec_fails(arguments *a, const char *text, struct argp_state *s
 
 static error_t parse_choice(int key, char *arg, struct argp_state *state, arguments *a) {
     switch (key) {
+    case OPT_MEMBER:
+        if (!arg[0]) {
+            argp_error(state, "--member is the name of a part of the state, such as model");
+        }
+        a->follow.member = arg;
+        return 0;
     case OPT_TENSOR:
         add_glob(&a->follow.only, &a->follow.only_count, arg);
         return 0;

@@ -28,6 +28,7 @@ void ckd_follow_close(ckd_follow *f) {
     free_list(f->options.exclude, f->options.exclude_count);
     free((char *)f->options.into);
     free((char *)f->options.tag);
+    free((char *)f->options.member);
     lock_release(f->lock);
     free(f);
 }
@@ -54,15 +55,19 @@ static ckd_status copy_list(const char *const **list, size_t count, ckd_error *e
 /* Copies the strings: afterwards all of them belong to f, also after a failure. */
 static ckd_status own_options(ckd_follow *f, const ckd_follow_options *o, ckd_error *err) {
     f->options = *o;
-    f->options.run = f->options.tag = f->options.into = NULL;
+    f->options.run = f->options.tag = f->options.into = f->options.member = NULL;
     f->options.only = f->options.exclude = NULL;
-    const char *into = o->into, *tag = o->tag;
+    const char *into = o->into, *tag = o->tag, *member = o->member;
     const char *const *only = o->only, *const *exclude = o->exclude;
     ckd_status status = copy_text(&into, err);
     f->options.into = into;
     if (status == CKD_OK && tag) {
         status = copy_text(&tag, err);
         f->options.tag = tag;
+    }
+    if (status == CKD_OK && member) {
+        status = copy_text(&member, err);
+        f->options.member = member;
     }
     if (status == CKD_OK) {
         status = copy_list(&only, o->only_count, err);
@@ -87,7 +92,8 @@ static ckd_status check_options(const ckd_follow_options *o, ckd_error *err) {
     if ((o->run && !run_name_valid(o->run)) || (o->tag && !run_name_valid(o->tag))) {
         return err_set(err, CKD_E_INVALID, "'%.200s' is no name of a run or tag", o->run ? o->run : o->tag);
     }
-    return CKD_OK;
+    return o->member && !o->member[0] ? err_set(err, CKD_E_INVALID, "the member to follow has no name")
+                                      : CKD_OK;
 }
 
 /* Model files that the state does not name are somebody else's. A state that cannot be read names none. */

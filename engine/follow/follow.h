@@ -17,6 +17,7 @@
 
 typedef struct follow_tensor {
     const ckd_tensor_info *info; /* belongs to the load */
+    const char *name;            /* in the folder: the end of the tensor's name, or all of it */
     uint64_t offset, size;       /* in the file */
 } follow_tensor;
 

@@ -67,10 +67,29 @@ static bool any_matches(const char *const *globs, size_t count, const char *name
     return false;
 }
 
+/* A tensor's name in the folder; NULL if the tensor is not of the member. */
+static const char *name_in_folder(const ckd_follow_options *o, const ckd_tensor_info *info) {
+    size_t length = o->member ? strlen(o->member) : 0;
+    if (!o->member) {
+        return info->name;
+    }
+    bool within = strncmp(info->name, o->member, length) == 0 && info->name[length] == '.';
+    return within && info->name[length + 1] ? info->name + length + 1 : NULL;
+}
+
 static bool wanted(const ckd_follow_options *o, const ckd_tensor_info *info) {
-    bool chosen =
-        o->only_count ? any_matches(o->only, o->only_count, info->name) : info->role == CKD_ROLE_WEIGHT;
-    return chosen && !any_matches(o->exclude, o->exclude_count, info->name);
+    bool chosen = o->only_count ? any_matches(o->only, o->only_count, info->name)
+                                : o->member || info->role == CKD_ROLE_WEIGHT;
+    return chosen && name_in_folder(o, info) && !any_matches(o->exclude, o->exclude_count, info->name);
+}
+
+static ckd_status nothing_chosen(const ckd_follow_options *o, ckd_error *err) {
+    return o->member
+               ? err_set(err, CKD_E_MISMATCH,
+                         "no tensor of the checkpoint is chosen: no name begins with '%.200s.'%s", o->member,
+                         o->only_count || o->exclude_count ? " and matches the patterns" : "")
+               : err_set(err, CKD_E_MISMATCH, "no tensor of the checkpoint is chosen: %s",
+                         o->only_count ? "the patterns match none" : "none has the role weight");
 }
 
 static follow_shard *add_shard(follow_layout *l, size_t capacity, ckd_error *err) {
@@ -96,8 +115,9 @@ static ckd_status share_out(follow_layout *l, const ckd_tensor_list *list, const
         if (!wanted(o, info)) {
             continue;
         }
-        if (strcmp(info->name, "__metadata__") == 0) {
-            err_set(err, CKD_E_UNSUPPORTED, "a safetensors file cannot hold tensor '%s'", info->name);
+        const char *name = name_in_folder(o, info);
+        if (strcmp(name, "__metadata__") == 0) {
+            err_set(err, CKD_E_UNSUPPORTED, "a safetensors file cannot hold tensor '%s'", name);
             return err_in_tensor(err, CKD_E_UNSUPPORTED, info->name);
         }
         uint64_t size = info->elements * ckd_dtype_size(info->dtype);
@@ -108,13 +128,12 @@ static ckd_status share_out(follow_layout *l, const ckd_tensor_list *list, const
         if (!s) {
             return CKD_E_NOMEM;
         }
-        s->tensors[s->count++] = (follow_tensor){.info = info, .size = size};
+        s->tensors[s->count++] = (follow_tensor){.info = info, .name = name, .size = size};
         used += size;
         l->tensor_bytes += size;
     }
     if (!s) {
-        return err_set(err, CKD_E_MISMATCH, "no tensor of the checkpoint is chosen: %s",
-                       o->only_count ? "the patterns match none" : "none has the role weight");
+        return nothing_chosen(o, err);
     }
     return l->count <= SHARDS_MAX
                ? CKD_OK
@@ -135,7 +154,7 @@ static int by_dtype_size(const void *left, const void *right) {
 
 static void put_tensor(bytes *to, const follow_tensor *t) {
     put_text(to, ",");
-    put_string(to, t->info->name);
+    put_string(to, t->name);
     put_text(to, ":{\"dtype\":");
     put_dtype(to, t->info->dtype);
     put_text(to, ",\"shape\":[");
@@ -191,7 +210,7 @@ static ckd_status make_index(follow_layout *l, ckd_error *err) {
     for (size_t i = 0, any = 0; i < l->count; i++) {
         for (size_t t = 0; t < l->shards[i].count; t++) {
             put_text(to, any++ ? ",\n    " : "\n    ");
-            put_string(to, l->shards[i].tensors[t].info->name);
+            put_string(to, l->shards[i].tensors[t].name);
             put_text(to, ": ");
             put_string(to, l->shards[i].name);
         }
@@ -229,6 +248,10 @@ void follow_layout_free(follow_layout *l) {
 ckd_status follow_choice(hash128 *out, const ckd_follow_options *o, ckd_error *err) {
     bytes text = {0};
     put_number(&text, o->shard_bytes ? o->shard_bytes : SHARD_BYTES);
+    if (o->member) {
+        put_text(&text, "m");
+        put_string(&text, o->member);
+    }
     for (size_t i = 0; i < o->only_count; i++) {
         put_text(&text, "+");
         put_string(&text, o->only[i]);

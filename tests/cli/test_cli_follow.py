@@ -136,6 +136,19 @@ def test_tensors_are_chosen(store, into):
     check(store, into, 1)
 
 
+def test_a_member_has_its_own_names(store, into):
+    store.save(1, state(1, 1))
+    follow(store, into, "--member", "layers")
+    whole = store.load("--run", "a")[0]
+    st.same(read_folder(into), {name.removeprefix("layers."): value for name, value in whole.items() if name.startswith("layers.")})
+    follow(store, into, "--member", "layers", "--tensor", "*.weight")
+    assert set(read_folder(into)) == {"0.weight"}
+    result = follow(store, into, "--member", "layer", expect=FAILED)
+    assert "no name begins with 'layer.'" in result.err
+    follow(store, into, "--member", "", expect=USAGE)
+    assert set(read_folder(into)) == {"0.weight"}
+
+
 def test_shards(store, into):
     tensors = {f"layers.{i}.weight": np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32) for i in range(5)}
     store.save(1, tensors)
