@@ -16,6 +16,7 @@ from ._call import Progress, text as _text
 from ._catalog import Where
 from ._errors import (BusyError, CancelledError, CorruptError, DeviceError, Error, ExistsError, InputOutputError, InvalidError,
                       MismatchError, NoMemoryError, NoSpaceError, NotFoundError, ReadOnlyError, StateError, UnsupportedError)
+from ._follow import Follow, Version
 from ._native import lib as _lib
 from ._retention import Policy, Pruned
 from ._session import Session
@@ -26,7 +27,7 @@ from ._updates import Updates
 __version__: str = _text(_lib.ckd_version())
 __all__ = [
     "BusyError", "CancelledError", "Checkpoint", "CorruptError", "Damage", "DeviceError", "Error", "ExistsError", "Fidelity",
-    "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Policy", "Progress",
+    "Follow", "InputOutputError", "InvalidError", "MismatchError", "NoMemoryError", "NoSpaceError", "NotFoundError", "Policy", "Progress",
     "Pruned", "ReadOnlyError", "Role", "Session", "StateError", "Store", "TensorInfo", "UnsupportedError", "Updates", "Verification",
-    "Where", "open",
+    "Version", "Where", "open",
 ]

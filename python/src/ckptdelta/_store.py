@@ -18,6 +18,7 @@ from ._errors import Error, InvalidError, NotFoundError, StateError
 from ._export import form_of, optimizers_by_name, write as write_export, write_whole
 from ._export_hf import FILES, weights_in, write_pretrained
 from ._flatten import Flattener
+from ._follow import Box, changes
 from ._foreign import find_all, size_of, step_of
 from ._native import ffi, lib
 from ._pairing import names_by_shape
@@ -403,6 +404,29 @@ class Store:
             found = ffi.gc(ffi.new("ckd_tensor_list **"), lib.pyckd_tensors_free)
             call.check(lib.ckd_store_tensors(found, store, ffi.addressof(info, "id"), call.err))
             return [tensor_from(found[0].items[i]) for i in range(found[0].count)]
+
+    def changes(self, tensor: str, *, before: Where, after: Where, box: Box | None = None,
+                tensors: Literal["numpy", "torch"] | None = None) -> tuple[Any, Any]:
+        """The elements of a tensor whose bits differ between two checkpoints: a sparse update of a model in memory.
+
+            positions, values = store.changes("model.lm_head.weight", before=("rl", 41), after=("rl", 42))
+            model.lm_head.weight.data.view(-1)[positions] = values
+
+        Only blocks that differ are read. A rank of a tensor-parallel model asks for its own box.
+
+        Args:
+            tensor: its name in the store, as tensors() has it.
+            before, after: two checkpoints of the store.
+            box: a slice for each dimension; None: the whole tensor.
+            tensors: the library whose arrays are made; None: torch if it is imported, else numpy.
+
+        Returns: positions in the row-major order of the whole tensor (int64), and the values that `after` has there, both in
+        host memory and with one dimension.
+
+        Errors: NotFoundError, MismatchError (the dtype or shape differs), InvalidError (the box), CorruptError, InputOutputError.
+        """
+        with self._using() as store:
+            return changes(self._owner, store, tensor, before, after, box, tensors)
 
     # -------------------------------------------------------------------------------------------------- retention
 
