@@ -1,4 +1,4 @@
-/* The options of train_gpt and train_mpi. Strings point into argv or the environment. */
+/* The options of train_gpt, train_mpi and train_pipeline. Strings point into argv or the environment. */
 #ifndef CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
 #define CKPTDELTA_EXAMPLES_GPT_OPTIONS_H
 
@@ -17,6 +17,8 @@ typedef struct gpt_options {
     int keep_text;                  /* write it first if it does not exist */
     uint64_t log_every, eval_every; /* eval_every 0: at the end only */
     size_t eval_batches;            /* of one validation loss */
+    int micro_batches;              /* of train_pipeline */
+    int no_phases;                  /* train_pipeline does not say when it is idle */
     const char *losses;             /* file for every step's loss; NULL: none */
     const char *store, *run;
     uint64_t save_every;    /* 0: at the end only */

@@ -262,7 +262,13 @@ typedef enum ckd_phase {
 /*
  * Says what training does from now on. While it is busy, saves in progress pause between tensors. The pauses of a save
  * take at most as long in total as the save itself (a second while that is not known). A save does not pause when
- * something waits for it. Callable from any thread.
+ * something waits for it.
+ *
+ * Threads that copy a lazy snapshot pause, too, if there was an idle phase between the last two steps: the bubbles of a
+ * pipeline, for example. They copy in the next one. A fence copies what is left. If it finds anything left, the idle
+ * time was too short, and the next snapshot is copied at once.
+ *
+ * Callable from any thread.
  */
 CKD_API void ckd_session_phase(ckd_session *session, ckd_phase phase);
 

@@ -62,6 +62,7 @@ typedef struct session_slot {
     uint64_t paused_ns; /* how long the save paused because training was busy */
     bool fenced; /* the trainer has released it: it is complete and of one step, and its stall is known */
     bool torn;   /* it never becomes consistent: the save is dropped */
+    bool held;   /* its copies wait for idle time, until a fence */
 } session_slot;
 
 #define SESSION_SLOTS 3 /* two saves in progress, and the last saved snapshot */
@@ -102,7 +103,10 @@ typedef struct session_shared {
     uint32_t staged_max;
     uint32_t first, used; /* staged slots, as a ring */
     ckd_phase phase;
-    uint32_t waiting; /* number of calls that wait for saves */
+    bool idle_since_step; /* training has said since the last step that it is idle */
+    bool idles;           /* it did so between the two steps before */
+    bool idle_too_short;  /* a fence found that the last snapshot which waited for idle time was not copied */
+    uint32_t waiting;     /* number of calls that wait for saves */
     bool ending;
     ckd_status failed; /* of a save; not reported yet */
     ckd_error failure;
