@@ -144,7 +144,7 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     slot->step = step;
     slot->metric = s->trainer.metric;
     slot->begun_ns = begun_ns;
-    slot->stall_ns = slot->paused_ns = 0;
+    slot->stall_ns = slot->paused_ns = slot->waited_ns = slot->handed_ns = 0;
     slot->fenced = false;
     slot->torn = false;
     keep_optimizers(s, slot);
@@ -397,6 +397,10 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     uint64_t settled = clock_monotonic_ns();
     take_persist_time(s);
     s->trainer.last_step = step;
+    if (s->trainer.alarms.told) {
+        session_judge_metric(s, step, s->trainer.metric);
+        s->trainer.alarms.told = false;
+    }
     bool is_requested = requested(s);
     if (save || is_requested || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
         ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
@@ -480,6 +484,13 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
 void ckd_session_metric(ckd_session *s, double metric) {
     if (session_check(s, NULL) == CKD_OK) {
         s->trainer.metric = metric;
+        s->trainer.alarms.told = true;
+    }
+}
+
+void ckd_session_observe(ckd_session *s, uint64_t step, double metric) {
+    if (session_check(s, NULL) == CKD_OK) {
+        session_judge_metric(s, step, metric);
     }
 }
 
