@@ -18,6 +18,7 @@ enum {
     O_BATCH_SEED,
     O_MICRO_BATCHES,
     O_NO_PHASES,
+    O_FAULT,
     O_THREADS,
     O_TEXT,
     O_KEEP_TEXT,
@@ -59,6 +60,8 @@ static const struct argp_option option_table[] = {
     {"batch-seed", O_BATCH_SEED, "N", 0, "with --resume-run: draw batches from this seed from here on", 2},
     {"micro-batches", O_MICRO_BATCHES, "N", 0, "train_pipeline: parts of a batch on their way together (8)",
      2},
+    {"fault", O_FAULT, "KIND@N", 0,
+     "fail on purpose at step N: spike, freeze, nan, or, in train_pipeline, stuck. For tests", 2},
     {"threads", O_THREADS, "N", 0, "changes the speed, never a bit of the result (one per core)", 2},
     {"text", O_TEXT, "FILE", 0, "train on FILE instead of $TEXT or text found in /usr", 2},
     {"keep-text", O_KEEP_TEXT, 0, 0,
@@ -232,6 +235,10 @@ static error_t parse_saving(int key, char *text, struct argp_state *state) {
         break;
     case O_OVERHEAD:
         o->overhead = real(state, text, 100) / 100;
+        break;
+    case O_FAULT:
+        if (gpt_fault_parse(&o->fault, text))
+            argp_error(state, "--fault is spike, freeze, stuck or nan, and @STEP; not %s", text);
         break;
     case O_NO_PHASES:
         o->no_phases = 1;

@@ -230,7 +230,8 @@ static int train(stage *s) {
         double norm = finish_gradients(s), loss = s->loss / s->micro_batches;
         MPI_Bcast(&loss, 1, MPI_DOUBLE, job->world - 1, MPI_COMM_WORLD);
         gpt_session_fence(job->session);
-        gpt_adamw_apply(job->model, &o->adamw, ++job->at.progress.step, norm);
+        gpt_adamw adamw = gpt_fault_adamw(o, ++job->at.progress.step, job->rank);
+        gpt_adamw_apply(job->model, &adamw, job->at.progress.step, norm);
         if (mpi_job_step(&stop, job, loss, norm))
             return -1;
     }

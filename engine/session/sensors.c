@@ -7,9 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-const sensor_rule sensor_size = {
-    .warm_up = 6, .high = true, .low = true, .deviations = 8, .above = 1, .below = 0.9};
-const sensor_rule sensor_time = {.warm_up = 6, .high = true, .deviations = 16, .above = 4, .distance = 1};
+const sensor_rule sensor_size = {.window = SENSOR_WINDOW,
+                                 .warm_up = 6,
+                                 .high = true,
+                                 .low = true,
+                                 .deviations = 8,
+                                 .above = 1,
+                                 .below = 0.9};
+const sensor_rule sensor_time = {
+    .window = SENSOR_WINDOW, .warm_up = 6, .high = true, .deviations = 16, .above = 4, .distance = 1};
 
 static bool has_one_of(const char *name, const char *const *words, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -25,8 +31,13 @@ sensor_rule sensor_metric(const char *name) {
     static const char *const gains[] = {"acc", "score", "reward", "f1", "bleu"};
     bool cost = has_one_of(name, costs, sizeof(costs) / sizeof(costs[0]));
     bool gain = !cost && has_one_of(name, gains, sizeof(gains) / sizeof(gains[0]));
-    return (sensor_rule){
-        .warm_up = 16, .high = !gain, .low = !cost, .deviations = 16, .above = 0.1, .below = 0.1};
+    return (sensor_rule){.window = 24,
+                         .warm_up = 16,
+                         .high = !gain,
+                         .low = !cost,
+                         .deviations = 16,
+                         .above = 0.1,
+                         .below = 0.1};
 }
 
 static int ascending(const void *a, const void *b) {
@@ -39,22 +50,25 @@ static double middle(double *values, size_t count) {
     return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
-static size_t copy_window(double out[SENSOR_WINDOW], const sensor_history *h) {
-    size_t count = h->count < SENSOR_WINDOW ? (size_t)h->count : SENSOR_WINDOW;
-    memcpy(out, h->values, count * sizeof(*out));
+/* Copies the last figures. */
+static size_t copy_window(double out[SENSOR_WINDOW], const sensor_history *h, uint32_t window) {
+    size_t count = h->count < window ? (size_t)h->count : window;
+    for (size_t i = 0; i < count; i++) {
+        out[i] = h->values[(h->count - count + i) % SENSOR_WINDOW];
+    }
     return count;
 }
 
 double sensor_median(const sensor_history *h) {
     double values[SENSOR_WINDOW];
-    size_t count = copy_window(values, h);
+    size_t count = copy_window(values, h, SENSOR_WINDOW);
     return count > 0 ? middle(values, count) : 0;
 }
 
 sensor_reading sensor_judge(const sensor_history *h, const sensor_rule *rule, double value) {
     sensor_reading r = {.verdict = SENSOR_UNKNOWN};
     double values[SENSOR_WINDOW];
-    size_t count = copy_window(values, h);
+    size_t count = copy_window(values, h, rule->window);
     if (count == 0 || count < rule->warm_up || isnan(value)) {
         return r;
     }

@@ -20,6 +20,7 @@ typedef struct sensor_history {
 
 /* A figure is unlike the others if it is farther from their median than each of these. */
 typedef struct sensor_rule {
+    uint32_t window;     /* so many of the last figures count: fewer follow a trend more closely */
     uint32_t warm_up;    /* so many figures are needed */
     bool high, low;      /* the sides on which a figure is bad */
     double deviations;   /* MADs */

@@ -13,7 +13,7 @@
 static sensor_history history_of(uint64_t count, double middle, double spread) {
     static const double places[] = {0, 1, -1, 0.5, -0.5};
     sensor_history h = {.count = 0};
-    sensor_rule none = {.warm_up = 1};
+    sensor_rule none = {.window = SENSOR_WINDOW, .warm_up = 1};
     for (uint64_t i = 0; i < count; i++) {
         assert_false(sensor_observe(NULL, &h, &none, middle + spread * places[i % 5]));
     }
@@ -92,13 +92,25 @@ static void test_sizes_and_times(void **state) {
 /* Half of the figures may be outliers without a change of what is normal. */
 static void test_outliers_in_the_history(void **state) {
     (void)state;
-    sensor_rule loss = sensor_metric("loss"), none = {.warm_up = 1};
+    sensor_rule loss = sensor_metric("loss"), none = {.window = SENSOR_WINDOW, .warm_up = 1};
     sensor_history h = history_of(40, 2, 0.1);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 11; i++) { /* of the 24 that count */
         (void)sensor_observe(NULL, &h, &none, 1e6);
     }
-    assert_int_equal(sensor_judge(&h, &loss, 5).verdict, SENSOR_HIGH);
+    assert_int_equal(sensor_judge(&h, &loss, 9).verdict, SENSOR_HIGH);
     assert_int_equal(sensor_judge(&h, &loss, 2.05).verdict, SENSOR_NORMAL);
+}
+
+/* A loss that falls varies much over a long time, and little from step to step. */
+static void test_trend(void **state) {
+    (void)state;
+    sensor_rule loss = sensor_metric("loss");
+    sensor_history h = {.count = 0};
+    for (int i = 0; i < 100; i++) {
+        assert_false(sensor_observe(NULL, &h, &loss, 2 + 4.0 / (i + 1) + 0.03 * (i % 3)));
+    }
+    assert_int_equal(sensor_judge(&h, &loss, 2.7).verdict, SENSOR_HIGH);
+    assert_int_equal(sensor_judge(&h, &loss, 2.2).verdict, SENSOR_NORMAL);
 }
 
 /* One alarm for figures in a row that are unlike the others. If they stay, they become normal. */
@@ -131,6 +143,7 @@ int main(void) {
         cmocka_unit_test(test_other_metrics),
         cmocka_unit_test(test_sizes_and_times),
         cmocka_unit_test(test_outliers_in_the_history),
+        cmocka_unit_test(test_trend),
         cmocka_unit_test(test_one_alarm_in_a_row),
     };
     return cmocka_run_group_tests_name("sensors", tests, NULL, NULL);
