@@ -106,14 +106,18 @@ typedef struct gpt_block_acts {
 } gpt_block_acts;
 
 typedef struct gpt_model {
-    gpt_config config;
-    gpt_pool *pool; /* owned by the caller */
+    gpt_config config; /* of the whole model */
+    gpt_pool *pool;    /* owned by the caller */
+    /* Blocks begin to end - 1: all, or those of a stage. The first stage embeds, the last one has the head. */
+    int begin, end;
+    int shares; /* tensors and state are another model's */
     size_t tensor_count;
-    gpt_tensor *tensors; /* wte, wpe, blocks ..., ln_f.weight, ln_f.bias, lm_head.weight */
+    gpt_tensor
+        *tensors; /* wte, wpe, blocks ..., ln_f.weight, ln_f.bias, lm_head.weight: those of the stage */
     size_t parameter_count;
-    float *state; /* weights, gradients, exp_avg, exp_avg_sq of all tensors */
-    float *acts;  /* one allocation; the pointers below point into it */
-    float *embedded, *lnf, *lnf_stat, *logits;
+    float *state;                              /* weights, gradients, exp_avg, exp_avg_sq of all tensors */
+    float *acts;                               /* one allocation; the pointers below point into it */
+    float *embedded, *lnf, *lnf_stat, *logits; /* embedded: what the first block is given */
     gpt_block_acts *blocks;
     float *d_out, *d_row, *d_wide, *d_scores; /* gradients of the backward pass; d_scores: one per worker */
     float *scratch, *worker_scratch;          /* for the matrix products */
@@ -126,7 +130,23 @@ typedef struct gpt_model {
  */
 int gpt_model_new(gpt_model **out, const gpt_config *config, gpt_pool *pool, uint64_t seed);
 void gpt_model_free(gpt_model *model);
+/* The state of the blocks of one stage of a pipeline, as gpt_model_new would initialise it, without activations. */
+int gpt_stage_new(gpt_model **out, const gpt_config *config, int begin, int end, gpt_pool *pool,
+                  uint64_t seed);
+/* Activations for a micro-batch of `batch` windows. The state is that of `stage`, which must live longer. */
+int gpt_stage_acts(gpt_model **out, const gpt_model *stage, int batch);
+int gpt_is_first(const gpt_model *model);
+int gpt_is_last(const gpt_model *model);
+/* The number of the stage's first tensor among those of the whole model. */
+size_t gpt_first_tensor(const gpt_model *model);
+/* The output of the last block: batch x context x width. */
+float *gpt_output(const gpt_model *model);
+
 /*
+ * A stage that is not the first one reads `embedded` instead of the tokens. One that is not the last one returns 0, and
+ * ignores the targets; gpt_backward then begins with the gradient of its output in d_out. On return d_out is that of
+ * `embedded`.
+ *
  * Returns the mean cross entropy (nats per byte) of targets[batch * context] given tokens. Stores what gpt_backward
  * needs.
  */
@@ -174,6 +194,10 @@ typedef struct gpt_adamw {
 double gpt_adamw_rate(const gpt_adamw *options, uint64_t step);
 /* Applies update `step` (counted from 1) with the current gradients. Returns the gradient norm before clipping. */
 double gpt_adamw_step(gpt_model *model, const gpt_adamw *options, uint64_t step);
+/* The same for a stage: the norm is that of all stages. */
+void gpt_adamw_apply(gpt_model *model, const gpt_adamw *options, uint64_t step, double norm);
+/* The sum of squares, always in the same order. */
+double gpt_sum_of_squares(const float *x, size_t count);
 
 /* ------------------------------------------------------------------------------------ text and RNG (gpt_data.c) */
 
@@ -254,6 +278,8 @@ typedef struct gpt_background {
 int gpt_session_new(gpt_session **out, const gpt_background *with);
 /* Call it before the optimizer writes. */
 void gpt_session_fence(gpt_session *s);
+void gpt_session_phase(gpt_session *s, ckd_phase phase);
+void gpt_session_poll(ckd_session_state *out, gpt_session *s);
 /* Returns what signals asked of this process since its last save: 0, 1 (a save), or 2 (a save and a stop). */
 int gpt_session_asked(gpt_session *s);
 /*

@@ -44,22 +44,20 @@ static void update_task(void *context, size_t index, int worker) {
     update_range(u, index * CHUNK, end < u->tensor->count ? end : u->tensor->count);
 }
 
-/* The gradients of all tensors are one array, in table order. */
-static double gradient_norm(const gpt_model *model) {
-    const float *grad = model->tensors[0].grad;
+double gpt_sum_of_squares(const float *x, size_t count) {
     double total = 0;
-    for (size_t first = 0; first < model->parameter_count; first += CHUNK) {
-        size_t end = first + CHUNK < model->parameter_count ? first + CHUNK : model->parameter_count;
+    for (size_t first = 0; first < count; first += CHUNK) {
+        size_t end = first + CHUNK < count ? first + CHUNK : count;
         double lane[4] = {0};
         for (size_t i = first; i < end; i++)
-            lane[i & 3] += (double)grad[i] * (double)grad[i];
+            lane[i & 3] += (double)x[i] * (double)x[i];
         total += (lane[0] + lane[1]) + (lane[2] + lane[3]);
     }
-    return sqrt(total);
+    return total;
 }
 
-double gpt_adamw_step(gpt_model *model, const gpt_adamw *o, uint64_t step) {
-    double rate = gpt_adamw_rate(o, step), norm = gradient_norm(model);
+void gpt_adamw_apply(gpt_model *model, const gpt_adamw *o, uint64_t step, double norm) {
+    double rate = gpt_adamw_rate(o, step);
     double correction1 = 1 - pow(o->beta1, (double)step), correction2 = 1 - pow(o->beta2, (double)step);
     update u = {.beta2 = (float)o->beta2,
                 .rest1 = (float)(1 - o->beta1),
@@ -73,5 +71,11 @@ double gpt_adamw_step(gpt_model *model, const gpt_adamw *o, uint64_t step) {
         u.decay = u.tensor->ndim > 1 ? (float)(1 - rate * o->weight_decay) : 1.0f;
         gpt_pool_run(model->pool, (u.tensor->count + CHUNK - 1) / CHUNK, update_task, &u);
     }
+}
+
+double gpt_adamw_step(gpt_model *model, const gpt_adamw *o, uint64_t step) {
+    /* the gradients of all tensors are one array, in table order */
+    double norm = sqrt(gpt_sum_of_squares(model->tensors[0].grad, model->parameter_count));
+    gpt_adamw_apply(model, o, step, norm);
     return norm;
 }

@@ -1,4 +1,7 @@
-/* The model: its table of tensors, the forward pass, and the backward pass, which mirrors it line by line. */
+/*
+ * The model, or a stage of it: its table of tensors, the forward pass, and the backward pass, which mirrors it line by
+ * line.
+ */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,25 +42,48 @@ static void add_block(gpt_model *model, int block) {
     add_tensor(model, width, 0, "blocks.%d.mlp.proj.bias", block);
 }
 
+int gpt_is_first(const gpt_model *model) {
+    return model->begin == 0;
+}
+
+int gpt_is_last(const gpt_model *model) {
+    return model->end == model->config.layers;
+}
+
+enum { EMBEDDINGS = 2, HEAD = 3 }; /* tensors before and behind the blocks */
+
+size_t gpt_first_tensor(const gpt_model *model) {
+    return gpt_is_first(model) ? 0 : EMBEDDINGS + (size_t)model->begin * GPT_BLOCK_TENSORS;
+}
+
+static gpt_tensor *block_tensors(const gpt_model *model, int block) {
+    size_t before = gpt_is_first(model) ? EMBEDDINGS : 0;
+    return &model->tensors[before + (size_t)(block - model->begin) * GPT_BLOCK_TENSORS];
+}
+
 static int make_table(gpt_model *model) {
     const gpt_config *config = &model->config;
     uint64_t width = (uint64_t)config->width;
-    size_t count = (size_t)config->layers * GPT_BLOCK_TENSORS + 5;
+    size_t count = (size_t)(model->end - model->begin) * GPT_BLOCK_TENSORS + EMBEDDINGS + HEAD;
     model->tensors = calloc(count, sizeof *model->tensors);
     if (!model->tensors)
         return -1;
-    add_tensor(model, GPT_VOCAB, width, "wte.weight");
-    add_tensor(model, (uint64_t)config->context, width, "wpe.weight");
-    for (int i = 0; i < config->layers; i++)
+    if (gpt_is_first(model)) {
+        add_tensor(model, GPT_VOCAB, width, "wte.weight");
+        add_tensor(model, (uint64_t)config->context, width, "wpe.weight");
+    }
+    for (int i = model->begin; i < model->end; i++)
         add_block(model, i);
-    add_tensor(model, width, 0, "ln_f.weight");
-    add_tensor(model, width, 0, "ln_f.bias");
-    add_tensor(model, GPT_VOCAB, width, "lm_head.weight");
+    if (gpt_is_last(model)) {
+        add_tensor(model, width, 0, "ln_f.weight");
+        add_tensor(model, width, 0, "ln_f.bias");
+        add_tensor(model, GPT_VOCAB, width, "lm_head.weight");
+    }
     model->state = gpt_floats(4 * model->parameter_count);
     if (!model->state)
         return -1;
     float *at = model->state;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
         gpt_tensor *tensor = &model->tensors[i];
         tensor->weight = at;
         tensor->grad = at + model->parameter_count;
@@ -74,7 +100,8 @@ static void initialise(gpt_model *model, uint64_t seed) {
     for (size_t i = 0; i < model->tensor_count; i++) {
         gpt_tensor *tensor = &model->tensors[i];
         gpt_rng rng;
-        gpt_rng_seed(&rng, seed, UINT64_MAX - i); /* a random stream that no batch uses */
+        /* a random stream that no batch uses */
+        gpt_rng_seed(&rng, seed, UINT64_MAX - (gpt_first_tensor(model) + i));
         float deviation = strstr(tensor->name, "proj.weight") ? residual : 0.02f;
         int gain = tensor->ndim == 1 && strstr(tensor->name, "weight") != NULL;
         for (size_t j = 0; j < tensor->count; j++)
@@ -92,7 +119,7 @@ static size_t place_acts(gpt_model *model, float *base) {
     size_t probabilities = (size_t)config->batch * (size_t)config->heads * length * length;
 #define PLACE(field, count) ((field) = base ? base + used : NULL, used += ((count) + 15) / 16 * 16)
     PLACE(model->embedded, row);
-    for (int i = 0; i < config->layers; i++) {
+    for (int i = 0; i < model->end - model->begin; i++) {
         gpt_block_acts *acts = &model->blocks[i];
         PLACE(acts->ln1, row);
         PLACE(acts->ln1_stat, 2 * rows);
@@ -137,37 +164,74 @@ static int check_config(const gpt_config *c) {
     return 0;
 }
 
-int gpt_model_new(gpt_model **out, const gpt_config *config, gpt_pool *pool, uint64_t seed) {
-    *out = NULL;
-    if (check_config(config))
-        return -1;
-    gpt_model *model = calloc(1, sizeof *model);
-    if (!model)
-        goto no_memory;
-    model->config = *config;
-    model->pool = pool;
-    model->blocks = calloc((size_t)config->layers, sizeof *model->blocks);
-    if (!model->blocks || make_table(model))
-        goto no_memory;
-    model->acts = gpt_floats(place_acts(model, NULL));
-    if (!model->acts)
-        goto no_memory;
-    place_acts(model, model->acts);
-    initialise(model, seed);
-    *out = model;
-    return 0;
-no_memory:
+static int complain_of_memory(gpt_model *model) {
     fprintf(stderr, "train_gpt: out of memory for the model; use a smaller --width, --layers or --batch\n");
     gpt_model_free(model);
     return -1;
 }
 
+static int make_acts(gpt_model *model) {
+    model->blocks = calloc((size_t)(model->end - model->begin), sizeof *model->blocks);
+    model->acts = model->blocks ? gpt_floats(place_acts(model, NULL)) : NULL;
+    if (!model->acts)
+        return -1;
+    place_acts(model, model->acts);
+    return 0;
+}
+
+int gpt_stage_new(gpt_model **out, const gpt_config *config, int begin, int end, gpt_pool *pool,
+                  uint64_t seed) {
+    *out = NULL;
+    if (check_config(config))
+        return -1;
+    gpt_model *model = calloc(1, sizeof *model);
+    if (!model)
+        return complain_of_memory(NULL);
+    model->config = *config;
+    model->pool = pool;
+    model->begin = begin;
+    model->end = end;
+    if (make_table(model))
+        return complain_of_memory(model);
+    initialise(model, seed);
+    *out = model;
+    return 0;
+}
+
+int gpt_stage_acts(gpt_model **out, const gpt_model *stage, int batch) {
+    *out = NULL;
+    gpt_model *model = malloc(sizeof *model);
+    if (!model)
+        return complain_of_memory(NULL);
+    *model = *stage;
+    model->shares = 1;
+    model->config.batch = batch;
+    model->acts = NULL;
+    if (make_acts(model))
+        return complain_of_memory(model);
+    *out = model;
+    return 0;
+}
+
+int gpt_model_new(gpt_model **out, const gpt_config *config, gpt_pool *pool, uint64_t seed) {
+    gpt_model *model;
+    *out = NULL;
+    if (gpt_stage_new(&model, config, 0, config->layers, pool, seed))
+        return -1;
+    if (make_acts(model))
+        return complain_of_memory(model);
+    *out = model;
+    return 0;
+}
+
 void gpt_model_free(gpt_model *model) {
     if (!model)
         return;
+    if (!model->shares) {
+        free(model->state);
+        free(model->tensors);
+    }
     free(model->acts);
-    free(model->state);
-    free(model->tensors);
     free(model->blocks);
     free(model);
 }
@@ -215,8 +279,8 @@ static void linear_back(const gpt_model *model, float *d_x, const float *d_y, co
 }
 
 static void block_forward(const gpt_model *model, int block, const float *x) {
-    const gpt_tensor *p = &model->tensors[2 + block * GPT_BLOCK_TENSORS];
-    const gpt_block_acts *a = &model->blocks[block];
+    const gpt_tensor *p = block_tensors(model, block);
+    const gpt_block_acts *a = &model->blocks[block - model->begin];
     size_t width = (size_t)model->config.width;
     size_t rows = (size_t)model->config.batch * (size_t)model->config.context;
     gpt_layernorm(model->pool, a->ln1, a->ln1_stat, x, &p[GPT_LN1_W], &p[GPT_LN1_B], rows);
@@ -233,8 +297,8 @@ static void block_forward(const gpt_model *model, int block, const float *x) {
 
 /* On entry d_out is the gradient of the block's output; on return, of its input. */
 static void block_backward(const gpt_model *model, int block, const float *x) {
-    gpt_tensor *p = &model->tensors[2 + block * GPT_BLOCK_TENSORS];
-    const gpt_block_acts *a = &model->blocks[block];
+    gpt_tensor *p = block_tensors(model, block);
+    const gpt_block_acts *a = &model->blocks[block - model->begin];
     size_t width = (size_t)model->config.width;
     size_t rows = (size_t)model->config.batch * (size_t)model->config.context;
     linear_back(model, model->d_wide, model->d_out, a->gelu, &p[GPT_MLP_W], &p[GPT_MLP_B], rows);
@@ -249,29 +313,39 @@ static void block_backward(const gpt_model *model, int block, const float *x) {
                        rows, 1);
 }
 
+float *gpt_output(const gpt_model *model) {
+    return model->blocks[model->end - model->begin - 1].out;
+}
+
 double gpt_forward(gpt_model *model, const uint8_t *tokens, const uint8_t *targets) {
-    /* ln_f.weight, ln_f.bias, lm_head.weight */
-    const gpt_tensor *last = &model->tensors[model->tensor_count - 3];
     size_t rows = (size_t)model->config.batch * (size_t)model->config.context;
-    gpt_embed(model, tokens);
+    if (gpt_is_first(model))
+        gpt_embed(model, tokens);
     const float *x = model->embedded;
-    for (int i = 0; i < model->config.layers; i++) {
+    for (int i = model->begin; i < model->end; i++) {
         block_forward(model, i, x);
-        x = model->blocks[i].out;
+        x = model->blocks[i - model->begin].out;
     }
+    if (!gpt_is_last(model))
+        return 0;
+    /* ln_f.weight, ln_f.bias, lm_head.weight */
+    const gpt_tensor *last = &model->tensors[model->tensor_count - HEAD];
     gpt_layernorm(model->pool, model->lnf, model->lnf_stat, x, &last[0], &last[1], rows);
     linear(model, model->logits, model->lnf, &last[2], NULL, rows, 0);
     return gpt_cross_entropy(model, targets);
 }
 
 void gpt_backward(gpt_model *model, const uint8_t *tokens) {
-    gpt_tensor *last = &model->tensors[model->tensor_count - 3];
     size_t rows = (size_t)model->config.batch * (size_t)model->config.context;
-    int layers = model->config.layers;
-    linear_back(model, model->d_row, model->logits, model->lnf, &last[2], NULL, rows);
-    gpt_layernorm_back(model->pool, model->d_out, model->d_row, model->blocks[layers - 1].out,
-                       model->lnf_stat, &last[0], &last[1], rows, 0);
-    for (int i = layers - 1; i >= 0; i--)
-        block_backward(model, i, i ? model->blocks[i - 1].out : model->embedded);
-    gpt_embed_back(model, tokens, model->d_out);
+    if (gpt_is_last(model)) {
+        gpt_tensor *last = &model->tensors[model->tensor_count - HEAD];
+        linear_back(model, model->d_row, model->logits, model->lnf, &last[2], NULL, rows);
+        gpt_layernorm_back(model->pool, model->d_out, model->d_row, gpt_output(model), model->lnf_stat,
+                           &last[0], &last[1], rows, 0);
+    }
+    for (int i = model->end - 1; i >= model->begin; i--)
+        block_backward(model, i,
+                       i > model->begin ? model->blocks[i - model->begin - 1].out : model->embedded);
+    if (gpt_is_first(model))
+        gpt_embed_back(model, tokens, model->d_out);
 }

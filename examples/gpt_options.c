@@ -16,6 +16,9 @@ enum {
     O_STEPS,
     O_SEED,
     O_BATCH_SEED,
+    O_MICRO_BATCHES,
+    O_NO_PHASES,
+    O_FAULT,
     O_THREADS,
     O_TEXT,
     O_KEEP_TEXT,
@@ -55,6 +58,10 @@ static const struct argp_option option_table[] = {
     {"steps", O_STEPS, "N", 0, "train up to this step (200)", 2},
     {"seed", O_SEED, "N", 0, "of weights and batches (1)", 2},
     {"batch-seed", O_BATCH_SEED, "N", 0, "with --resume-run: draw batches from this seed from here on", 2},
+    {"micro-batches", O_MICRO_BATCHES, "N", 0, "train_pipeline: parts of a batch on their way together (8)",
+     2},
+    {"fault", O_FAULT, "KIND@N", 0,
+     "fail on purpose at step N: spike, freeze, nan, or, in train_pipeline, stuck. For tests", 2},
     {"threads", O_THREADS, "N", 0, "changes the speed, never a bit of the result (one per core)", 2},
     {"text", O_TEXT, "FILE", 0, "train on FILE instead of $TEXT or text found in /usr", 2},
     {"keep-text", O_KEEP_TEXT, 0, 0,
@@ -83,6 +90,9 @@ static const struct argp_option option_table[] = {
      4},
     {"overhead", O_OVERHEAD, "PERCENT", 0,
      "with --background, instead of --save-every: as often as costs no more of the time (3.5)", 4},
+    {"no-phases", O_NO_PHASES, 0, 0,
+     "train_pipeline: do not tell the library when a stage waits for another one. Only benchmarks want that",
+     4},
     {"resume", O_RESUME, 0, 0,
      "go on from the newest checkpoint of the run, from the start if there is none. Below ckptdelta run: from the one "
      "that it has chosen",
@@ -226,6 +236,13 @@ static error_t parse_saving(int key, char *text, struct argp_state *state) {
     case O_OVERHEAD:
         o->overhead = real(state, text, 100) / 100;
         break;
+    case O_FAULT:
+        if (gpt_fault_parse(&o->fault, text))
+            argp_error(state, "--fault is spike, freeze, stuck or nan, and @STEP; not %s", text);
+        break;
+    case O_NO_PHASES:
+        o->no_phases = 1;
+        break;
     case O_RESUME:
         o->resume = 1;
         break;
@@ -255,6 +272,9 @@ static error_t parse_option(int key, char *text, struct argp_state *state) {
         break;
     case O_THREADS:
         o->threads = small(state, text);
+        break;
+    case O_MICRO_BATCHES:
+        o->micro_batches = small(state, text);
         break;
     case O_LOG_EVERY:
         o->log_every = whole(state, text, 1, INT64_MAX);
@@ -298,6 +318,7 @@ void gpt_options_parse(gpt_options *out, int argc, char **argv) {
                   .cosine = 1},
         .steps = 200,
         .seed = 1,
+        .micro_batches = 8,
         .log_every = 10,
         .eval_batches = 16,
         .run = "gpt",

@@ -152,6 +152,14 @@ void gpt_session_fence(gpt_session *s) {
     ckd_session_fence(s->session);
 }
 
+void gpt_session_phase(gpt_session *s, ckd_phase phase) {
+    ckd_session_phase(s->session, phase);
+}
+
+void gpt_session_poll(ckd_session_state *out, gpt_session *s) {
+    ckd_session_poll(out, s->session);
+}
+
 int gpt_session_asked(gpt_session *s) {
     ckd_session_state state;
     ckd_session_poll(&state, s->session);

@@ -209,7 +209,9 @@ static int train(trainer *t) {
         gpt_backward(t->model, t->tokens);
         if (t->session)
             gpt_session_fence(t->session);
-        double norm = gpt_adamw_step(t->model, &o->adamw, step);
+        gpt_adamw adamw = gpt_fault_adamw(o, step, 0);
+        double norm = gpt_adamw_step(t->model, &adamw, step);
+        gpt_fault_spoil(t->model, o, step);
         t->at.progress.step = step;
         if (after_step(t, loss, norm))
             return -1;

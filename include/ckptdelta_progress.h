@@ -58,6 +58,19 @@ CKD_API void ckd_progress_step(uint64_t step);
  */
 CKD_API ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase);
 
+/* What training may show that is wrong with it. */
+typedef enum ckd_alarm {
+    CKD_ALARM_NONE = 0,
+    CKD_ALARM_METRIC = 1,    /* a metric is unlike those of the steps before */
+    CKD_ALARM_UNCHANGED = 2, /* weights do not change any more, or a delta has hardly any changes */
+    CKD_ALARM_SIZE = 3,      /* a delta is much larger than those before */
+    CKD_ALARM_TIME = 4       /* a save took much longer than those before */
+} ckd_alarm;
+/* Returns "metric", "unchanged", "size", "time"; static. NULL: none, or unknown. */
+CKD_API const char *ckd_alarm_name(ckd_alarm alarm);
+/* Tells the supervisor of an alarm. Sessions do this by themselves. */
+CKD_API void ckd_progress_alarm(ckd_alarm alarm, uint64_t step);
+
 /* -------------------------------------------------------------------------------------------- the shared memory */
 
 /*
@@ -86,9 +99,12 @@ typedef struct ckd_progress_slot {
     uint64_t step;     /* the last one */
     uint64_t step_ns;  /* when it was done */
     uint64_t first_step, first_ns;
-    uint64_t apart_ns; /* evaluation and saving since the last step */
-    uint64_t timed;    /* steps whose time is known: those that followed a step */
-    uint64_t reserved[5];
+    uint64_t apart_ns;   /* evaluation and saving since the last step */
+    uint64_t timed;      /* steps whose time is known: those that followed a step */
+    uint64_t alarm;      /* the last ckd_alarm */
+    uint64_t alarm_step; /* and its step */
+    uint64_t alarms;     /* how many there were; written last */
+    uint64_t reserved[2];
     /* How long these took, without apart_ns, in ms; step number i of them at i % CKD_PROGRESS_WINDOW. */
     uint32_t took_ms[CKD_PROGRESS_WINDOW];
 } ckd_progress_slot;

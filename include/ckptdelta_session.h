@@ -241,8 +241,20 @@ CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_err
 /* Like ckd_session_step, but always saves. Waits for memory. A step cannot be saved twice. */
 CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_error *err);
 
-/* Sets the value of options.save.metric_name, which later saves record. */
+/*
+ * Sets the value of options.save.metric_name, which later saves record. NaN: there is none. Set it before each step: the
+ * step compares it with the values before.
+ *
+ * A session raises an alarm (ckd_alarm, ckptdelta_progress.h) if this metric, the size of a delta or the time of a save
+ * is unlike those before, or if the weights do not change any more. docs/run.md has the limits. An alarm is a message to
+ * the store's on_message, and a count in ckd_session_state. `ckptdelta run` hears of it, too. Nothing else follows.
+ */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);
+/*
+ * Only compares a metric, for a step of which the session is not told otherwise. Steps that are not after the last one
+ * compared are ignored.
+ */
+CKD_API void ckd_session_observe(ckd_session *session, uint64_t step, double metric);
 
 /*
  * Returns when all pending copies of registered memory are done. The caller may write to it from then on. For tensors
@@ -262,7 +274,13 @@ typedef enum ckd_phase {
 /*
  * Says what training does from now on. While it is busy, saves in progress pause between tensors. The pauses of a save
  * take at most as long in total as the save itself (a second while that is not known). A save does not pause when
- * something waits for it. Callable from any thread.
+ * something waits for it.
+ *
+ * Threads that copy a lazy snapshot pause, too, if there was an idle phase between the last two steps: the bubbles of a
+ * pipeline, for example. They copy in the next one. A fence copies what is left. If it finds anything left, the idle
+ * time was too short, and the next snapshot is copied at once.
+ *
+ * Callable from any thread.
  */
 CKD_API void ckd_session_phase(ckd_session *session, ckd_phase phase);
 
@@ -306,6 +324,9 @@ typedef struct ckd_session_state {
     /* retained for the next save of a lossy session; 0: that save reads and decodes its parent from the store */
     uint64_t kept_bytes;
     uint64_t device_reference_bytes; /* the same on devices */
+    uint64_t alarms;                 /* how many there were, of this rank */
+    ckd_alarm last_alarm;
+    uint64_t last_alarm_step;
 } ckd_session_state;
 /* Fills in the current state. Never waits. */
 CKD_API void ckd_session_poll(ckd_session_state *out, ckd_session *session);

@@ -15,7 +15,8 @@ SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
 CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
 MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
 CLI := $(B)/ckptdelta
-EXAMPLE := $(B)/train_gpt $(if $(HAVE_MPI),$(B)/train_mpi)
+MPI_EXAMPLES := $(if $(HAVE_MPI),$(B)/train_mpi $(B)/train_pipeline)
+EXAMPLE := $(B)/train_gpt $(MPI_EXAMPLES)
 SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
 # Programs lie in one folder, whatever folder their source lies in.
 BENCHES := $(patsubst %.c,$(B)/bench/%,$(notdir $(BENCH_SRC)))
@@ -82,7 +83,7 @@ $(B)/train_gpt: $(EXAMPLE_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(EXAMPLE_OBJ) $(STATIC_LIB) $(CKD_LIBS)
 
-$(B)/train_mpi: $(B)/obj/examples/train_mpi.o $(call obj,$(GPT_SRC)) $(B)/.objects $(STATIC_LIB)
+$(MPI_EXAMPLES): $(B)/%: $(B)/obj/examples/%.o $(B)/obj/examples/mpi_job.o $(GPT_OBJ) $(B)/.objects $(STATIC_LIB)
 	$(call say,LINK,$@)
 	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -o $@ $(filter %.o,$^) $(STATIC_LIB) $(CKD_LIBS) $(MPI_LIBS)
 
@@ -125,7 +126,8 @@ $(B)/bench/slow_disk.so: $(B)/obj/bench/support/slow_disk.o
 	@mkdir -p $(@D)
 	@$(CC) -shared $(CKD_LDFLAGS) -o $@ $<
 
-$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/ranks/mpi_%.o $(B)/obj/examples/train_mpi.o: EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
+$(B)/obj/mpi/%.o $(B)/obj/tests/mpi/%.o $(B)/obj/bench/ranks/mpi_%.o $(B)/obj/examples/mpi_job.o \
+    $(MPI_EXAMPLES:$(B)/%=$(B)/obj/examples/%.o): EXTRA_CPPFLAGS = -Impi $(MPI_CPPFLAGS)
 
 $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta.map
 	$(call say,LINK,$@)
@@ -160,4 +162,4 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    -Xlinker $(if $(CUBLAS_LIB),-l:$(notdir $(CUBLAS_LIB)),-lcublas)
 
 -include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(CUDA_OBJ) $(MPI_OBJ) \
-    $(call obj,$(wildcard bench/*/*.c)))
+    $(call obj,$(wildcard examples/*mpi*.c examples/train_*.c bench/*/*.c)))

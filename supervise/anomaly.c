@@ -1,4 +1,7 @@
-/* Checkpoints that become suspect during an attempt: tells of each once, and does what --on-anomaly says. */
+/*
+ * Checkpoints that become suspect during an attempt, and alarms of its processes: tells of each once, and does what
+ * --on-anomaly says.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +11,12 @@
 
 #define STEP "CKPTDELTA_SUSPECT_STEP"
 #define ID   "CKPTDELTA_SUSPECT_ID"
+#define KIND "CKPTDELTA_ANOMALY"
 
 struct anomaly {
-    ckd_id id;
+    ckd_id id; /* of a checkpoint; zero: an alarm */
     uint64_t step;
+    ckd_alarm alarm; /* CKD_ALARM_NONE: a suspect checkpoint */
 };
 
 void anomalies_begin(anomalies *a, const supervise_options *options, const sigset_t *mask,
@@ -33,14 +38,21 @@ static bool is_known(const anomalies *a, const ckd_id *id) {
     return false;
 }
 
-static void tell(anomalies *a, const ckd_checkpoint *c) {
-    char ref[SUPERVISE_REF_MAX];
+static bool add(anomalies *a, const anomaly *found) {
     anomaly *grown = realloc(a->found, (a->count + 1) * sizeof(*grown));
     if (!grown) {
-        return; /* the next look finds it again */
+        return false;
     }
     a->found = grown;
-    a->found[a->count++] = (anomaly){c->id, c->step};
+    a->found[a->count++] = *found;
+    return true;
+}
+
+static void tell(anomalies *a, const ckd_checkpoint *c) {
+    char ref[SUPERVISE_REF_MAX];
+    if (!add(a, &(anomaly){.id = c->id, .step = c->step})) {
+        return; /* the next look finds it again */
+    }
     candidate_ref(ref, c);
     if (!a->first[0]) {
         memcpy(a->first, ref, sizeof(ref));
@@ -56,9 +68,82 @@ void anomalies_look(anomalies *a, const candidates *now) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------------- alarms */
+
+/* A delta that is too large, or a save that takes long, says nothing against what was trained. */
+static bool acts(ckd_alarm alarm) {
+    return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED;
+}
+
+static const char *describe(ckd_alarm alarm) {
+    switch (alarm) {
+    case CKD_ALARM_METRIC:
+        return "a metric is unlike those of the steps before";
+    case CKD_ALARM_UNCHANGED:
+        return "weights do not change any more";
+    case CKD_ALARM_SIZE:
+        return "a delta is much larger than those before";
+    case CKD_ALARM_TIME:
+        return "a save took much longer than those before";
+    case CKD_ALARM_NONE:
+        break;
+    }
+    return NULL;
+}
+
+static bool was_told(const anomalies *a, ckd_alarm alarm, uint64_t step) {
+    for (size_t i = a->count; i-- > 0;) {
+        if (a->found[i].alarm == alarm && a->found[i].step == step) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void take_alarm(anomalies *a, const ckd_progress_slot *slot) {
+    char text[SUPERVISE_TEXT_MAX], who[32] = "";
+    ckd_alarm alarm = slot->alarm <= CKD_ALARM_TIME ? (ckd_alarm)slot->alarm : CKD_ALARM_NONE;
+    if (!describe(alarm) || was_told(a, alarm, slot->alarm_step) ||
+        !add(a, &(anomaly){.step = slot->alarm_step, .alarm = alarm})) {
+        return;
+    }
+    if (slot->rank < CKD_PROGRESS_NO_RANK) {
+        snprintf(who, sizeof(who), "rank %" PRIu64 ", ", slot->rank);
+    }
+    snprintf(text, sizeof(text), "%sstep %" PRIu64 ": %s", who, slot->alarm_step, describe(alarm));
+    a->alarms++;
+    if (!a->alarm[0] || (acts(alarm) && !a->alarm_acts)) {
+        memcpy(a->alarm, text, sizeof(text));
+        a->alarm_step = slot->alarm_step;
+        a->alarm_acts = acts(alarm);
+    }
+    supervise_say(a->options, "alarm: %s", text);
+}
+
+/* Of several alarms of one process since the last look, the slot has only the last one. */
+void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count) {
+    for (size_t i = 0; a->known && i < count && i < PROGRESS_SLOTS; i++) {
+        if (slots[i].alarms != a->seen[i]) {
+            a->seen[i] = slots[i].alarms;
+            take_alarm(a, &slots[i]);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- consequences */
+
+void anomalies_reason(char text[SUPERVISE_TEXT_MAX], const anomalies *a) {
+    if (a->first[0]) {
+        snprintf(text, SUPERVISE_TEXT_MAX, "%s is suspect", a->first);
+    } else {
+        snprintf(text, SUPERVISE_TEXT_MAX, "%s", a->alarm);
+    }
+}
+
 bool anomalies_end_attempt(const anomalies *a) {
     supervise_anomaly what = a->options->on_anomaly;
-    return a->first[0] && (what == SUPERVISE_ANOMALY_REWIND || what == SUPERVISE_ANOMALY_STOP);
+    return (a->first[0] || a->alarm_acts) &&
+           (what == SUPERVISE_ANOMALY_REWIND || what == SUPERVISE_ANOMALY_STOP);
 }
 
 /* Starts the command for the next one. Returns false if there is none, or the last command still runs. */
@@ -72,13 +157,17 @@ static bool start_next(anomalies *a) {
     snprintf(step, sizeof(step), "%" PRIu64, next->step);
     ckd_id_text(id, &next->id);
     setenv(STEP, step, 1);
-    setenv(ID, id, 1);
+    if (!next->alarm) {
+        setenv(ID, id, 1);
+    }
+    setenv(KIND, next->alarm ? ckd_alarm_name(next->alarm) : "suspect", 1);
     helper_free(&a->helper);
     helper_start(&a->helper, &(helper_orders){.command = a->options->anomaly_command,
                                               .mask = a->mask,
                                               .limit_s = a->options->grace_s});
     unsetenv(STEP);
     unsetenv(ID);
+    unsetenv(KIND);
     return true;
 }
 

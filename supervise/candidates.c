@@ -152,13 +152,20 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
+/* Was it made by the attempt at the step of its alarm, or later? */
+static bool is_alarmed(const ckd_checkpoint *c, const attempt *alarmed) {
+    return c->created_ns >= alarmed->start_ns && c->step >= alarmed->alarm_step;
+}
+
 /*
- * vain: tries only those from which attempts have failed; otherwise only the others. before: only those older than this
- * one; NULL: all.
+ * vain: tries only those from which attempts have failed; otherwise only the others. older: only those from before
+ * rule->before, or from before the alarm of rule->alarmed.
  */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
-                               const char *before, ckd_error *err) {
+                               bool older, ckd_error *err) {
     uint64_t good_count = 0;
+    const char *before = older ? rule->before : NULL;
+    const attempt *alarmed = older ? rule->alarmed : NULL;
     bool newer = before != NULL;
     for (size_t i = 0; i < c->count; i++) {
         char ref[SUPERVISE_REF_MAX];
@@ -168,7 +175,8 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
         if (c->items[i].suspect && !c->suspect[0]) {
             snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
         }
-        if (newer || failed != vain || !may_start_from(c, i)) {
+        if (newer || (alarmed && is_alarmed(&c->items[i], alarmed)) || failed != vain ||
+            !may_start_from(c, i)) {
             continue;
         }
         ckd_status status = is_whole(&good, store, &c->items[i], rule, err);
@@ -179,20 +187,23 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
         c->damaged_count += !good;
         c->chosen = good ? i : c->chosen;
         good_count += good;
-        if (good && (!c->suspect[0] || good_count >= rule->options->rewind_on_nan)) {
+        if (good && ((!c->suspect[0] && !alarmed) || good_count >= rule->options->rewind_on_nan)) {
             break;
         }
     }
     return CKD_OK;
 }
 
-/* Tells of the suspect checkpoints that are newer than the chosen one. */
+/* Tells of the suspect checkpoints that are newer than the chosen one, and of those that an alarm excludes. */
 static void say_suspect(const candidates *c, const candidates_rule *rule) {
     for (size_t i = 0; i < c->chosen; i++) {
         char ref[SUPERVISE_REF_MAX];
         candidate_ref(ref, &c->items[i]);
         if (c->items[i].suspect) {
             supervise_say(rule->options, "%s is suspect and passed over: values became NaN or infinite", ref);
+        } else if (rule->alarmed && is_alarmed(&c->items[i], rule->alarmed)) {
+            supervise_say(rule->options, "%s is passed over: it was made after an alarm at step %" PRIu64,
+                          ref, rule->alarmed->alarm_step);
         }
     }
 }
@@ -221,15 +232,15 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     }
     ckd_store *store = NULL;
     ckd_status status = open_store(&store, rule->options->store, rule->options->threads, err);
-    if (rule->before) {
-        THEN(status, choose_among(c, store, rule, false, rule->before, err));
+    if (rule->before || rule->alarmed) {
+        THEN(status, choose_among(c, store, rule, false, true, err));
     }
     if (c->chosen == SIZE_MAX) {
-        THEN(status, choose_among(c, store, rule, false, NULL, err));
+        THEN(status, choose_among(c, store, rule, false, false, err));
     }
     /* If attempts from all of them have failed, the newest is as good as any. */
     if (c->chosen == SIZE_MAX) {
-        THEN(status, choose_among(c, store, rule, true, NULL, err));
+        THEN(status, choose_among(c, store, rule, true, false, err));
     }
     ckd_store_close(store);
     if (status == CKD_OK && c->chosen == SIZE_MAX) {

@@ -62,11 +62,31 @@ uint64_t decide_doublings(const attempt *history, size_t count) {
     return hung;
 }
 
-const char *decide_anomaly(const attempt *history, size_t count) {
+/* The last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
+static const attempt *last_unhealthy(const attempt *history, size_t count) {
     while (count > 0 && !history[count - 1].first_save_ns) {
         count--;
     }
-    return count > 0 && history[count - 1].unhealthy ? history[count - 1].anomaly : NULL;
+    return count > 0 && history[count - 1].unhealthy ? &history[count - 1] : NULL;
+}
+
+const char *decide_anomaly(const attempt *history, size_t count) {
+    const attempt *a = last_unhealthy(history, count);
+    return a && a->anomaly[0] ? a->anomaly : NULL;
+}
+
+const attempt *decide_alarm(const attempt *history, size_t count) {
+    const attempt *a = last_unhealthy(history, count);
+    return a && !a->anomaly[0] && a->alarm_step != SUPERVISE_NO_STEP ? a : NULL;
+}
+
+/* What an attempt was unhealthy for. */
+static void unhealthy_for(char text[SUPERVISE_TEXT_MAX], const attempt *a) {
+    if (a->anomaly[0]) {
+        snprintf(text, SUPERVISE_TEXT_MAX, "%s is suspect", a->anomaly);
+    } else {
+        snprintf(text, SUPERVISE_TEXT_MAX, "%s", a->alarm);
+    }
 }
 
 /* Has the command ended as it should? */
@@ -93,7 +113,9 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
         break;
     }
     if (a->unhealthy) {
-        snprintf(reason, SUPERVISE_TEXT_MAX, "%.140s is suspect: %.90s", a->anomaly, how);
+        char what[SUPERVISE_TEXT_MAX];
+        unhealthy_for(what, a);
+        snprintf(reason, SUPERVISE_TEXT_MAX, "%.150s: %.90s", what, how);
     } else if (a->hung && !a->stopped_by) {
         snprintf(reason, SUPERVISE_TEXT_MAX, "hung: %s", how);
     } else if (a->stopped_by) {
@@ -255,7 +277,9 @@ decision decide(const decide_rules *rules, const decide_facts *facts) {
         return stop(0, CKD_OK, "done");
     }
     if (last->unhealthy && rules->stop_unhealthy) {
-        return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.160s is suspect", last->anomaly);
+        char what[SUPERVISE_TEXT_MAX];
+        unhealthy_for(what, last);
+        return stop(SUPERVISE_GAVE_UP, CKD_E_STATE, "gave up: %.180s", what);
     }
     if (is_refused(last, facts, &status)) {
         return stop(status, CKD_E_INVALID, "%.160s; not tried again", how);

@@ -85,6 +85,11 @@ uint64_t decide_doublings(const attempt *history, size_t count);
 /* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
 const char *decide_anomaly(const attempt *history, size_t count);
 /*
+ * The last attempt that made any checkpoint, if it was unhealthy only because of an alarm; NULL: it was not. What it has
+ * saved from the step of the alarm on is not trusted.
+ */
+const attempt *decide_alarm(const attempt *history, size_t count);
+/*
  * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.
  * They are those since the last host was excluded.
  */
@@ -110,6 +115,8 @@ typedef struct candidates_rule {
     size_t count;
     const char
         *before; /* a checkpoint: nothing that is newer is chosen if something older is good; NULL: none */
+    /* an attempt: what it made from its alarm_step on is not chosen if something older is good; NULL: none */
+    const attempt *alarmed;
     ckd_progress_fn on_progress;
     void *progress_context;
 } candidates_rule;
@@ -347,19 +354,28 @@ typedef struct anomalies {
         *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
     anomaly *found;
     size_t count, handled;
-    char first[SUPERVISE_REF_MAX]; /* "": none was found */
+    char first[SUPERVISE_REF_MAX];  /* the first suspect checkpoint; "": none was found */
+    uint64_t seen[PROGRESS_SLOTS];  /* alarms of each slot so far */
+    uint64_t alarms;                /* one for what several ranks notice at the same step */
+    char alarm[SUPERVISE_TEXT_MAX]; /* the first of those that count most; "": there was none */
+    uint64_t alarm_step;
+    bool alarm_acts; /* that one ends an attempt with --on-anomaly rewind or stop */
     helper helper;
 } anomalies;
 /* `known` is used until anomalies_finish. */
 void anomalies_begin(anomalies *a, const supervise_options *options, const sigset_t *mask,
                      const candidates *known);
+/* Tells of alarms that processes of the command have raised since the last look. */
+void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count);
 /* Tells of those that have become suspect. */
 void anomalies_look(anomalies *a, const candidates *now);
 /* Starts the command of --on-anomaly for the next one once that for the last one has ended. To be called often. */
 void anomalies_go_on(anomalies *a);
 /* Does one that was found end the attempt? */
 bool anomalies_end_attempt(const anomalies *a);
-/* Waits for these commands until `stop` returns true. Keeps a->first. */
+/* What ends the attempt, in words. */
+void anomalies_reason(char text[SUPERVISE_TEXT_MAX], const anomalies *a);
+/* Waits for these commands until `stop` returns true. Keeps a->first and the alarm. */
 void anomalies_finish(anomalies *a, bool (*stop)(void *context), void *context);
 
 /* -------------------------------------------------------------------------------------------------------- hangs */
@@ -403,7 +419,7 @@ typedef enum watch_news {
     WATCH_NOTHING = 0,
     WATCH_HUNG = 1,   /* told once, with the reason. Traces are taken from now on. */
     WATCH_END = 2,    /* told once, when these are done: it is time to end the command */
-    WATCH_SUSPECT = 3 /* told once: it is time to end the command, as a checkpoint is suspect */
+    WATCH_SUSPECT = 3 /* told once: it is time to end the command, for anomalies_reason */
 } watch_news;
 /* The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is watched. */
 watch *watch_new(const watch_rule *rule);

@@ -194,7 +194,7 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s, s:s}",
         "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
         (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
         a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
@@ -203,8 +203,10 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
         "first_trained", step_or_null(a->first_trained), "last_trained", step_or_null(a->last_trained),
         "resume_s", seconds_or_null(a->resume_ns), "hang", text_or_null(a->hang), "first_save_s",
         seconds_or_null(a->first_save_ns), "status", a->status < 0 ? json_null() : json_integer(a->status),
-        "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "reason", a->reason,
-        "verdict", a->verdict);
+        "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "alarms",
+        (json_int_t)a->alarms, "alarm", text_or_null(a->alarm), "alarm_step",
+        step_or_null(a->alarms ? a->alarm_step : SUPERVISE_NO_STEP), "reason", a->reason, "verdict",
+        a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -267,7 +269,7 @@ static void read_start(attempt *a, const json_t *line) {
     a->from_step = read_step(line, "from_step");
     a->first_step = read_step(line, "first_step");
     a->reached = read_step(line, "reached");
-    a->last_step = a->first_trained = a->last_trained = SUPERVISE_NO_STEP;
+    a->last_step = a->first_trained = a->last_trained = a->alarm_step = SUPERVISE_NO_STEP;
     a->status = -1;
     read_text(a->host, sizeof(a->host), line, "host");
     read_text(a->from, sizeof(a->from), line, "checkpoint");
@@ -287,6 +289,9 @@ static void read_end(attempt *a, const json_t *line) {
     a->hung = json_is_true(json_object_get(line, "hung"));
     a->unhealthy = json_is_true(json_object_get(line, "unhealthy"));
     read_text(a->anomaly, sizeof(a->anomaly), line, "anomaly");
+    a->alarms = (uint64_t)read_integer(line, "alarms", 0);
+    read_text(a->alarm, sizeof(a->alarm), line, "alarm");
+    a->alarm_step = read_step(line, "alarm_step");
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     a->first_trained = read_step(line, "first_trained");

@@ -94,6 +94,7 @@ static ckd_status add_attempt(supervisor *s, ckd_error *err) {
                    .last_step = SUPERVISE_NO_STEP,
                    .first_trained = SUPERVISE_NO_STEP,
                    .last_trained = SUPERVISE_NO_STEP,
+                   .alarm_step = SUPERVISE_NO_STEP,
                    .reached = SUPERVISE_NO_STEP,
                    .status = -1};
     if (s->history.count > 1) { /* an attempt without a step has not made good what was lost before it */
@@ -226,14 +227,15 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
 
 /* Tells when the command hangs, and ends it once stack traces were taken. */
 static void look_for_a_hang(const supervisor *s, process *p, attempt *a, watch *w) {
+    char what[SUPERVISE_TEXT_MAX];
     switch (s->stopped_by ? WATCH_NOTHING : watch_look(w, a->hang)) {
     case WATCH_HUNG:
         a->hung = true;
         supervise_say(&s->options, "attempt %" PRIu64 " is hung: %s", a->number, a->hang);
         break;
     case WATCH_SUSPECT:
-        supervise_say(&s->options, "attempt %" PRIu64 " is ended, as %s is suspect", a->number,
-                      s->anomalies.first);
+        anomalies_reason(what, &s->anomalies);
+        supervise_say(&s->options, "attempt %" PRIu64 " is ended, as %s", a->number, what);
         process_signal(p, SIGTERM, true);
         break;
     case WATCH_END:
@@ -268,6 +270,15 @@ static process_end wait_for(supervisor *s, process *p, attempt *a, watch *w) {
     }
 }
 
+/* Those that were raised just before the end. */
+static void look_at_last_alarms(supervisor *s, const progress *steps) {
+    ckd_progress_slot *slots = calloc(PROGRESS_SLOTS, sizeof(*slots));
+    if (slots) {
+        anomalies_look_at_slots(&s->anomalies, slots, progress_read(slots, steps));
+    }
+    free(slots);
+}
+
 /* The command has been started. Returns how it has ended. */
 static process_end attend(supervisor *s, process *p, attempt *a, const progress *steps) {
     uint64_t begun = supervise_monotonic();
@@ -281,6 +292,7 @@ static process_end attend(supervisor *s, process *p, attempt *a, const progress 
         .orders = {s->options.on_hang, &s->before, s->options.grace_s, p->keeper, p->pid, NULL, 0}});
     process_end end = wait_for(s, p, a, w);
     watch_free(w);
+    look_at_last_alarms(s, steps);
     progress_sum_up(a, steps, begun);
     return end;
 }
@@ -374,6 +386,7 @@ static ckd_status choose(supervisor *s, ckd_error *err) {
                             .history = current,
                             .count = count,
                             .before = rewinds ? decide_anomaly(current, count) : NULL,
+                            .alarmed = rewinds ? decide_alarm(current, count) : NULL,
                             .on_progress = cancel_if_stopped,
                             .progress_context = s};
     candidates now;
@@ -402,6 +415,9 @@ static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
 static void note_anomaly(supervisor *s, attempt *a) {
     anomalies_finish(&s->anomalies, stop_helpers, s);
     snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
+    snprintf(a->alarm, sizeof(a->alarm), "%s", s->anomalies.alarm);
+    a->alarms = s->anomalies.alarms;
+    a->alarm_step = s->anomalies.alarms ? s->anomalies.alarm_step : SUPERVISE_NO_STEP;
     a->unhealthy = anomalies_end_attempt(&s->anomalies) && !a->stopped_by;
     if (a->unhealthy) {
         decide_reason(a->reason, a);

@@ -41,7 +41,11 @@ typedef struct attempt {
     bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
     char hang[SUPERVISE_TEXT_MAX];   /* what was missing, and for how long; "": it did not hang */
     char anomaly[SUPERVISE_REF_MAX]; /* its first checkpoint that is suspect; "": none */
-    bool unhealthy; /* it counts as failed for that, whatever its end: --on-anomaly rewind or stop */
+    uint64_t alarms;                 /* how many its processes raised */
+    char
+        alarm[SUPERVISE_TEXT_MAX]; /* the first of them that --on-anomaly acts on, else the first; "": none */
+    uint64_t alarm_step;           /* SUPERVISE_NO_STEP: there was none */
+    bool unhealthy; /* it counts as failed for these, whatever its end: --on-anomaly rewind or stop */
     int stopped_by; /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */
     uint64_t from_step;              /* SUPERVISE_NO_STEP: none */

@@ -73,7 +73,7 @@ int watch_wait_ms(const watch *w) {
     if (!w || w->stage == STAGE_ENDING) {
         return -1;
     }
-    bool steps = w->options->hang == SUPERVISE_HANG_AUTO && w->interval_ns < w->listing_ns;
+    bool steps = w->interval_ns < w->listing_ns;
     uint64_t ns = w->stage == STAGE_TRACING ? SHORTEST_NS : steps ? w->interval_ns : w->listing_ns;
     return (int)((ns < LONGEST_NS ? ns : LONGEST_NS) / 1000000);
 }
@@ -121,6 +121,14 @@ static watch_news look_at_steps(char reason[SUPERVISE_TEXT_MAX], watch *w, uint6
     uint64_t most = 3 * w->interval_ns;
     passed_ns = passed_ns < most ? passed_ns : most;
     w->count = progress_read(w->slots, w->progress);
+    anomalies_look_at_slots(w->anomalies, w->slots, w->count);
+    if (anomalies_end_attempt(w->anomalies)) {
+        w->stage = STAGE_ENDING;
+        return WATCH_SUSPECT;
+    }
+    if (w->options->hang != SUPERVISE_HANG_AUTO) {
+        return WATCH_NOTHING;
+    }
     find_gone(w);
     if (!liveness_look(&w->liveness, w->slots, w->gone, w->count, (double)passed_ns / (double)SECOND)) {
         return WATCH_NOTHING;
@@ -161,7 +169,7 @@ watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]) {
         w->listed_ns = now;
         news = look_at_checkpoints(reason, w, now);
     }
-    if (news == WATCH_NOTHING && w->options->hang == SUPERVISE_HANG_AUTO && passed >= w->interval_ns) {
+    if (news == WATCH_NOTHING && passed >= w->interval_ns) {
         w->looked_ns = now;
         news = look_at_steps(reason, w, passed);
     }

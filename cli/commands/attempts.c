@@ -90,7 +90,7 @@ static json_t *json_attempt(const attempt *a) {
     json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
     double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
     return json_pack(
-        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:o, s:o}",
         "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
         json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
         ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
@@ -102,7 +102,8 @@ static json_t *json_attempt(const attempt *a) {
         a->hung, "hang", json_words(a->hang), "first_trained", json_step(a->first_trained), "last_trained",
         json_step(a->last_trained), "resume_s", json_seconds(a->resume_ns), "suspect", json_words(a->suspect),
         "hosts", json_list(a->hosts), "bad_hosts", json_list(a->bad_hosts), "excluded",
-        json_list(a->excluded), "anomaly", json_words(a->anomaly), "unhealthy", a->unhealthy);
+        json_list(a->excluded), "anomaly", json_words(a->anomaly), "unhealthy", a->unhealthy, "alarms",
+        (json_int_t)a->alarms, "alarm", json_words(a->alarm), "alarm_step", json_step(a->alarm_step));
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {
@@ -164,6 +165,7 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
         hosts_cell(t, a->hosts);
         cli_table_cell(t, "%s", a->bad_hosts ? a->bad_hosts : "-");
         cli_table_cell(t, a->pid > 0 ? "%" PRId64 : "-", a->pid);
+        cli_table_cell(t, "%s", a->alarm[0] ? a->alarm : "-");
         cli_table_cell(t, "%s", a->verdict[0] ? a->verdict : "-");
     }
 }
@@ -171,7 +173,7 @@ static void print_row(cli_table *t, const attempt *a, bool verbose) {
 static ckd_status print_text(const attempt_list *list, bool verbose, ckd_error *err) {
     cli_table *t = cli_table_new(
         verbose
-            ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST MADE|>LAST MADE|>RESUMED|>FIRST SAVE|HOST|RAN ON|BAD|>PID|VERDICT"
+            ? "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END|>FIRST MADE|>LAST MADE|>RESUMED|>FIRST SAVE|HOST|RAN ON|BAD|>PID|ALARM|VERDICT"
             : "RUN|>ATTEMPT|STARTED|>TOOK|FROM|>LAST STEP|>LOST|END");
     for (size_t i = 0; i < list->count; i++) {
         print_row(t, &list->items[i], verbose);

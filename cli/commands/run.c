@@ -59,9 +59,10 @@ static const struct argp_option options_table[] = {
     {"rewind-on-nan", OPT_REWIND, "K", 0,
      "If values of the newest checkpoint became NaN or infinite, go K good ones back [default: 1]", 5},
     {"on-anomaly", OPT_ON_ANOMALY, "mark|rewind|stop|CMD", 0,
-     "If values of a new checkpoint became NaN or infinite: mark: go on; rewind: end COMMAND, and restart it from a "
-     "healthy checkpoint; stop: end it, and give up; CMD: run CMD with a shell. CKPTDELTA_SUSPECT_STEP and "
-     "CKPTDELTA_SUSPECT_ID name the checkpoint [default: mark]",
+     "If values of a new checkpoint became NaN or infinite, or a session raises an alarm: mark: go on; rewind: end "
+     "COMMAND, and restart it from a healthy checkpoint; stop: end it, and give up; CMD: run CMD with a shell. "
+     "CKPTDELTA_ANOMALY says what it is, CKPTDELTA_SUSPECT_STEP and CKPTDELTA_SUSPECT_ID name the checkpoint "
+     "[default: mark]",
      5},
     {"quick", OPT_QUICK, 0, 0, "Check only the stored checksums before each attempt; decode nothing", 5},
     {"verify-limit", OPT_VERIFY_LIMIT, "TIME", 0,

@@ -11,11 +11,28 @@ struct copy_threads {
     uint64_t number;       /* its number; a thread takes up each snapshot once */
     uint32_t active;       /* threads that are copying it */
     bool ending, reported; /* reported: `began` was called for the current snapshot */
+    bool held;             /* training needs the processors */
+    bool urgent;           /* the current snapshot is copied all the same */
     copy_started_fn began;
     void *context;
     uint32_t count;
     pthread_t threads[];
 };
+
+static void wait_while_held(copy_threads *c) {
+    pthread_mutex_lock(&c->mutex);
+    while (c->held && !c->urgent && !c->ending) {
+        pthread_cond_wait(&c->work, &c->mutex);
+    }
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* Waits before each piece, with none in hand: a fence never waits for a thread that is held. */
+static void copy_pieces(copy_threads *c, snapshot *s) {
+    do {
+        wait_while_held(c);
+    } while (snapshot_help(s));
+}
 
 static void *copy_main(void *context) {
     copy_threads *c = context;
@@ -39,8 +56,7 @@ static void *copy_main(void *context) {
         snapshot *s = c->current;
         c->active++;
         pthread_mutex_unlock(&c->mutex);
-        while (snapshot_help(s)) {
-        }
+        copy_pieces(c, s);
         pthread_mutex_lock(&c->mutex);
         if (--c->active == 0) {
             pthread_cond_signal(&c->idle);
@@ -75,8 +91,10 @@ ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started
     return CKD_OK;
 }
 
-void copy_threads_begin(copy_threads *c, snapshot *s) {
+void copy_threads_begin(copy_threads *c, snapshot *s, bool may_be_held) {
     pthread_mutex_lock(&c->mutex);
+    c->urgent = true; /* threads that are held have nothing to do for the last one any more */
+    pthread_cond_broadcast(&c->work);
     while (c->active > 0) { /* they find nothing left of the last one */
         pthread_cond_wait(&c->idle, &c->mutex);
     }
@@ -84,6 +102,7 @@ void copy_threads_begin(copy_threads *c, snapshot *s) {
     c->current = s;
     c->number++;
     c->reported = false;
+    c->urgent = !may_be_held;
     pthread_mutex_unlock(&c->mutex);
 }
 
@@ -93,6 +112,24 @@ void copy_threads_wake(copy_threads *c) {
     } else {
         c->began(c->context);
     }
+}
+
+void copy_threads_hold(copy_threads *c, bool held) {
+    pthread_mutex_lock(&c->mutex);
+    c->held = held;
+    if (!held) {
+        pthread_cond_broadcast(&c->work);
+    }
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void copy_threads_hurry(copy_threads *c) {
+    pthread_mutex_lock(&c->mutex);
+    if (!c->urgent) {
+        c->urgent = true;
+        pthread_cond_broadcast(&c->work);
+    }
+    pthread_mutex_unlock(&c->mutex);
 }
 
 void copy_threads_end(copy_threads *c, bool in_child) {

@@ -15,10 +15,14 @@ typedef void (*copy_started_fn)(void *context);
 /* Starts the threads. threads: may be 0. Errors: NOMEM, IO. */
 ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started_fn began, void *context,
                               ckd_error *err);
-/* Hands the threads a new snapshot. The previous one must be copied. */
-void copy_threads_begin(copy_threads *c, snapshot *s);
+/* Hands the threads a new snapshot. The previous one must be copied. may_be_held: copy_threads_hold applies to it. */
+void copy_threads_begin(copy_threads *c, snapshot *s, bool may_be_held);
 /* Wakes the threads to copy it. Without threads, the caller calls `began` itself. */
 void copy_threads_wake(copy_threads *c);
+/* While `held`, threads take up no further piece of a snapshot that may be held. Callable from any thread. */
+void copy_threads_hold(copy_threads *c, bool held);
+/* The current snapshot is waited for: it is copied even while the threads are held. */
+void copy_threads_hurry(copy_threads *c);
 /*
  * Ends the threads. Their snapshot must be copied. In a child of the process that started them it only frees memory.
  * Accepts NULL.

@@ -178,6 +178,23 @@ ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {
     return slot ? enter(slot, phase) : CKD_PROGRESS_START;
 }
 
+const char *ckd_alarm_name(ckd_alarm alarm) {
+    static const char *const names[] = {[CKD_ALARM_METRIC] = "metric",
+                                        [CKD_ALARM_UNCHANGED] = "unchanged",
+                                        [CKD_ALARM_SIZE] = "size",
+                                        [CKD_ALARM_TIME] = "time"};
+    return alarm > CKD_ALARM_NONE && alarm <= CKD_ALARM_TIME ? names[alarm] : NULL;
+}
+
+void ckd_progress_alarm(ckd_alarm alarm, uint64_t step) {
+    ckd_progress_slot *slot = own_slot();
+    if (slot && ckd_alarm_name(alarm)) {
+        WRITE(slot->alarm, (uint64_t)alarm);
+        WRITE(slot->alarm_step, step);
+        (void)__atomic_fetch_add(&slot->alarms, 1, __ATOMIC_RELEASE); /* two threads may raise alarms */
+    }
+}
+
 ckd_progress_phase session_enter(const ckd_session *s, ckd_progress_phase phase) {
     return s->reports ? ckd_progress_enter(phase) : phase;
 }

@@ -336,6 +336,7 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     status = restore(&found, s, step, err);
     pthread_mutex_unlock(&s->saver.store_turn);
     if (status == CKD_OK) {
+        session_alarms_restored(s, found.step);
         s->trainer.last_step =
             found.step; /* the next step must be higher; a trainer that went back starts over */
         s->trainer.left_ns = 0;

@@ -123,14 +123,21 @@ static const void *values_before(const ckd_session *s, const ckd_save *save, siz
     return is_parent ? snapshot_read(s->saver.reference->snapshot, i) : NULL;
 }
 
+static const void *await_copy(session_slot *slot, size_t i) {
+    uint64_t begun = clock_monotonic_ns();
+    const void *data = snapshot_read(slot->snapshot, i);
+    slot->waited_ns += clock_monotonic_ns() - begun;
+    return data;
+}
+
 /* Saves a tensor as soon as it is copied. one_step: the save is one step after the last one. */
-static ckd_status save_item(ckd_session *s, const session_slot *slot, size_t i, ckd_save *save, bool one_step,
+static ckd_status save_item(ckd_session *s, session_slot *slot, size_t i, ckd_save *save, bool one_step,
                             ckd_error *err) {
     const session_item *item = &s->items[i];
     ckd_tensor t = item->tensor;
     ckd_device device;
     ckd_status status = CKD_OK;
-    t.data = snapshot_read(slot->snapshot, i);
+    t.data = await_copy(slot, i);
     t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
     save->input.parent_values = values_before(s, save, i);
     save->input.decoded_values = cached_values_of(s, i);
@@ -162,10 +169,12 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
 }
 
 ckd_status session_await_fence(save_stage *copied, ckd_session *s, session_slot *slot, ckd_error *err) {
+    uint64_t begun = clock_monotonic_ns();
     pthread_mutex_lock(&s->shared.mutex);
     while (!slot->fenced) {
         pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
     }
+    slot->waited_ns += clock_monotonic_ns() - begun;
     bool torn = slot->torn;
     *copied = (save_stage){slot->begun_ns, slot->copied_ns, slot->stall_ns};
     pthread_mutex_unlock(&s->shared.mutex);
@@ -250,6 +259,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
         return err_from(err, ckd_ranks_abort(s->saver.ranks, save, &why), &why);
     }
     s->saver.launch.tried = save->checkpoint;
+    slot->handed_ns = clock_monotonic_ns();
     return ckd_ranks_commit(saved, s->saver.ranks, save, err);
 }
 
@@ -333,10 +343,17 @@ static void release_first_slot(ckd_session *s) {
 
 static void save_staged(ckd_session *s, session_slot *slot) {
     ckd_saved saved = {.step = slot->step, .error = {.offset = CKD_NO_OFFSET}};
+    save_times times = {.begun_ns = clock_monotonic_ns()};
     make_checkpoint(&saved, s, slot);
+    times.ended_ns = clock_monotonic_ns();
     let_copying_end(&saved.stall_ns, s, slot);
     saved.persist_ns = clock_monotonic_ns() - slot->begun_ns;
     s->saver.unthrottled_ns = saved.persist_ns - slot->paused_ns;
+    times.apart_ns = slot->paused_ns + slot->waited_ns;
+    times.handed_ns = slot->handed_ns;
+    if (saved.status == CKD_OK) {
+        session_judge_save(s, slot, &saved.checkpoint, &times);
+    }
     keep_result(s, &saved);
     if (s->options.on_saved) {
         s->options.on_saved(s->options.saved_context, &saved);

@@ -9,6 +9,7 @@
  *   restore.c        loads a checkpoint into the registered memory
  *   progress.c       tells `ckptdelta run` about steps and phases
  *   agent.c          snapshots in an agent's memory, saves by the agent
+ *   alarms.c         figures that are unlike those before
  *
  * Invariants:
  * 1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads
@@ -28,6 +29,7 @@
 
 #include "include/ckptdelta_session.h"
 #include "engine/session/agent.h"
+#include "engine/session/alarms.h"
 #include "engine/session/copy_threads.h"
 #include "engine/session/device_snapshot.h"
 #include "engine/session/interval.h"
@@ -60,8 +62,11 @@ typedef struct session_slot {
     uint64_t begun_ns, stall_ns;
     uint64_t copied_ns; /* when the copy was complete and fenced */
     uint64_t paused_ns; /* how long the save paused because training was busy */
+    uint64_t waited_ns; /* how long it waited for copies and the fence */
+    uint64_t handed_ns; /* with ranks, when this rank had done its part; 0: it has not */
     bool fenced; /* the trainer has released it: it is complete and of one step, and its stall is known */
     bool torn;   /* it never becomes consistent: the save is dropped */
+    bool held;   /* its copies wait for idle time, until a fence */
 } session_slot;
 
 #define SESSION_SLOTS 3 /* two saves in progress, and the last saved snapshot */
@@ -79,6 +84,7 @@ typedef struct cached_values {
 typedef struct session_trainer {
     interval interval;
     double metric; /* of the next snapshot */
+    metric_alarms alarms;
     /* left_ns: when the last step returned to the trainer; 0: before the first step */
     uint64_t last_step, left_ns;
     uint64_t fence_ns;    /* time since then in fences and requested waits */
@@ -102,7 +108,10 @@ typedef struct session_shared {
     uint32_t staged_max;
     uint32_t first, used; /* staged slots, as a ring */
     ckd_phase phase;
-    uint32_t waiting; /* number of calls that wait for saves */
+    bool idle_since_step; /* training has said since the last step that it is idle */
+    bool idles;           /* it did so between the two steps before */
+    bool idle_too_short;  /* a fence found that the last snapshot which waited for idle time was not copied */
+    uint32_t waiting;     /* number of calls that wait for saves */
     bool ending;
     ckd_status failed; /* of a save; not reported yet */
     ckd_error failure;
@@ -129,6 +138,7 @@ typedef struct session_saver {
     cached_values cached;
     /* the last save failed as if files of its parent were gone, which cached values hide: the next one uses none */
     bool parent_in_doubt;
+    save_alarms alarms;
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */
 } session_saver;
 

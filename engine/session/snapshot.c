@@ -168,6 +168,15 @@ void snapshot_finish(snapshot *s, uint32_t group) {
     }
 }
 
+bool snapshot_is_complete(const snapshot *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (atomic_load(&s->left[i]) > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 const void *snapshot_read(snapshot *s, size_t i) {
     wait_for(s, i);
     return s->memory + s->places[i];

@@ -71,6 +71,8 @@ void snapshot_start(snapshot *s);
 bool snapshot_help(snapshot *s);
 /* Copies the remaining pieces of a group and waits for those that others copy. After that the sources may change. */
 void snapshot_finish(snapshot *s, uint32_t group);
+/* Is everything copied? Does not wait. */
+bool snapshot_is_complete(const snapshot *s);
 /* Returns the copy of source i, waiting until it is complete. Valid until the next snapshot_start. */
 const void *snapshot_read(snapshot *s, size_t i);
 

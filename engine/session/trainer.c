@@ -144,12 +144,14 @@ static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     slot->step = step;
     slot->metric = s->trainer.metric;
     slot->begun_ns = begun_ns;
-    slot->stall_ns = slot->paused_ns = 0;
+    slot->stall_ns = slot->paused_ns = slot->waited_ns = slot->handed_ns = 0;
     slot->fenced = false;
     slot->torn = false;
     keep_optimizers(s, slot);
     session_agent_stage(s, slot);
-    copy_threads_begin(s->copy_threads, slot->snapshot);
+    slot->held = lazy && s->shared.idles && !s->shared.idle_too_short;
+    s->shared.idle_too_short = false;
+    copy_threads_begin(s->copy_threads, slot->snapshot, slot->held);
     s->shared.used++;
     s->shared.state.staged_step = step;
     pthread_mutex_unlock(&s->shared.mutex);
@@ -180,6 +182,17 @@ static void release_snapshot(ckd_session *s, session_slot *slot) {
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
+/* At the first fence, copies wait for idle time no longer. If that was too short, those of the next snapshot do not wait. */
+static void release_copies(ckd_session *s, session_slot *slot) {
+    copy_threads_hurry(s->copy_threads);
+    if (slot->held) {
+        pthread_mutex_lock(&s->shared.mutex);
+        s->shared.idle_too_short = !snapshot_is_complete(slot->snapshot);
+        pthread_mutex_unlock(&s->shared.mutex);
+        slot->held = false;
+    }
+}
+
 /*
  * Checks the rule for lazy snapshots at the trainer's next call. Without any fence in between, the optimizer may have
  * written to tensors that were being copied. If only some groups were fenced, the other groups' tensors are taken to be
@@ -197,6 +210,7 @@ static void settle_lazy(ckd_session *s) {
     if (copying) {
         uint64_t begun = clock_monotonic_ns();
         session_device_fence(s, slot, SNAPSHOT_ALL);
+        release_copies(s, slot);
         snapshot_finish(copying, SNAPSHOT_ALL);
         charge_stall(s, slot, clock_monotonic_ns() - begun);
         release_snapshot(s, slot);
@@ -222,6 +236,7 @@ void session_fence(ckd_session *s, uint32_t fence_group) {
     }
     uint64_t begun = clock_monotonic_ns();
     session_device_fence(s, slot, fence_group);
+    release_copies(s, slot);
     snapshot_finish(slot->snapshot, fence_group);
     s->trainer.fenced_some = true;
     charge_stall(s, slot, clock_monotonic_ns() - begun);
@@ -346,6 +361,14 @@ static void publish_figures(ckd_session *s) {
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
+/* Copies wait for idle time only if the last iteration had some. Otherwise all would be left to the fence. */
+static void note_idle_time(ckd_session *s) {
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.idles = s->shared.idle_since_step;
+    s->shared.idle_since_step = false;
+    pthread_mutex_unlock(&s->shared.mutex);
+}
+
 static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error *err) {
     uint64_t called = clock_monotonic_ns();
     ckd_status status = session_check(s, err);
@@ -369,10 +392,15 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
     }
     measure_iteration(s, called);
     settle_lazy(s);
+    note_idle_time(s);
     s->trainer.fence_ns = 0; /* not part of the next iteration */
     uint64_t settled = clock_monotonic_ns();
     take_persist_time(s);
     s->trainer.last_step = step;
+    if (s->trainer.alarms.told) {
+        session_judge_metric(s, step, s->trainer.metric);
+        s->trainer.alarms.told = false;
+    }
     bool is_requested = requested(s);
     if (save || is_requested || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
         ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
@@ -456,6 +484,13 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
 void ckd_session_metric(ckd_session *s, double metric) {
     if (session_check(s, NULL) == CKD_OK) {
         s->trainer.metric = metric;
+        s->trainer.alarms.told = true;
+    }
+}
+
+void ckd_session_observe(ckd_session *s, uint64_t step, double metric) {
+    if (session_check(s, NULL) == CKD_OK) {
+        session_judge_metric(s, step, metric);
     }
 }
 
@@ -466,7 +501,9 @@ void ckd_session_phase(ckd_session *s, ckd_phase phase) {
     (void)session_enter(s, phase == CKD_PHASE_EVALUATION ? CKD_PROGRESS_EVALUATION : CKD_PROGRESS_TRAINING);
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.phase = phase;
+    s->shared.idle_since_step |= phase == CKD_PHASE_IDLE;
     pthread_cond_broadcast(&s->shared.changed);
+    copy_threads_hold(s->copy_threads, phase == CKD_PHASE_BUSY);
     pthread_mutex_unlock(&s->shared.mutex);
 }
 

@@ -138,6 +138,7 @@ extern float *weights, *my_half, *my_rows, *device_pointer;
 extern void *stream;
 extern uint64_t steps, rng, rank;
 extern const char *launch_id;
+extern ckd_session *session;
 """
 LIBRARY = AROUND + """
 extern ckd_error err;
@@ -149,7 +150,6 @@ extern ckd_load_request weight_request, moment_request;
 """
 README = AROUND + """
 extern ckd_error err;
-extern ckd_session *session;
 extern ckd_session_options options;
 extern ckd_checkpoint from;
 extern ckd_tensor tensor;

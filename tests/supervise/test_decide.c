@@ -232,12 +232,41 @@ static void test_unhealthy(void **state) {
     assert_string_equal(decide_anomaly(h, 3), "gpt@12");
 }
 
+/* An alarm without a suspect checkpoint: what was made before its step is what to go back to. */
+static void test_alarm(void **state) {
+    (void)state;
+    decide_rules rules = {.pause_s = 4, .max_pause_s = 30, .max_restarts = 100, .max_futile = 3};
+    attempt h[2];
+    char reason[SUPERVISE_TEXT_MAX];
+    for (int i = 0; i < 2; i++) {
+        h[i] = widen(&(short_attempt)EXITED(0, 10, 10, 10));
+        h[i].alarm_step = SUPERVISE_NO_STEP;
+    }
+    h[0].unhealthy = true;
+    h[0].first_save_ns = SECOND;
+    h[0].alarm_step = 12;
+    snprintf(h[0].alarm, sizeof(h[0].alarm), "rank 1, step 12: text");
+    decide_reason(reason, &h[0]);
+    assert_string_equal(reason, "rank 1, step 12: text: exit status 0");
+    assert_true(
+        decide(&rules, &(decide_facts){.history = h, .count = 1, .started_here = 1, .chance = 1}).restart);
+    assert_ptr_equal(decide_alarm(h, 1), &h[0]);
+    assert_null(decide_anomaly(h, 1));
+    assert_ptr_equal(decide_alarm(h, 2), &h[0]); /* the second attempt made nothing */
+    h[1].first_save_ns = SECOND;
+    assert_null(decide_alarm(h, 2));
+    rules.stop_unhealthy = true;
+    decision d = decide(&rules, &(decide_facts){.history = h, .count = 1, .started_here = 1});
+    assert_true(d.status == 93 && strcmp(d.reason, "gave up: rank 1, step 12: text") == 0);
+    snprintf(h[0].anomaly, sizeof(h[0].anomaly), "gpt@12"); /* that says more */
+    assert_null(decide_alarm(h, 1));
+    assert_string_equal(decide_anomaly(h, 1), "gpt@12");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_pauses),
-        cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_unhealthy),
+        cmocka_unit_test(test_table),     cmocka_unit_test(test_pauses), cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_unhealthy), cmocka_unit_test(test_alarm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -236,7 +236,8 @@ class Session(Reporter):
 
         Args:
             step: the number of the step; None: one more than the last one.
-            metric: value that the checkpoint records, if the session was given a metric's name.
+            metric: value that the checkpoint records, if the session was given a metric's name. With one for each step, a value that
+                is unlike those before raises an alarm: a message, and below ``ckptdelta run`` what ``--on-anomaly`` says.
 
         Returns: whether a save began.
 
@@ -255,6 +256,7 @@ class Session(Reporter):
             self._start.check(number)
             self._reported = number
             self._progress.step(number)
+            self._observe(number, metric)
             costs = self._costs()
             due = self._interval.due(number, costs)
             if due:
@@ -575,6 +577,11 @@ class Session(Reporter):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _observe(self, step: int, metric: float | None) -> None:
+        """Has the metric compared with those of the steps before. Metrics before the first save are not."""
+        if metric is not None and self._registered is not None:
+            lib.ckd_session_observe(self._owner.session, step, float(metric))
 
     def _poll(self) -> Any:
         found = ffi.new("ckd_session_state *")

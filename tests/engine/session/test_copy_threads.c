@@ -73,11 +73,12 @@ static void test_callbacks_do_not_block_snapshots(void **state) {
     scene s;
     begin(&s, 1);
     s.told.waits = true;
-    copy_threads_begin(s.copy_threads, s.snapshot);
+    copy_threads_begin(s.copy_threads, s.snapshot, false);
     copy_threads_wake(s.copy_threads);
     assert_true(wait_for(&s.told.called));
     snapshot_finish(s.snapshot, SNAPSHOT_ALL);
-    copy_threads_begin(s.copy_threads, s.snapshot); /* the callback of the previous one is still running */
+    copy_threads_begin(s.copy_threads, s.snapshot,
+                       false); /* the callback of the previous one is still running */
     s.told.waits = false;
     sem_post(&s.told.let_go);
     copy_threads_wake(s.copy_threads);
@@ -96,7 +97,7 @@ static void test_one_callback_per_snapshot(void **state) {
         begin(&s, threads);
         for (unsigned i = 1; i <= 50; i++) {
             memset(s.state, (int)i, BYTES);
-            copy_threads_begin(s.copy_threads, s.snapshot);
+            copy_threads_begin(s.copy_threads, s.snapshot, false);
             copy_threads_wake(s.copy_threads);
             assert_true(wait_for(&s.told.called));
             snapshot_finish(s.snapshot, SNAPSHOT_ALL);
@@ -107,10 +108,48 @@ static void test_one_callback_per_snapshot(void **state) {
     }
 }
 
+static bool copied_within(scene *s, unsigned ms) {
+    struct timespec pause = {.tv_nsec = 1000000};
+    for (unsigned waited = 0; waited < ms && !snapshot_is_complete(s->snapshot); waited++) {
+        nanosleep(&pause, NULL);
+    }
+    return snapshot_is_complete(s->snapshot);
+}
+
+/* Threads that are held copy nothing until they are let go, somebody is in a hurry, or the next snapshot begins. */
+static void test_held(void **state) {
+    (void)state;
+    for (int how = 0; how < 4; how++) {
+        scene s;
+        begin(&s, 2);
+        copy_threads_hold(s.copy_threads, true);
+        copy_threads_begin(s.copy_threads, s.snapshot, how != 3);
+        copy_threads_wake(s.copy_threads);
+        assert_true(wait_for(&s.told.called)); /* the saver is told all the same */
+        if (how < 3) {
+            assert_false(copied_within(&s, 50));
+        }
+        if (how == 0) {
+            copy_threads_hold(s.copy_threads, false);
+        } else if (how == 1) {
+            copy_threads_hurry(s.copy_threads);
+        } else if (how == 2) {
+            snapshot_finish(s.snapshot, SNAPSHOT_ALL);
+            memset(s.state, 2, BYTES);
+            copy_threads_begin(s.copy_threads, s.snapshot, false);
+            copy_threads_wake(s.copy_threads);
+        } /* 3: it may not be held */
+        assert_true(copied_within(&s, 20000));
+        assert_memory_equal(snapshot_read(s.snapshot, 0), s.state, BYTES);
+        end(&s);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_callbacks_do_not_block_snapshots),
         cmocka_unit_test(test_one_callback_per_snapshot),
+        cmocka_unit_test(test_held),
     };
     return cmocka_run_group_tests_name("copiers", tests, NULL, NULL);
 }

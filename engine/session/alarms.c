@@ -1,0 +1,181 @@
+/*
+ * Alarms: figures of a session that are unlike those before. An alarm is a message, a count in the session's state, and
+ * one in the slot of this process in the supervisor's memory. It marks nothing, and ends nothing.
+ */
+#include "engine/session/alarms.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "engine/session/session.h"
+
+#define WEIGHTS_MAX     (UINT64_C(16) << 20) /* bytes of the weights that are compared */
+#define WEIGHTS_PIECE   4096
+#define STEPS_UNCHANGED 8 /* scalers of mixed precision leave out some steps in a row */
+
+__attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ckd_alarm what, uint64_t step,
+                                                              const char *format, ...) {
+    char text[300], who[32] = "";
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    pthread_mutex_lock(&s->shared.mutex);
+    s->shared.state.alarms++;
+    s->shared.state.last_alarm = what;
+    s->shared.state.last_alarm_step = step;
+    pthread_mutex_unlock(&s->shared.mutex);
+    if (s->reports) {
+        ckd_progress_alarm(what, step);
+    }
+    if (s->saver.ranks) {
+        snprintf(who, sizeof(who), "rank %" PRIu32 ", ", s->save.rank);
+    }
+    if (s->store_options.on_message) {
+        char message[400];
+        snprintf(message, sizeof(message), "%sstep %" PRIu64 ": %s", who, step, text);
+        s->store_options.on_message(s->store_options.message_context, message);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- the metric */
+
+void session_judge_metric(ckd_session *s, uint64_t step, double metric) {
+    metric_alarms *a = &s->trainer.alarms;
+    sensor_reading r;
+    const char *name = s->metric_name[0] ? s->metric_name : "metric";
+    sensor_rule rule = sensor_metric(name);
+    if (step <= a->observed) {
+        return;
+    }
+    a->observed = step;
+    if (sensor_observe(&r, &a->metric, &rule, metric)) {
+        alarm_raise(s, CKD_ALARM_METRIC, step,
+                    "%s is %.6g, and the median of the steps before is %.6g; %s %.6g would be normal", name,
+                    metric, r.median, r.verdict == SENSOR_HIGH ? "up to" : "from", r.limit);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- the weights */
+
+static bool is_weight(const session_item *item) {
+    const ckd_tensor *t = &item->tensor;
+    ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
+    return !item->is_bytes && !item->on_device && (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER);
+}
+
+/* Returns false if the snapshot has no weights. Of large ones, every nth piece counts. */
+static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        total += is_weight(&s->items[i]) ? s->items[i].bytes : 0;
+    }
+    uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_PIECE;
+    *hash = 0;
+    for (size_t i = 0; i < s->item_count && total > 0; i++) {
+        const uint8_t *data = is_weight(&s->items[i]) ? snapshot_read(slot->snapshot, i) : NULL;
+        for (uint64_t at = 0; data && at < s->items[i].bytes; at += stride) {
+            uint64_t left = s->items[i].bytes - at;
+            *hash = *hash * UINT64_C(0x9e3779b97f4a7c15) +
+                    hash64(data + at, left < WEIGHTS_PIECE ? (size_t)left : WEIGHTS_PIECE);
+        }
+    }
+    return total > 0;
+}
+
+/* Weights that were trained before, and are trained no more: a frozen optimizer, or a rank that is stuck. */
+static void judge_weights(ckd_session *s, const session_slot *slot) {
+    save_alarms *a = &s->saver.alarms;
+    uint64_t weights;
+    if (!sample_weights(&weights, s, slot)) {
+        return;
+    }
+    bool same = a->has_weights && weights == a->weights;
+    if (!same) {
+        a->has_changed = a->has_weights;
+        a->has_weights = true;
+        a->weights = weights;
+        a->since_step = slot->step;
+        a->unchanged = false;
+    } else if (a->has_changed && !a->unchanged && slot->step - a->since_step >= STEPS_UNCHANGED) {
+        a->unchanged = true;
+        alarm_raise(s, CKD_ALARM_UNCHANGED, slot->step,
+                    "the weights are the same as at step %" PRIu64
+                    ", and were trained before: does the optimizer still update them?",
+                    a->since_step);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- the size and the time */
+
+/* Saves that are less far apart differ less, so a small one of these says nothing, nor does a large one farther apart. */
+static void judge_size(ckd_session *s, const session_slot *slot, const ckd_checkpoint *saved) {
+    save_alarms *a = &s->saver.alarms;
+    sensor_reading r;
+    if (saved->kind != CKD_DELTA || s->save.rank > 0 || a->last_step == 0) {
+        return;
+    }
+    double distance = (double)(slot->step - a->last_step), usual = sensor_median(&a->distance);
+    sensor_rule rule = sensor_size;
+    rule.low = distance >= usual;
+    rule.high = distance <= usual;
+    (void)sensor_observe(NULL, &a->distance, &sensor_size, distance);
+    double kib = (double)saved->stored_bytes / 1024;
+    if (!sensor_observe(&r, &a->size, &rule, kib)) {
+        return;
+    }
+    if (r.verdict == SENSOR_LOW) {
+        alarm_raise(
+            s, CKD_ALARM_UNCHANGED, slot->step,
+            "the delta has %.6g KiB, and the median of those before is %.6g: hardly anything has changed",
+            kib, r.median);
+    } else {
+        alarm_raise(
+            s, CKD_ALARM_SIZE, slot->step,
+            "the delta has %.6g KiB, and the median of those before is %.6g; up to %.6g would be normal", kib,
+            r.median, r.limit);
+    }
+}
+
+static void judge_time(ckd_session *s, uint64_t step, sensor_history *history, double seconds,
+                       const char *what) {
+    sensor_reading r;
+    if (sensor_observe(&r, history, &sensor_time, seconds)) {
+        alarm_raise(
+            s, CKD_ALARM_TIME, step,
+            "%s took %.3g s, and the median of those before is %.3g s: is the disk or this node slow?", what,
+            seconds, r.median);
+    }
+}
+
+static double seconds_between(uint64_t begun_ns, uint64_t ended_ns, uint64_t apart_ns) {
+    uint64_t took = ended_ns > begun_ns ? ended_ns - begun_ns : 0;
+    return (double)(took > apart_ns ? took - apart_ns : 0) / 1e9;
+}
+
+void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_checkpoint *saved,
+                        const save_times *times) {
+    save_alarms *a = &s->saver.alarms;
+    judge_weights(s, slot);
+    judge_size(s, slot, saved);
+    if (times->handed_ns) {
+        judge_time(s, slot->step, &a->time,
+                   seconds_between(times->begun_ns, times->handed_ns, times->apart_ns),
+                   "this rank's part of the save");
+    }
+    if (!times->handed_ns || s->save.rank == 0) {
+        judge_time(s, slot->step, &a->group_time,
+                   seconds_between(times->begun_ns, times->ended_ns, times->apart_ns), "the save");
+    }
+    a->last_step = slot->step;
+}
+
+void session_alarms_restored(ckd_session *s, uint64_t step) {
+    save_alarms *a = &s->saver.alarms;
+    s->trainer.alarms.observed = step;
+    a->last_step = 0;
+    a->has_weights = a->has_changed = a->unchanged = false;
+}

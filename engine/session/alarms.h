@@ -1,0 +1,41 @@
+/* What a session notices about the training that it saves. Internal to engine/. */
+#ifndef ENGINE_SESSION_ALARMS_H
+#define ENGINE_SESSION_ALARMS_H
+
+#include "engine/session/sensors.h"
+#include "include/ckptdelta.h"
+
+struct ckd_session;
+struct session_slot;
+
+/* The trainer's thread has this. */
+typedef struct metric_alarms {
+    sensor_history metric;
+    uint64_t observed; /* the last step whose metric was judged; 0: none */
+    bool told;         /* the trainer has set a metric since the last step */
+} metric_alarms;
+
+/* The saver has this. */
+typedef struct save_alarms {
+    sensor_history size, distance, time, group_time;
+    uint64_t last_step;  /* of the last durable save; 0: none */
+    uint64_t weights;    /* hash of a sample of the weights at that save */
+    uint64_t since_step; /* of the first save with these weights */
+    bool has_weights, has_changed, unchanged;
+} save_alarms;
+
+/* The times of one save, on the monotonic clock. */
+typedef struct save_times {
+    uint64_t begun_ns, handed_ns, ended_ns; /* handed: with ranks, when this rank had done its part; else 0 */
+    uint64_t apart_ns;                      /* pauses, and waits for the trainer */
+} save_times;
+
+/* After a restore of this step: the next save does not follow the last one. */
+void session_alarms_restored(struct ckd_session *s, uint64_t step);
+/* Judges the metric of a step, once. */
+void session_judge_metric(struct ckd_session *s, uint64_t step, double metric);
+/* Judges a durable save. Its snapshot is complete. */
+void session_judge_save(struct ckd_session *s, const struct session_slot *slot, const ckd_checkpoint *saved,
+                        const save_times *times);
+
+#endif

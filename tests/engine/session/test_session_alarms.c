@@ -1,0 +1,248 @@
+/* What a session notices: metrics, weights, sizes and times that are unlike those before. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "engine/session/session.h"
+#include "tests/support/scenes.h"
+#include "tests/support/tempdir.h"
+#include "tests/support/trainers.h"
+
+enum { COUNT = 1 << 14 };
+
+typedef struct watched {
+    ckd_session *session;
+    float w[COUNT];
+    uint64_t seed, step;
+    float change; /* of an element in a step, relative to it */
+    unsigned told;
+    char last[512]; /* message */
+} watched;
+
+static void note(void *context, const char *message) {
+    watched *c = context;
+    c->told++;
+    snprintf(c->last, sizeof(c->last), "%s", message);
+}
+
+static watched *begin(const char *dir, uint64_t every) {
+    static watched c;
+    c = (watched){.seed = 1, .change = 0x1p-18f};
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    ckd_store_options store = *o.store;
+    save.metric_name = "loss";
+    save.metric = NAN;
+    store.on_message = note;
+    store.message_context = &c;
+    o.save = &save;
+    o.store = &store;
+    o.every_steps = every;
+    ckd_error err = {0};
+    must(ckd_session_open(&c.session, store_path_of(dir, ""), &o, &err), &err);
+    ckd_tensor tensor = CKD_TENSOR_INIT;
+    tensor.name = "layer.weight";
+    tensor.dtype = CKD_F32;
+    tensor.ndim = 1;
+    tensor.shape = (uint64_t[]){COUNT};
+    must(ckd_session_add(c.session, &tensor, c.w, 0, &err), &err);
+    return &c;
+}
+
+/* Changes one in `sparse` elements, and makes a step with this loss. sparse 0: the weights stay as they are. */
+static ckd_session_state step(watched *c, unsigned sparse, double loss) {
+    ckd_error err = {0};
+    ckd_session_state now;
+    for (size_t i = 0; i < COUNT && sparse > 0; i += sparse) {
+        c->seed = c->seed * 6364136223846793005u + 1442695040888963407u;
+        float draw = (float)(c->seed >> 40) * 0x1p-24f;
+        c->w[i] = c->step ? c->w[i] * (1 + c->change * draw) : draw;
+    }
+    ckd_session_metric(c->session, loss);
+    must(ckd_session_step(c->session, ++c->step, &err), &err);
+    must(ckd_session_wait(c->session, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&now, c->session);
+    return now;
+}
+
+static void end(watched *c) {
+    ckd_error err = {0};
+    must(ckd_session_close(c->session, &err), &err);
+}
+
+static void check_alarm(const watched *c, const ckd_session_state *now, ckd_alarm alarm, const char *text) {
+    assert_int_equal(now->alarms, 1);
+    assert_int_equal(now->last_alarm, alarm);
+    assert_int_equal(now->last_alarm_step, c->step);
+    assert_int_equal(c->told, 1);
+    assert_non_null(strstr(c->last, text));
+}
+
+/* Each step counts, whether it is saved or not. */
+static void test_metric(void **state) {
+    static const double bad[] = {9, INFINITY};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        watched *c = begin(dir, 1000);
+        ckd_session_state now;
+        for (int k = 0; k < 20; k++) {
+            now = step(c, 1, 3 + 0.01 * (k % 5));
+            (void)step(c, 1, NAN); /* an iteration without a figure */
+        }
+        assert_int_equal(now.alarms, 0);
+        now = step(c, 1, bad[i]);
+        check_alarm(c, &now, CKD_ALARM_METRIC, "the median of the steps before is 3.0");
+        assert_non_null(strstr(c->last, "step 41: loss is "));
+        now = step(c, 1, bad[i]);
+        assert_int_equal(now.alarms, 1);
+        end(c);
+    }
+}
+
+/* A metric that is only observed counts as well, and each step counts once. */
+static void test_observed(void **state) {
+    watched *c = begin(*state, 1000);
+    ckd_session_state now;
+    for (uint64_t k = 1; k <= 20; k++) {
+        ckd_session_observe(c->session, k, 3);
+        ckd_session_observe(c->session, k, 9); /* the same step */
+    }
+    ckd_session_poll(&now, c->session);
+    assert_int_equal(now.alarms, 0);
+    c->step = 21;
+    ckd_session_observe(c->session, 21, 9);
+    ckd_session_poll(&now, c->session);
+    check_alarm(c, &now, CKD_ALARM_METRIC, "loss is 9");
+    end(c);
+}
+
+/* Makes steps up to this one. */
+static ckd_session_state step_to(watched *c, uint64_t last, unsigned sparse) {
+    ckd_session_state now = {.alarms = 0};
+    while (c->step < last) {
+        now = step(c, sparse, NAN);
+    }
+    return now;
+}
+
+/* Weights that stay the same for eight steps after they were trained. */
+static void test_unchanged_weights(void **state) {
+    watched *c = begin(*state, 4);
+    (void)step_to(c, 1, 1);
+    (void)step_to(c, 12, 0); /* warm-up of the learning rate: nothing was trained so far */
+    (void)step_to(c, 20, 16);
+    ckd_session_state now = step_to(c, 27, 0);
+    assert_int_equal(now.alarms, 0);
+    now = step_to(c, 28, 0);
+    check_alarm(c, &now, CKD_ALARM_UNCHANGED, "the weights are the same as at step 20");
+    c->told = 0;
+    (void)step_to(c, 32, 0);
+    assert_int_equal(c->told, 0);
+    (void)step_to(c, 36, 16); /* they are trained again, and then no more */
+    (void)step_to(c, 44, 0);
+    assert_non_null(strstr(c->last, "the weights are the same as at step 36"));
+    end(c);
+}
+
+/* A trainer that goes back makes the same steps again. */
+static void test_restored(void **state) {
+    watched *c = begin(*state, 4);
+    ckd_session_state now;
+    ckd_error err = {0};
+    (void)step_to(c, 40, 16);
+    for (uint64_t k = 41; k <= 60; k++) {
+        ckd_session_observe(c->session, k, 3);
+    }
+    must(ckd_session_restore(NULL, c->session, 20, &err), &err);
+    c->step = 20;
+    (void)step_to(c, 23, 0);
+    ckd_session_poll(&now, c->session);
+    assert_int_equal(now.alarms, 0);
+    now = step(c, 16, 9);
+    assert_int_equal(now.last_alarm, CKD_ALARM_METRIC);
+    assert_int_equal(now.last_alarm_step, 24);
+    assert_int_equal(now.alarms, 1);
+    end(c);
+}
+
+static void test_sizes(void **state) {
+    for (int empty = 0; empty < 2; empty++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, empty);
+        watched *c = begin(dir, 1);
+        ckd_session_state now = step_to(c, 10, 1);
+        assert_int_equal(now.alarms, 0);
+        c->change = empty ? c->change : 0x1p-6f;
+        now = step(c, empty ? 4096 : 1, NAN);
+        check_alarm(c, &now, empty ? CKD_ALARM_UNCHANGED : CKD_ALARM_SIZE, "the delta has ");
+        end(c);
+    }
+}
+
+/* A save that is nearer to the last one than usual may be small. */
+static void test_a_save_between_others(void **state) {
+    watched *c = begin(*state, 10);
+    ckd_session_state now;
+    ckd_error err = {0};
+    for (int k = 0; k < 100; k++) {
+        now = step(c, 8, NAN);
+    }
+    assert_int_equal(now.saved, 10);
+    c->w[0] += 1;
+    must(ckd_session_save(c->session, ++c->step, &err), &err);
+    must(ckd_session_wait(c->session, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&now, c->session);
+    assert_int_equal(now.alarms, 0);
+    end(c);
+}
+
+/* Times are passed in, so none of these depends on the disk. */
+static void test_times(void **state) {
+    watched *c = begin(*state, 1);
+    ckd_session_state now;
+    for (int k = 0; k < 3; k++) {
+        now = step(c, 8, NAN);
+    }
+    ckd_session *s = c->session;
+    s->saver.alarms = (save_alarms){.last_step = 0};
+    const session_slot *slot = &s->shared.slots[s->shared.first];
+    const uint64_t second = 1000000000;
+    ckd_checkpoint saved = {.kind = CKD_BASE};
+    for (uint64_t k = 0; k < 8; k++) { /* training kept the fifth from ending for a minute */
+        uint64_t apart = k == 5 ? 60 * second : 0;
+        session_judge_save(s, slot, &saved,
+                           &(save_times){.begun_ns = 7, .ended_ns = second + apart, .apart_ns = apart});
+    }
+    ckd_session_poll(&now, s);
+    assert_int_equal(now.alarms, 0);
+    session_judge_save(s, slot, &saved, &(save_times){.begun_ns = 7, .ended_ns = 30 * second});
+    ckd_session_poll(&now, s);
+    assert_true(now.alarms == 1 && now.last_alarm == CKD_ALARM_TIME);
+    assert_non_null(strstr(c->last, "the save took 30 s"));
+    for (uint64_t k = 0; k < 8; k++) { /* with ranks: other ranks are slow, then this one is */
+        session_judge_save(s, slot, &saved,
+                           &(save_times){.begun_ns = 7, .handed_ns = second / 2, .ended_ns = second});
+    }
+    session_judge_save(s, slot, &saved,
+                       &(save_times){.begun_ns = 7, .handed_ns = 20 * second, .ended_ns = 20 * second});
+    assert_non_null(strstr(c->last, "took 20 s"));
+    ckd_session_poll(&now, s);
+    assert_int_equal(now.alarms, 3); /* its part, and the whole */
+    end(c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_metric),   tempdir_test(test_observed), tempdir_test(test_unchanged_weights),
+        tempdir_test(test_restored), tempdir_test(test_sizes),    tempdir_test(test_a_save_between_others),
+        tempdir_test(test_times),
+    };
+    return cmocka_run_group_tests_name("session alarms", tests, NULL, NULL);
+}
