@@ -5,8 +5,7 @@
 #include <stdlib.h>
 
 #define RENEW_BEFORE_S UINT64_C(300)
-#define RENEW_AGAIN_NS \
-    UINT64_C(10000000000) /* after the server called new keys expired, or nobody gave newer ones */
+#define RENEW_AGAIN_NS UINT64_C(10000000000) /* while the present ones are still valid */
 
 static void forget(char *text) {
     if (text) {
@@ -23,7 +22,7 @@ void s3_keys_free(s3_keys *keys) {
 }
 
 ckd_status s3_keys_set(s3_keys *out, const char *id, const char *secret, const char *token, ckd_error *err) {
-    *out = (s3_keys){strdup(id), strdup(secret), token ? strdup(token) : NULL, 0};
+    *out = (s3_keys){strdup(id), strdup(secret), token ? strdup(token) : NULL, 0, 0};
     if (!out->id || !out->secret || (token && !out->token)) {
         s3_keys_free(out);
         return err_nomem(err, 256, "credentials");
@@ -120,6 +119,7 @@ static ckd_status renew(s3_wallet *w, ckd_error *err) {
     ckd_status status = find_keys(w, &found, &why);
     w->renewed_ns = now;
     if (status == CKD_OK) {
+        found.serial = w->keys.serial + 1;
         s3_keys_free(&w->keys);
         w->keys = found;
     } else if (lasts(&w->keys, 0)) {
@@ -133,13 +133,14 @@ ckd_status s3_wallet_keys(s3_wallet *w, s3_keys *out, ckd_error *err) {
     pthread_mutex_lock(&w->mutex);
     ckd_status status = lasts(&w->keys, RENEW_BEFORE_S) ? CKD_OK : renew(w, err);
     THEN(status, s3_keys_set(out, w->keys.id, w->keys.secret, w->keys.token, err));
+    out->serial = w->keys.serial;
     pthread_mutex_unlock(&w->mutex);
     return status;
 }
 
-void s3_wallet_renew(s3_wallet *w) {
+void s3_wallet_renew(s3_wallet *w, uint64_t serial) {
     pthread_mutex_lock(&w->mutex);
-    if (!w->renewed_ns || clock_monotonic_ns() - w->renewed_ns >= RENEW_AGAIN_NS) {
+    if (w->keys.serial == serial) {
         w->keys.expires_s = 1;
     }
     pthread_mutex_unlock(&w->mutex);

@@ -126,12 +126,14 @@ static ckd_status set_url(const s3_place *p, CURL *easy, const s3_request *r, ck
     return code == CURLE_OK ? CKD_OK : err_nomem(err, OBJECT_KEY_MAX, "the URL of an object");
 }
 
-static ckd_status set_keys(s3_place *p, CURL *easy, struct curl_slist **headers, ckd_error *err) {
+static ckd_status set_keys(s3_place *p, CURL *easy, s3_request *r, ckd_error *err) {
     s3_keys keys = {0};
     ckd_status status = s3_wallet_keys(&p->wallet, &keys, err);
     if (status != CKD_OK) {
         return status;
     }
+    struct curl_slist **headers = &r->sent_headers;
+    r->keys_serial = keys.serial;
     char scope[128];
     snprintf(scope, sizeof(scope), "aws:amz:%s:s3", p->region);
     CURLcode code = curl_easy_setopt(easy, CURLOPT_AWS_SIGV4, scope);
@@ -209,7 +211,7 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     curl_easy_setopt(easy, CURLOPT_PRIVATE, r);
     ckd_status status = set_url(p, easy, r, err);
     THEN(status, attempt_headers(&r->sent_headers, r, err));
-    THEN(status, set_keys(p, easy, &r->sent_headers, err));
+    THEN(status, set_keys(p, easy, r, err));
     if (status == CKD_OK && curl_easy_setopt(easy, CURLOPT_HTTPHEADER, r->sent_headers) != CURLE_OK) {
         status = err_nomem(err, 0, "a request");
     }

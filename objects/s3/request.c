@@ -171,7 +171,7 @@ static ckd_status start_due(run *x, uint64_t *wait, ckd_error *err) {
 /* Keys that the server calls expired are replaced, and that attempt is not the last one. */
 static bool goes_again(run *x, const s3_request *r) {
     if (strcmp(r->problem.code, "ExpiredToken") == 0) {
-        s3_wallet_renew(&x->p->wallet);
+        s3_wallet_renew(&x->p->wallet, r->keys_serial);
     }
     bool failed = !s3_succeeded(r) || r->problem.code[0];
     return failed && !r->once && r->attempts < x->p->attempts && s3_passes(r);

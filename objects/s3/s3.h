@@ -80,6 +80,7 @@ ckd_status s3_text_parse(char *out, size_t capacity, const char *path, const voi
 typedef struct s3_keys {
     char *id, *secret, *token; /* token NULL: none */
     uint64_t expires_s;        /* since 1970; 0: never */
+    uint64_t serial;           /* how often the wallet has looked for keys */
 } s3_keys;
 void s3_keys_free(s3_keys *keys); /* overwrites them first */
 /* Errors: NOMEM; *out is empty then. */
@@ -121,8 +122,8 @@ ckd_status s3_wallet_open(s3_wallet *w, const char *profile, ckd_error *err);
 void s3_wallet_close(s3_wallet *w);
 /* A copy of keys that are valid for some minutes, if any can be had. Errors: STATE (none; lists where it looked), NOMEM. */
 ckd_status s3_wallet_keys(s3_wallet *w, s3_keys *out, ckd_error *err);
-/* The server refused these as expired: the next call gets others. */
-void s3_wallet_renew(s3_wallet *w);
+/* The server refused the keys of this number as expired: the next call gets others, unless somebody has got them already. */
+void s3_wallet_renew(s3_wallet *w, uint64_t serial);
 
 /* ---- requests (request.c) ---- */
 
@@ -160,6 +161,7 @@ typedef struct s3_request {
     size_t received;
     bytes answer;
     /* what came */
+    uint64_t keys_serial; /* of the keys that signed it */
     CURLcode failure;
     long status; /* 0: no whole answer */
     uint64_t length, retry_after_s;

@@ -120,7 +120,7 @@ static ckd_status attempt(const new_put *n, bool *again, bool *maybe, uint64_t *
         bool unclear = (r.failure != CURLE_OK && !sent_nothing) || r.status >= 500 || s3_succeeded(&r) ||
                        r.status == 408;
         if (strcmp(r.problem.code, "ExpiredToken") == 0) {
-            s3_wallet_renew(&n->p->wallet);
+            s3_wallet_renew(&n->p->wallet, r.keys_serial);
         }
         /* Even the first refusal may be one of our own: networks deliver requests twice. */
         *maybe = earlier || unclear;

@@ -401,6 +401,54 @@ static void test_messages(void **state) {
     assert_non_null(strstr(err.message, "AWS_CA_BUNDLE"));
 }
 
+/* ---- places ---- */
+
+const s3_backend *ckd_s3_backend(void);
+
+static void check_place(const char *address, const object_options *options, const char *url,
+                        const char *region) {
+    object_store store;
+    ckd_error err = {0};
+    assert_int_equal(ckd_s3_backend()->open(&store, address, options, &err), CKD_OK);
+    const s3_place *p = store.place;
+    assert_string_equal(p->url, url);
+    assert_string_equal(p->region, region);
+    store.functions->close(store.place);
+}
+
+static void test_places(void **state) {
+    (void)state;
+    static const char *const bad[] = {"ftp://h", "http://", "http://a/b", "http://user:topsecret@h",
+                                      "https://h?x"};
+    object_options none = {0};
+    setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent", 1);
+    setenv("AWS_CONFIG_FILE", "/nonexistent", 1);
+    setenv("AWS_ACCESS_KEY_ID", "a", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "b", 1);
+    static const char *const unset[] = {"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
+                                        "AWS_ENDPOINT_URL_S3", "AWS_PROFILE"};
+    for (size_t i = 0; i < sizeof(unset) / sizeof(unset[0]); i++) {
+        unsetenv(unset[i]);
+    }
+    check_place("s3://bucket/a", &none, "https://bucket.s3.us-east-1.amazonaws.com", "us-east-1");
+    setenv("AWS_DEFAULT_REGION", "eu-west-1", 1);
+    check_place("s3://my.bucket/a", &none, "https://s3.eu-west-1.amazonaws.com/my.bucket", "eu-west-1");
+    setenv("AWS_REGION", "eu-north-1", 1);
+    setenv("AWS_ENDPOINT_URL", "http://h:1/", 1);
+    check_place("s3://bucket", &none, "http://h:1/bucket", "eu-north-1");
+    setenv("AWS_ENDPOINT_URL_S3", "http://[::1]:2", 1);
+    check_place("s3://bucket", &none, "http://[::1]:2/bucket", "eu-north-1");
+    object_options own = {.endpoint = "https://own", .region = "here"};
+    check_place("s3://bucket", &own, "https://own/bucket", "here");
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        object_store store;
+        ckd_error err = {0};
+        own.endpoint = bad[i];
+        assert_int_equal(ckd_s3_backend()->open(&store, "s3://bucket", &own, &err), CKD_E_INVALID);
+        assert_null(strstr(err.message, "topsecret"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_addresses),
@@ -417,6 +465,7 @@ int main(void) {
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_what_is_tried_again),
         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_places),
     };
     return cmocka_run_group_tests_name("s3_parse", tests, NULL, NULL);
 }
