@@ -19,8 +19,7 @@ typedef struct object_store object_store;
 
 /* Zero-initialise; every zero stands for a default. Strings are copied. A directory needs none of them. */
 typedef struct object_options {
-    const char *
-        endpoint; /* http://HOST:PORT or https://HOST; else as the environment and the profile say, else AWS */
+    const char *endpoint; /* http(s)://HOST[:PORT]; else as the environment or the profile says, else AWS */
     const char *region;
     const char *profile;  /* then credentials in the environment are not used */
     uint32_t connections; /* of one call; 4 */
@@ -33,7 +32,7 @@ typedef struct object_options {
 
 /*
  * Opens `s3://BUCKET/PREFIX`, or a directory, which must exist. options may be NULL. Opening a bucket reads credentials
- * but sends it nothing. Errors: INVALID (a malformed address), NOT_FOUND (no such directory), UNSUPPORTED (S3, but
+ * but sends it nothing. A forked child may only close a bucket that its parent opened (STATE). Errors: INVALID (a malformed address), NOT_FOUND (no such directory), UNSUPPORTED (S3, but
  * libckptdelta_s3.so cannot be loaded), STATE (no credentials), NOMEM.
  */
 ckd_status objects_open(object_store **out, const char *address, const object_options *options,

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* ---- connections: a call borrows them, so that a later one finds them open ---- */
 
@@ -35,6 +36,12 @@ static s3_lane *lane_make(const s3_place *p) {
 }
 
 ckd_status s3_lane_take(s3_place *p, s3_lane **out, ckd_error *err) {
+    *out = NULL;
+    if (getpid() != p->process) {
+        return err_set(err, CKD_E_STATE,
+                       "s3://%s was opened before a fork: a child has to open it for itself",
+                       p->address.bucket);
+    }
     pthread_mutex_lock(&p->mutex);
     s3_lane *lane = p->idle;
     if (lane) {
@@ -52,7 +59,11 @@ void s3_lane_return(s3_place *p, s3_lane *lane) {
     pthread_mutex_unlock(&p->mutex);
 }
 
+/* To close a connection of the parent would say goodbye to its server. A child forgets them. */
 void s3_lanes_close(s3_place *p) {
+    if (getpid() != p->process) {
+        p->idle = NULL;
+    }
     while (p->idle) {
         s3_lane *lane = p->idle;
         p->idle = lane->next;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 const s3_backend *ckd_s3_backend(void);
 
@@ -135,6 +136,7 @@ static ckd_status open_place(object_store *out, const char *address, const objec
     }
     s3_profile file = {0};
     pthread_mutex_init(&p->mutex, NULL);
+    p->process = getpid();
     status = s3_wallet_open(&p->wallet, options->profile, err);
     THEN(status, s3_address_parse(&p->address, address, err));
     set_numbers(p, options);

@@ -139,6 +139,7 @@ typedef struct s3_place {
     uint64_t part_size;
     bool http2;
     s3_wallet wallet;
+    int64_t process; /* that opened it: a forked child must not use its connections */
     pthread_mutex_t mutex;
     s3_lane *idle;
 } s3_place;

@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "objects/objects.h"
 
@@ -169,6 +171,28 @@ static ckd_status probe(tool *t, ckd_error *err) {
     return status;
 }
 
+/* A child is refused, and neither it nor its end harms the parent's connections. */
+static ckd_status after_fork(tool *t, ckd_error *err) {
+    ckd_status status = put_text(t, err);
+    pid_t child = status == CKD_OK ? fork() : -1;
+    int result = -1;
+    if (child == 0) {
+        ckd_error why = {0};
+        status = put_text(t, &why);
+        objects_close(t->store);
+        fprintf(stderr, "%s", why.message);
+        _exit(status == CKD_E_STATE ? 0 : 1);
+    }
+    if (child > 0) {
+        waitpid(child, &result, 0);
+    }
+    if (status == CKD_OK && result != 0) {
+        status = err_set(err, CKD_E_MISMATCH, "the child was not refused");
+    }
+    THEN(status, put_text(t, err));
+    return status;
+}
+
 /* ---- WRITERS ROUNDS KEY: in each round all writers put the same new key at the same time ---- */
 
 enum { WRITERS_MAX = 32 };
@@ -293,7 +317,7 @@ static const struct {
                 {"make", put_made},       {"check", check_made},   {"get", get},
                 {"size", size_of},        {"delete", delete_keys}, {"list", list},
                 {"abort", abort_uploads}, {"probe", probe},        {"race", run_race},
-                {"storm", storm}};
+                {"storm", storm},         {"fork", after_fork}};
 
 static ckd_status run(tool *t, const char *command, ckd_error *err) {
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {

@@ -67,6 +67,12 @@ def test_one_of_several_writers_wins(store):
     assert store.run("probe").strip() == "honoured"
 
 
+def test_without_the_library_of_s3(monkeypatch):
+    monkeypatch.setenv("CKD_S3", "/nonexistent/libckptdelta_s3.so")
+    result = Store("s3://bucket/a").try_run("size", "k")
+    assert result.status == "UNSUPPORTED" and "libcurl" in result.err and "/nonexistent" in result.err
+
+
 def test_files_of_interrupted_puts_are_removed_when_they_are_old(store, tmp_path):
     left = [tmp_path / f".unfinished-{i}" for i in range(3)]
     for path in left:

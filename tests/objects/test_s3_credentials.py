@@ -171,6 +171,11 @@ def test_connections_are_used_again():
         assert len(fake.requests) == 40 and 1 <= fake.connections <= 3
 
 
+def test_a_forked_child_leaves_the_connections_alone(s3):
+    Store("s3://bucket/p", s3.endpoint).run("fork", "key", "x")
+    assert len(s3.requests) == 2 and s3.connections == 1
+
+
 def test_answers_without_sense_are_errors():
     for body in (b"", b"<html>", b"<Error></Error>", b"\0\1\2", b"<!DOCTYPE a [<!ENTITY b 'c'>]><ListBucketResult/>", b"<a>" * 1000):
         with Fake(lambda request, body=body: (200, {}, body)) as fake:
