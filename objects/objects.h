@@ -32,7 +32,8 @@ typedef struct object_options {
 
 /*
  * Opens `s3://BUCKET/PREFIX`, or a directory, which must exist. options may be NULL. Opening a bucket reads credentials
- * but sends it nothing. A forked child may only close a bucket that its parent opened (STATE). Errors: INVALID (a malformed address), NOT_FOUND (no such directory), UNSUPPORTED (S3, but
+ * but sends it nothing. A forked child may only close a bucket that its parent opened: its other calls fail with STATE.
+ * Errors: INVALID (a malformed address), NOT_FOUND (no such directory or profile), UNSUPPORTED (S3, but
  * libckptdelta_s3.so cannot be loaded), STATE (no credentials), NOMEM.
  */
 ckd_status objects_open(object_store **out, const char *address, const object_options *options,
@@ -56,9 +57,9 @@ typedef struct object_call {
 
 /*
  * A key has 1 to OBJECT_KEY_MAX bytes of A-Z a-z 0-9 . _ - and /, its parts between slashes are 1 to OBJECT_PART_MAX
- * bytes long, and none begins with a dot. The prefix of a store follows the same rules and counts towards the length.
+ * bytes long, and none begins with a dot. The prefix of a store follows the same rules.
  */
-enum { OBJECT_KEY_MAX = 900, OBJECT_PART_MAX = 200 };
+enum { OBJECT_KEY_MAX = 512, OBJECT_PART_MAX = 200 };
 bool object_key_valid(const char *key);
 /* As object_key_valid, for the beginning of a key: it may be empty or end anywhere. */
 bool object_prefix_valid(const char *prefix);

@@ -38,9 +38,10 @@ ckd_status s3_address_parse(s3_address *out, const char *address, ckd_error *err
     while (length > 0 && prefix[length - 1] == '/') {
         length--;
     }
-    if (length >= OBJECT_KEY_MAX / 2) {
+    /* With a key behind it, S3's limit of 1024 bytes is kept. */
+    if (length >= OBJECT_KEY_MAX - 1) {
         return err_set(err, CKD_E_INVALID, "the prefix of %.300s is longer than %d bytes", address,
-                       OBJECT_KEY_MAX / 2 - 1);
+                       OBJECT_KEY_MAX - 2);
     }
     memcpy(out->prefix, prefix, length);
     if (length > 0 && !object_key_valid(out->prefix)) {

@@ -37,7 +37,7 @@ def test_what_is_not_there(store):
     assert Store(store.address + "/nowhere").try_run("size", "a").status == "NOT_FOUND"
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a/.b", "a b", "a\nb", "ä", "a" * 201, "a/" * 450 + "b", "a?b", "a%2f"])
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a/.b", "a b", "a\nb", "ä", "a" * 201, "a/" * 256 + "b", "a?b", "a%2f"])
 def test_keys_that_are_refused(store, key):
     for command in (("put", key, "x"), ("put-new", key, "x"), ("get", key, 0, 1), ("size", key), ("delete", key)):
         assert store.try_run(*command).status == "INVALID"

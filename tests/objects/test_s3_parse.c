@@ -45,6 +45,15 @@ static void test_addresses(void **state) {
         assert_string_equal(a.bucket, good[i].bucket);
         assert_string_equal(a.prefix, good[i].prefix);
     }
+    char longest[1024] = "s3://bucket/";
+    s3_address prefixed;
+    for (size_t i = 0; i < OBJECT_KEY_MAX - 2; i++) {
+        strcat(longest, i % 2 ? "/" : "a");
+    }
+    longest[strlen(longest) - 1] = 'a';
+    assert_int_equal(s3_address_parse(&prefixed, longest, NULL), CKD_OK);
+    assert_true(strlen(prefixed.prefix) + OBJECT_KEY_MAX <= 1024);
+    assert_int_equal(s3_address_parse(&prefixed, strcat(longest, "a"), NULL), CKD_E_INVALID);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         s3_address a;
         ckd_error err = {0};

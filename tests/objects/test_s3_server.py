@@ -68,7 +68,7 @@ def test_another_order_of_keys_is_refused(store):
 
 
 def test_one_of_several_writers_wins(store):
-    rounds = 4 if QUICK else 100  # two seconds each: its writers wait for each other's locks
+    rounds = 2 if QUICK else 100  # two seconds each: its writers wait for each other's locks
     assert store.run("race", 8, rounds, "commits").strip() == f"one {rounds} none 0 several 0 stored {rounds} errors 0"
     assert store.try_run("put-new", "commits/0", "late").status == "EXISTS"
     assert store.run("probe").strip() == "honoured"
@@ -77,7 +77,7 @@ def test_one_of_several_writers_wins(store):
 
 def test_one_of_several_writers_wins_through_faults(store):
     with FaultProxy(store.endpoint, share=0.1, seed=5) as proxy:
-        rounds = 4 if QUICK else 100
+        rounds = 2 if QUICK else 100
         out = through(store, proxy).run("race", 8, rounds, "commits", ATTEMPTS=12).strip()
         assert out == f"one {rounds} none 0 several 0 stored {rounds} errors 0"
         assert sum(proxy.counts.values()) - proxy.counts[None] > rounds / 2
@@ -85,7 +85,7 @@ def test_one_of_several_writers_wins_through_faults(store):
 
 def test_puts_and_reads_through_faults(store):
     with FaultProxy(store.endpoint, share=0.1, seed=3) as proxy:
-        count = 150 if QUICK else 500
+        count = 100 if QUICK else 500
         result = through(store, proxy).try_run("storm", count, 9)
         assert result.out.strip() == f"right {count} failed 0 wrong 0", result.err
         assert all(proxy.counts[fault] > 0 for fault in ("refuse", "forget", "hang_up", "cut", "twice", "slow"))

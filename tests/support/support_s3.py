@@ -100,7 +100,7 @@ def seaweed(folder):
     ports = dict(zip(names, free_ports(4)))
     flags = [f"-{n}.port{suffix}={ports[n] + add}" for n in names for suffix, add in (("", 0), (".grpc", 10000))]
     return Server([weed, "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json",
-                   "-master.volumeSizeLimitMB=64", "-volume.max=100", "-volume.fileSizeLimitMB=64", *flags], ports["s3"], folder)
+                   "-master.volumeSizeLimitMB=64", "-volume.max=100", "-volume.fileSizeLimitMB=64", *flags], ports["s3"], folder, {"TMPDIR": str(folder)})  # where it writes its logs
 
 
 def moto(folder):
