@@ -148,7 +148,10 @@ def test_an_interrupted_upload_leaves_nothing(store):
         assert any(line.startswith("DELETE") for line in proxy.requests)
     assert store.keys() == ([], 1)
     assert store.run("abort", 0).strip() == "0"
-    assert store.try_run("make", "large", size, 7, PART=5 << 20, CANCEL_AFTER=2).status == "CANCELLED"
+    with FaultProxy(store.endpoint, plan=["refuse"] * 10000, only=third) as proxy:
+        result = through(store, proxy).try_run("make", "large", size, 7, PART=5 << 20, ATTEMPTS=10000, CANCEL_AFTER=150)
+        assert result.status == "CANCELLED"
+        assert any(line.startswith("DELETE") for line in proxy.requests)
     assert store.run("abort", 0).strip() == "0"
 
 

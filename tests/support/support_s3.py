@@ -124,6 +124,8 @@ def environment(endpoint=None, keys=True, **more):
     env.update(KEYS if keys else {})
     env.update({"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent/credentials",
                 "AWS_CONFIG_FILE": "/nonexistent/config", "CKD_TEST_PAUSE_MS": "5"})
+    if os.environ.get("CKPTDELTA_SAN"):
+        env.setdefault("CKD_S3", str(BUILD / "libckptdelta_s3.so"))  # a sanitizer's dlopen does not know the program's run path
     if endpoint:
         env["AWS_ENDPOINT_URL_S3"] = endpoint
     for k, v in more.items():

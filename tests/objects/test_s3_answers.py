@@ -1,4 +1,4 @@
-"""Where credentials come from, when they are renewed, and what messages say about them; on a server made by the test."""
+"""objects/ on a server that says what the test wants: credentials, their renewal, errors, connections, answers without sense."""
 
 import datetime
 import json
@@ -97,7 +97,7 @@ def test_a_container(s3, tmp_path):
         assert [signer(r) for r in s3.requests] == ["container", "container"]
         refused = put(s3.endpoint, **NO_KEYS, **uri, AWS_CONTAINER_AUTHORIZATION_TOKEN="another")
         assert refused.status == "IO" and "answered 403" in refused.err
-    for elsewhere in ("http://192.0.2.1/keys", "http://127.0.0.1.evil.example/", "http://localhost@192.0.2.1/", "file:///etc/passwd"):
+    for elsewhere in ("http://192.0.2.1/keys", "http://127.0.0.1.evil.example/", "http://local:1/", "http://localhost@192.0.2.1/", "file:///etc/passwd"):
         refused = put(s3.endpoint, **NO_KEYS, AWS_CONTAINER_CREDENTIALS_FULL_URI=elsewhere)
         assert refused.status == "INVALID" and "neither on this machine nor reached over https" in refused.err
 
@@ -152,17 +152,44 @@ def test_another_region_is_named(answer):
         assert len(fake.requests) == 5, "what cannot succeed was sent again"
 
 
-def test_certificates_are_verified(tmp_path):
-    both = tmp_path / "both.pem"
+def make_certificate(tmp_path):
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1", "-addext",
                     "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"],
                    check=True, capture_output=True)
+
+
+def test_certificates_are_verified(tmp_path):
+    both = tmp_path / "both.pem"
+    make_certificate(tmp_path)
     both.write_text((tmp_path / "key.pem").read_text() + (tmp_path / "cert.pem").read_text())
     with Fake(fine, both) as fake:
         refused = put(fake.endpoint)
         assert refused.status == "IO" and "AWS_CA_BUNDLE" in refused.err and not fake.requests
         assert put(fake.endpoint, AWS_CA_BUNDLE=tmp_path / "cert.pem").status == "OK"
         assert len(fake.requests) == 1
+        make_certificate(tmp_path)
+        assert put(fake.endpoint, AWS_CA_BUNDLE=tmp_path / "cert.pem").status == "IO", "another authority is trusted"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_upload_may_be_complete_although_the_answer_was_lost(ours):
+    size, seen = (5 << 20) + 1, []
+
+    def answer(request):
+        if request.method == "POST" and request.path.endswith("?uploads="):
+            seen.append(request.headers["x-amz-meta-ckptdelta-writer"])
+            return 200, {}, b"<InitiateMultipartUploadResult><UploadId>id</UploadId></InitiateMultipartUploadResult>"
+        if request.method == "POST":
+            seen.append("completion")
+            return problem(500, "InternalError") if seen.count("completion") == 1 else problem(404, "NoSuchUpload")
+        if request.method == "HEAD":
+            return 200, {"x-amz-meta-ckptdelta-writer": seen[0] if ours else "somebody"}, b"x" * size
+        return fine(request)
+    with Fake(answer) as fake:
+        result = Store("s3://bucket/p", fake.endpoint).try_run("make", "key", size, 1, PART=5 << 20)
+        assert result.status == ("OK" if ours else "IO")
+        assert ours or "404 NoSuchUpload" in result.err
+        assert len([r for r in fake.requests if r.method == "DELETE"]) == (0 if ours else 1)
 
 
 def test_connections_are_used_again():
