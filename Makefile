@@ -60,7 +60,7 @@ print-build-dir:
 	@echo '$(B)'
 
 config:
-	@B='$(B)' CC='$(CC)' NVCC='$(NVCC)' PKG_CONFIG='$(PKG_CONFIG)' DEPS_PREFIX='$(DEPS_PREFIX)' CUDA_WHY='$(CUDA_WHY)' MPI_WHY='$(MPI_WHY)' MPICC='$(MPICC)' \
+	@B='$(B)' CC='$(CC)' NVCC='$(NVCC)' PKG_CONFIG='$(PKG_CONFIG)' DEPS_PREFIX='$(DEPS_PREFIX)' CUDA_WHY='$(CUDA_WHY)' MPI_WHY='$(MPI_WHY)' S3_WHY='$(S3_WHY)' MPICC='$(MPICC)' \
 	    VERSION='$(VERSION)' SAN='$(SAN)' CFLAGS_SHOWN='$(strip $(CKD_CFLAGS))' \
 	    CUDA_ARCHS_SHOWN='$(filter-out -gencode,$(CUDA_ARCHS))' sh scripts/show-config.sh
 
@@ -79,7 +79,7 @@ INSTALL_DIRS := $(BINDIR) $(INCLUDEDIR) $(LIBDIR)/pkgconfig $(CMAKE_DIR) $(MANDI
     $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS)
 INSTALLED = $(BINDIR)/ckptdelta $(patsubst include/%,$(INCLUDEDIR)/%,$(PUBLIC_HEADERS)) \
     $(LIBDIR)/pkgconfig/ckptdelta.pc $(LIBDIR)/libckptdelta.a $(LIBDIR)/libckptdelta.so $(LIBDIR)/libckptdelta.so.$(SOVERSION) $(LIBDIR)/libckptdelta.so.$(VERSION) \
-    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h $(LIBDIR)/pkgconfig/ckptdelta_mpi.pc \
+    $(LIBDIR)/libckptdelta_cuda.so $(LIBDIR)/libckptdelta_s3.so $(LIBDIR)/libckptdelta_mpi.so $(INCLUDEDIR)/ckptdelta_mpi.h $(LIBDIR)/pkgconfig/ckptdelta_mpi.pc \
     $(CMAKE_DIR)/ckptdelta-config.cmake $(CMAKE_DIR)/ckptdelta-config-version.cmake \
     $(BASH_COMPLETIONS)/ckptdelta $(ZSH_COMPLETIONS)/_ckptdelta $(FISH_COMPLETIONS)/ckptdelta.fish \
     $(addprefix $(DOCDIR)/,$(TOP_DOCS) $(DOCS) $(DECISIONS) codec/FORMAT.md $(SMALL_EXAMPLE_SRC))
@@ -105,6 +105,8 @@ install-files:
 	install -m 755 '$(CLI)' '$(DESTDIR)$(BINDIR)/ckptdelta'
 	if [ -e '$(B)/libckptdelta_cuda.so' ]; then \
 	    install -m 755 '$(B)/libckptdelta_cuda.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_cuda.so'; fi
+	if [ -e '$(B)/libckptdelta_s3.so' ]; then \
+	    install -m 755 '$(B)/libckptdelta_s3.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_s3.so'; fi
 	if [ -e '$(B)/libckptdelta_mpi.so' ]; then \
 	    install -m 644 mpi/ckptdelta_mpi.h '$(DESTDIR)$(INCLUDEDIR)/ckptdelta_mpi.h' && \
 	    install -m 755 '$(B)/libckptdelta_mpi.so' '$(DESTDIR)$(LIBDIR)/libckptdelta_mpi.so' && \

@@ -8,12 +8,14 @@ GPT_OBJ := $(call obj,$(GPT_SRC))
 BENCH_SUPPORT_OBJ := $(call obj,$(filter bench/support/%,$(BENCH_PART_SRC)))
 BENCH_QUALITY_OBJ := $(call obj,$(filter bench/quality/%,$(BENCH_PART_SRC)))
 MPI_OBJ := $(call obj,$(MPI_SRC))
+S3_OBJ := $(call obj,$(S3_SRC))
 CUDA_OBJ := $(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC))
 
 STATIC_LIB := $(B)/libckptdelta.a
 SHARED_LIB := $(B)/libckptdelta.so.$(VERSION)
 CUDA_LIB := $(if $(HAVE_CUDA),$(B)/libckptdelta_cuda.so)
 MPI_LIB := $(if $(HAVE_MPI),$(B)/libckptdelta_mpi.so)
+S3_LIB := $(if $(HAVE_S3),$(B)/libckptdelta_s3.so)
 CLI := $(B)/ckptdelta
 MPI_EXAMPLES := $(if $(HAVE_MPI),$(B)/train_mpi $(B)/train_pipeline)
 EXAMPLE := $(B)/train_gpt $(MPI_EXAMPLES)
@@ -21,7 +23,7 @@ SMALL_EXAMPLES := $(patsubst examples/%.c,$(B)/examples/%,$(SMALL_EXAMPLE_SRC))
 # Programs lie in one folder, whatever folder their source lies in.
 BENCHES := $(patsubst %.c,$(B)/bench/%,$(notdir $(BENCH_SRC)))
 COMPLETIONS := $(addprefix $(B)/completions/,ckptdelta.bash _ckptdelta ckptdelta.fish)
-PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES) $(B)/man/.made $(COMPLETIONS)
+PROGRAMS := $(STATIC_LIB) $(SHARED_LIB) $(CUDA_LIB) $(MPI_LIB) $(S3_LIB) $(CLI) $(EXAMPLE) $(SMALL_EXAMPLES) $(B)/man/.made $(COMPLETIONS)
 
 say = @printf '  %-8s %s\n' $(1) $(2)
 
@@ -134,6 +136,13 @@ $(B)/libckptdelta_mpi.so: $(MPI_OBJ) $(B)/.objects $(SHARED_LIB) mk/libckptdelta
 	@$(CC) -shared -Wl,-soname,libckptdelta_mpi.so -Wl,--version-script=mk/libckptdelta.map $(CKD_LDFLAGS) -o $@ \
 	    $(MPI_OBJ) -L$(B) -lckptdelta $(MPI_LIBS)
 
+# What it needs of base/ is linked in: it is opened beside the library, and shares nothing with it but calls.
+$(B)/obj/objects/s3/%.o: EXTRA_CPPFLAGS = $(S3_CPPFLAGS)
+$(B)/libckptdelta_s3.so: $(S3_OBJ) $(B)/obj/internal.a mk/libckptdelta.map
+	$(call say,LINK,$@)
+	@$(CC) -shared -Wl,-soname,libckptdelta_s3.so -Wl,--version-script=mk/libckptdelta.map \
+	    $(if $(SANFLAGS),,-Wl$(comma)--no-undefined) $(CKD_LDFLAGS) -o $@ $(S3_OBJ) $(B)/obj/internal.a $(S3_LIBS) $(SYS_LIBS)
+
 # Run by bench_ranks, beside which it stands.
 $(B)/bench/bench_ranks: $(if $(HAVE_MPI),$(B)/bench/mpi_save)
 $(B)/bench/mpi_save: $(B)/obj/bench/ranks/mpi_save.o $(B)/obj/bench/ranks/state.o $(MPI_LIB) $(SHARED_LIB)
@@ -161,5 +170,5 @@ $(B)/libckptdelta_cuda.so: $(CUDA_OBJ) $(B)/.objects mk/libckptdelta.map
 	    $(if $(CUBLAS_DIR),-L$(CUBLAS_DIR) -Xlinker -rpath=$(CUBLAS_DIR)) -o $@ $(CUDA_OBJ) \
 	    -Xlinker $(if $(CUBLAS_LIB),-l:$(notdir $(CUBLAS_LIB)),-lcublas)
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(CUDA_OBJ) $(MPI_OBJ) \
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(CLI_OBJ) $(EXAMPLE_OBJ) $(call obj,$(SMALL_EXAMPLE_SRC)) $(CUDA_OBJ) $(MPI_OBJ) $(S3_OBJ) \
     $(call obj,$(wildcard examples/*mpi*.c examples/train_*.c bench/*/*.c)))

@@ -53,7 +53,7 @@ BUILD ?= build/$(KEY)
 B := $(BUILD)
 
 # --- sources
-LIB_SRC := $(wildcard base/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c agent/*.c)
+LIB_SRC := $(wildcard base/*.c objects/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c agent/*.c)
 CLI_SRC := $(wildcard cli/*/*.c supervise/*.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
 EXAMPLE_SRC := $(GPT_SRC) examples/train_gpt.c
@@ -63,10 +63,10 @@ SMALL_EXAMPLE_SRC := examples/save.c examples/session.c
 BENCH_SRC := $(wildcard bench/*/bench_*.c)
 BENCH_PART_SRC := $(filter-out $(BENCH_SRC) bench/support/slow_disk.c bench/ranks/mpi_save.c,$(wildcard bench/*/*.c))
 TEST_DIRS := tests tests/* tests/*/*
-TEST_SRC := $(wildcard $(addsuffix /test_*.c,$(TEST_DIRS)))
+TEST_SRC = $(filter-out $(if $(HAVE_S3),,%/test_s3_parse.c),$(wildcard $(addsuffix /test_*.c,$(TEST_DIRS))))
 # What only test_power_cut has: it stands in front of the C library.
 POWER_SRC := tests/support/recorder.c $(wildcard tests/support/power*.c)
-FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_SRC = $(filter-out $(if $(HAVE_S3),,%/fuzz_s3.c),$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SUPPORT_SRC := tests/support/fuzz_main.c tests/support/unchecked.c
 TEST_SUPPORT_SRC := $(filter-out $(FUZZ_SUPPORT_SRC) $(POWER_SRC),$(wildcard tests/support/*.c))
 CUDA_SRC := $(wildcard kernels/cuda/*.cu)
@@ -178,6 +178,31 @@ endif
 MPI_WHY := no: Open MPI's mpicc not found
 endif
 HAVE_MPI := $(if $(MPI_WHY),,yes)
+
+# --- S3: libckptdelta_s3, opened at run time where a store is s3://...; nothing else is compiled differently
+S3_SRC := $(wildcard objects/s3/*.c)
+S3 ?= auto
+ifneq ($(filter-out 0 1 auto,$(S3)),)
+$(error S3 is 0, 1 or auto, not "$(S3)")
+endif
+ifeq ($(DEPS_PREFIX),)
+s3_found := $(shell $(PKG_CONFIG) --exists 'libcurl >= 7.88' expat libcrypto jansson 2>/dev/null && echo yes)
+S3_CPPFLAGS := $(if $(s3_found),$(shell $(PKG_CONFIG) --cflags libcurl expat libcrypto jansson))
+S3_LIBS := $(if $(s3_found),$(shell $(PKG_CONFIG) --libs libcurl expat libcrypto jansson))
+else
+s3_found := $(and $(wildcard $(addsuffix /curl/curl.h,$(deps_include))),$(wildcard $(addsuffix /expat.h,$(deps_include))),$(wildcard $(addsuffix /openssl/evp.h,$(deps_include))))
+S3_LIBS := -lcurl -lexpat -lcrypto -ljansson
+endif
+S3_WHY :=
+ifeq ($(S3),0)
+S3_WHY := no: S3=0
+else ifeq ($(s3_found),)
+ifeq ($(S3),1)
+$(error S3=1, but libcurl 7.88, expat, libcrypto or jansson is missing: install libcurl4-openssl-dev, libexpat1-dev, libssl-dev, libjansson-dev)
+endif
+S3_WHY := no: libcurl 7.88, expat, libcrypto or jansson is missing
+endif
+HAVE_S3 := $(if $(S3_WHY),,yes)
 
 # --- as many jobs as there are cores, unless told otherwise: in a recipe, $(SUBMAKE) GOAL. (Only recipes can see -j.)
 JOBS := $(shell nproc 2>/dev/null || echo 2)

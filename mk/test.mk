@@ -30,6 +30,12 @@ $(B)/tests/test_bench_options: $(BENCH_SUPPORT_OBJ)
 $(B)/tests/test_symbol_rates: EXTRA_OBJ = $(B)/obj/bench/support/rates.o
 $(B)/tests/test_symbol_rates: $(B)/obj/bench/support/rates.o
 
+# They call functions of the library that is opened at run time.
+S3_TESTS := $(filter $(B)/tests/test_s3_parse $(B)/tests/fuzz_s3 $(B)/fuzz/fuzz_s3,$(TESTS) $(REPLAYS) $(FUZZERS))
+$(S3_TESTS): EXTRA_OBJ = $(S3_OBJ) $(S3_LIBS)
+$(S3_TESTS): $(S3_OBJ)
+$(B)/obj/tests/objects/%.o $(B)/obj/tests/fuzz/fuzz_s3.o: EXTRA_CPPFLAGS = $(S3_CPPFLAGS) $(CMOCKA_CPPFLAGS)
+
 # Its allocations fail when the test says so.
 $(B)/tests/test_nomem: EXTRA_OBJ = $(foreach f,malloc calloc realloc strdup opendir realpath ZSTD_createCCtx ZSTD_createDCtx,\
     -Wl$(comma)--wrap=$(f))
@@ -116,6 +122,13 @@ $(B)/tests/mpi_nomem: $(B)/obj/tests/mpi/mpi_nomem.o $(MPI_OBJ) $(B)/obj/interna
 
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) $(FUZZ_SUPPORT_SRC)) $(POWER_OBJ)
 
+# Run by tests/objects/*.py. It opens the library of S3 as programs do.
+OBJECTS_TOOL := $(B)/tests/objects_tool
+$(OBJECTS_TOOL): $(B)/obj/tests/objects/objects_tool.o $(B)/obj/internal.a $(S3_LIB)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	@$(CC) $(CKD_LDFLAGS) $(PROGRAM_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %.o %.a,$^) $(CKD_LIBS)
+
 # How thorough: tests/README.md says more.
 CKD_TEST_LEVEL ?= quick
 
@@ -127,7 +140,7 @@ test:
 test-full:
 	@+$(SUBMAKE) test CKD_TEST_LEVEL=full
 
-build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) $(B)/tests/libemulated_device.so python-for-tests
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(OBJECTS_TOOL) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) $(B)/tests/libemulated_device.so python-for-tests
 
 # One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests
@@ -173,7 +186,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* supervise agent examples bench/* $(TEST_DIRS),\
+C_FILES := $(wildcard $(foreach d,include base objects objects/s3 codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* supervise agent examples bench/* $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)
@@ -184,4 +197,4 @@ check-format:
 lint: $(SCHEMA_H)
 	@B='$(B)' CKD_LINT_FLAGS='$(CKD_CPPFLAGS)' sh scripts/lint.sh $(LIB_SRC) $(CLI_SRC) $(EXAMPLE_SRC)
 
--include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(POWER_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(FUZZ_SUPPORT_SRC) $(wildcard tests/mpi/*.c)))
+-include $(patsubst %.o,%.d,$(TEST_SUPPORT_OBJ) $(POWER_OBJ) $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(FUZZ_SUPPORT_SRC) $(wildcard tests/mpi/*.c tests/objects/*.c)))

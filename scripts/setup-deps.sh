@@ -65,6 +65,9 @@ find_missing() {
         fi
         if [ "$what" = test ]; then
             need_header libcmocka-dev stdarg.h stddef.h stdint.h setjmp.h cmocka.h
+            need_header libcurl4-openssl-dev curl/curl.h # for libckptdelta_s3, which is optional
+            need_header libexpat1-dev expat.h
+            need_header libssl-dev openssl/evp.h
             need_header libisal-dev stdint.h isa-l/erasure_code.h # opened at run time; nothing is compiled with it
         fi
     elif [ "${compiler%% *}" != gcc ]; then
@@ -72,11 +75,12 @@ find_missing() {
         exit 1
     else
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
-        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev"
+        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev libcurl4-openssl-dev libexpat1-dev libssl-dev"
     fi
     [ -n "$prefix" ] || need_command pkg-config "${PKG_CONFIG:-pkg-config}"
     if [ "$what" = test ]; then
         need_command sqlite3 sqlite3
+        need_command curl curl
         need_command valgrind valgrind
         scripts/find-python.sh --check >/dev/null ||
             missing="$missing python3 python3-pytest python3-numpy python3-zstandard python3-lz4 python3-xxhash"

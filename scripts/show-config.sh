@@ -25,6 +25,7 @@ else
     show "CUDA backend" "yes: $CUDA_ARCHS_SHOWN"
 fi
 show "MPI library" "${MPI_WHY:-yes: ${MPICC:-mpicc}}"
+show "S3 library" "${S3_WHY:-yes}"
 show "nvcc" "${NVCC:+$NVCC, $($NVCC --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')}"
 show "GPU" "$(first nvidia-smi -L || true)"
 for tool in clang clang-format clang-tidy cppcheck; do

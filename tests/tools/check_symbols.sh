@@ -76,6 +76,13 @@ if [ -e "$build/libckptdelta_cuda.so" ]; then
     [ -n "$defined" ] || fail "libckptdelta_cuda.so defines nothing"
 fi
 
+# Everything that the core library must not need.
+if [ -e "$build/libckptdelta_s3.so" ]; then
+    needs_only "$build/libckptdelta_s3.so" "libcurl|libexpat|libcrypto|libjansson|$system"
+    defined=$(names -D "$build/libckptdelta_s3.so" | grep -v '__odr_asan' | tr '\n' ' ')
+    [ "$defined" = 'ckd_s3_backend ' ] || fail "libckptdelta_s3.so defines $defined"
+fi
+
 # The MPI library uses only public functions.
 if [ -e "$build/libckptdelta_mpi.so" ]; then
     needs_only "$build/libckptdelta_mpi.so" "libckptdelta|libmpi|libopen-rte|libopen-pal|libhwloc|$system"

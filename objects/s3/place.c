@@ -1,0 +1,160 @@
+/* An open bucket: its URL, its region, where settings come from. The library's entry. */
+#include "objects/s3/s3.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+const s3_backend *ckd_s3_backend(void);
+
+static const char *first_set(const char *const *values, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (values[i] && *values[i]) {
+            return values[i];
+        }
+    }
+    return NULL;
+}
+
+static bool region_valid(const char *region) {
+    size_t size = strspn(region, "abcdefghijklmnopqrstuvwxyz0123456789-");
+    return size > 0 && size < 64 && region[size] == 0;
+}
+
+/* Is the endpoint http(s)://HOST[:PORT], with nothing behind it but a slash? No name or password is in it. */
+static bool endpoint_valid(const char *endpoint, size_t *size) {
+    size_t scheme = strncmp(endpoint, "https://", 8) == 0 ? 8 : strncmp(endpoint, "http://", 7) == 0 ? 7 : 0;
+    size_t host = scheme ? strspn(endpoint + scheme,
+                                  "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]")
+                         : 0;
+    const char *rest = endpoint + scheme + host;
+    *size = scheme + host;
+    return host > 0 && host < 256 && (*rest == 0 || strcmp(rest, "/") == 0);
+}
+
+/* An endpoint of one's own has the bucket in the path. AWS has it in the host, if its certificate covers the name. */
+static ckd_status set_url(s3_place *p, const char *endpoint, ckd_error *err) {
+    char url[512];
+    size_t size;
+    if (endpoint && !endpoint_valid(endpoint, &size)) {
+        return err_set(err, CKD_E_INVALID,
+                       "\"%.100s\" is no endpoint of S3: write http://HOST:PORT or https://HOST",
+                       strchr(endpoint, '@') ? "..." : endpoint);
+    }
+    if (endpoint) {
+        snprintf(url, sizeof(url), "%.*s/%s", (int)size, endpoint, p->address.bucket);
+    } else if (strchr(p->address.bucket, '.')) {
+        snprintf(url, sizeof(url), "https://s3.%s.amazonaws.com/%s", p->region, p->address.bucket);
+    } else {
+        snprintf(url, sizeof(url), "https://%s.s3.%s.amazonaws.com", p->address.bucket, p->region);
+    }
+    p->url = strdup(url);
+    const char *host = strstr(url, "//") + 2;
+    p->host = strndup(host, strcspn(host, "/"));
+    return p->url && p->host ? CKD_OK : err_nomem(err, sizeof(url), "the URL of a bucket");
+}
+
+static ckd_status set_from(s3_place *p, const object_options *o, const s3_profile *file, ckd_error *err) {
+    const char *regions[] = {o->region, secure_getenv("AWS_REGION"), secure_getenv("AWS_DEFAULT_REGION"),
+                             file->region, "us-east-1"};
+    const char *endpoints[] = {o->endpoint, secure_getenv("AWS_ENDPOINT_URL_S3"),
+                               secure_getenv("AWS_ENDPOINT_URL"), file->endpoint};
+    const char *bundles[] = {secure_getenv("AWS_CA_BUNDLE"), file->ca_bundle};
+    const char *region = first_set(regions, 5), *ca = first_set(bundles, 2);
+    if (!region_valid(region)) {
+        return err_set(err, CKD_E_INVALID,
+                       "the region of S3 (AWS_REGION, or `region` of the profile) is no name of a region");
+    }
+    p->region = strdup(region);
+    p->ca_file = ca ? strdup(ca) : NULL;
+    if (!p->region || (ca && !p->ca_file)) {
+        return err_nomem(err, strlen(region), "settings of S3");
+    }
+    return set_url(p, first_set(endpoints, 4), err);
+}
+
+static void set_numbers(s3_place *p, const object_options *o) {
+    p->connections = o->connections ? o->connections : 4;
+    p->connections = p->connections < 64 ? p->connections : 64;
+    p->attempts = o->attempts ? o->attempts : 8;
+    p->pause_ms = o->pause_ms ? o->pause_ms : 200;
+    p->stall_ms = o->stall_ms ? o->stall_ms : 30000;
+    p->part_size = o->part_size ? o->part_size : UINT64_C(16) << 20;
+    p->part_size = p->part_size > UINT64_C(5) << 20 ? p->part_size : UINT64_C(5) << 20;
+    p->part_size = p->part_size < UINT64_C(1) << 30 ? p->part_size : UINT64_C(1) << 30;
+    p->http2 = o->http2;
+}
+
+static void close_place(void *place) {
+    s3_place *p = place;
+    s3_lanes_close(p);
+    s3_wallet_close(&p->wallet);
+    pthread_mutex_destroy(&p->mutex);
+    free(p->url);
+    free(p->host);
+    free(p->region);
+    free(p->ca_file);
+    free(p);
+}
+
+static const object_functions functions = {
+    .put = s3_put,
+    .put_new = s3_put_new,
+    .probe = s3_probe,
+    .get = s3_get,
+    .size = s3_size,
+    .delete_all = s3_delete,
+    .list = s3_list,
+    .abort_uploads = s3_abort_uploads,
+    .close = close_place,
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static CURLcode started;
+
+static void start_curl(void) {
+    started = curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+static ckd_status check_curl(ckd_error *err) {
+    if (pthread_once(&once, start_curl) != 0 || started != CURLE_OK) {
+        return err_set(err, CKD_E_UNSUPPORTED, "libcurl does not start: %s", curl_easy_strerror(started));
+    }
+    const curl_version_info_data *v = curl_version_info(CURLVERSION_NOW);
+    return v->version_num >= 0x075800 && (v->features & CURL_VERSION_SSL)
+               ? CKD_OK
+               : err_set(err, CKD_E_UNSUPPORTED, "s3:// takes libcurl 7.88 or newer, with TLS; here is %s",
+                         v->version);
+}
+
+static ckd_status open_place(object_store *out, const char *address, const object_options *options,
+                             ckd_error *err) {
+    ckd_status status = check_curl(err);
+    s3_place *p = status == CKD_OK ? calloc(1, sizeof(*p)) : NULL;
+    if (!p) {
+        return status == CKD_OK ? err_nomem(err, sizeof(*p), "a bucket") : status;
+    }
+    s3_profile file = {0};
+    pthread_mutex_init(&p->mutex, NULL);
+    p->process = getpid();
+    status = s3_wallet_open(&p->wallet, options->profile, err);
+    THEN(status, s3_address_parse(&p->address, address, err));
+    set_numbers(p, options);
+    THEN(status, s3_profile_read(&file, options->profile, err));
+    THEN(status, set_from(p, options, &file, err));
+    s3_profile_free(&file);
+    s3_keys keys = {0};
+    THEN(status, s3_wallet_keys(&p->wallet, &keys, err));
+    s3_keys_free(&keys);
+    if (status != CKD_OK) {
+        close_place(p);
+        return status;
+    }
+    *out = (object_store){&functions, p};
+    return CKD_OK;
+}
+
+CKD_API const s3_backend *ckd_s3_backend(void) {
+    static const s3_backend backend = {S3_VERSION, open_place};
+    return &backend;
+}

@@ -1,0 +1,200 @@
+/* Lists of objects and of uploads, from XML. */
+#include "objects/s3/s3.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* ---- objects ---- */
+
+typedef struct raw_item {
+    char *key;
+    uint64_t size;
+} raw_item;
+
+/* The encoding is named after the keys by some servers, so keys are decoded at the end. */
+typedef struct listing {
+    raw_item *items;
+    size_t count, capacity;
+    char *key;
+    uint64_t size;
+    bool whole, truncated, encoded;
+} listing;
+
+static ckd_status set_text(char **to, const char *text, ckd_error *err) {
+    free(*to);
+    *to = strdup(text);
+    return *to ? CKD_OK : err_nomem(err, strlen(text), "a text of the server's answer");
+}
+
+static bool read_number(uint64_t *out, const char *text) {
+    char *end;
+    errno = 0;
+    unsigned long long n = *text >= '0' && *text <= '9' ? strtoull(text, &end, 10) : (end = (char *)text, 0);
+    *out = n;
+    return end != text && *end == 0 && errno == 0;
+}
+
+static ckd_status end_item(listing *l, ckd_error *err) {
+    if (!l->key) {
+        return err_set(err, CKD_E_CORRUPT, "the server listed an object without a key");
+    }
+    ckd_status status =
+        l->count < OBJECT_LIST_MAX
+            ? ARRAY_GROW(l->items, l->capacity, l->count + 1, "keys of objects", err)
+            : err_set(err, CKD_E_CORRUPT, "the server listed more objects than it was asked for");
+    if (status == CKD_OK) {
+        l->items[l->count++] = (raw_item){l->key, l->size};
+        l->key = NULL;
+        l->size = 0;
+    }
+    return status;
+}
+
+static ckd_status take_listing(void *context, const char *path, const char *text, ckd_error *err) {
+    listing *l = context;
+    if (strcmp(path, "ListBucketResult/Contents/Key") == 0) {
+        return set_text(&l->key, text, err);
+    }
+    if (strcmp(path, "ListBucketResult/Contents/Size") == 0) {
+        return read_number(&l->size, text)
+                   ? CKD_OK
+                   : err_set(err, CKD_E_CORRUPT, "the server listed an object whose size is no number");
+    }
+    if (strcmp(path, "ListBucketResult/Contents") == 0) {
+        return end_item(l, err);
+    }
+    if (strcmp(path, "ListBucketResult/IsTruncated") == 0) {
+        l->truncated = strcmp(text, "true") == 0;
+    } else if (strcmp(path, "ListBucketResult/EncodingType") == 0) {
+        l->encoded = strcmp(text, "url") == 0;
+    } else if (strcmp(path, "ListBucketResult") == 0) {
+        l->whole = true;
+    }
+    return CKD_OK;
+}
+
+/* Decodes a key, checks that it comes after the last one, and takes the prefix off. */
+static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_listed *asked, ckd_error *err) {
+    char *key = l->items[i].key;
+    const char *prefix = asked->prefix, *last = i > 0 ? l->items[i - 1].key : asked->after;
+    if (l->encoded && !s3_decode(key)) {
+        return err_set(err, CKD_E_CORRUPT, "the server listed a key that is not encoded as it says");
+    }
+    if (strncmp(key, prefix, strlen(prefix)) != 0) {
+        return err_set(err, CKD_E_CORRUPT, "the server listed a key that does not begin with %s", prefix);
+    }
+    if (*last && strcmp(last, key) >= 0) {
+        return err_set(
+            err, CKD_E_UNSUPPORTED,
+            "the server lists %.150s after %.150s, but not in the order of bytes: it lists folder by folder, so a "
+            "name must not be that of a folder beside it, with a dot or a dash behind it",
+            key, last);
+    }
+    const char *own = key + strlen(prefix);
+    return object_key_valid(own) ? object_page_add(out, own, l->items[i].size, err) : CKD_OK;
+}
+
+ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, ckd_error *err) {
+    listing l = {0};
+    ckd_status status = s3_xml_parse(answer->data, answer->size, take_listing, &l, err);
+    if (status == CKD_OK && !l.whole) {
+        status = err_set(err, CKD_E_CORRUPT, "the server's answer is no list of objects");
+    }
+    for (size_t i = 0; i < l.count && status == CKD_OK; i++) {
+        status = add_item(out, &l, i, asked, err);
+    }
+    if (status == CKD_OK && l.truncated && l.count == 0) {
+        status = err_set(err, CKD_E_CORRUPT, "the server listed nothing, but says that there is more");
+    }
+    if (status == CKD_OK && l.truncated) {
+        status = set_text(&out->next, l.items[l.count - 1].key + strlen(asked->prefix), err);
+    }
+    for (size_t i = 0; i < l.count; i++) {
+        free(l.items[i].key);
+    }
+    free(l.items);
+    free(l.key);
+    return status;
+}
+
+/* ---- uploads ---- */
+
+typedef struct upload_parser {
+    s3_uploads *out;
+    s3_upload now;
+    bool whole, truncated;
+} upload_parser;
+
+static void free_upload(s3_upload *u) {
+    free(u->key);
+    free(u->id);
+    free(u->begun);
+    *u = (s3_upload){0};
+}
+
+static ckd_status end_upload(upload_parser *p, ckd_error *err) {
+    s3_uploads *list = p->out;
+    if (!p->now.key || !p->now.id || !p->now.begun || list->count == OBJECT_LIST_MAX) {
+        return err_set(err, CKD_E_CORRUPT,
+                       "the server listed an upload without its key, id or time, or too many");
+    }
+    ckd_status status = ARRAY_GROW(list->items, list->capacity, list->count + 1, "uploads", err);
+    if (status == CKD_OK) {
+        list->items[list->count++] = p->now;
+        p->now = (s3_upload){0};
+    }
+    return status;
+}
+
+static ckd_status take_upload(void *context, const char *path, const char *text, ckd_error *err) {
+    upload_parser *p = context;
+    const char *base = "ListMultipartUploadsResult";
+    size_t size = strlen(base);
+    if (strncmp(path, base, size) != 0) {
+        return CKD_OK;
+    }
+    path += size;
+    if (!*path) {
+        p->whole = true;
+    } else if (strcmp(path, "/Upload/Key") == 0) {
+        return set_text(&p->now.key, text, err);
+    } else if (strcmp(path, "/Upload/UploadId") == 0) {
+        return set_text(&p->now.id, text, err);
+    } else if (strcmp(path, "/Upload/Initiated") == 0) {
+        return set_text(&p->now.begun, text, err);
+    } else if (strcmp(path, "/Upload") == 0) {
+        return end_upload(p, err);
+    } else if (strcmp(path, "/IsTruncated") == 0) {
+        p->truncated = strcmp(text, "true") == 0;
+    } else if (strcmp(path, "/NextKeyMarker") == 0) {
+        return set_text(&p->out->next_key, text, err);
+    } else if (strcmp(path, "/NextUploadIdMarker") == 0) {
+        return set_text(&p->out->next_id, text, err);
+    }
+    return CKD_OK;
+}
+
+ckd_status s3_uploads_parse(s3_uploads *out, const void *data, size_t size, ckd_error *err) {
+    upload_parser p = {.out = out};
+    ckd_status status = s3_xml_parse(data, size, take_upload, &p, err);
+    if (status == CKD_OK && !p.whole) {
+        status = err_set(err, CKD_E_CORRUPT, "the server's answer is no list of uploads");
+    }
+    free_upload(&p.now);
+    if (!p.truncated || !out->next_key || !*out->next_key || out->count == 0) {
+        free(out->next_key);
+        free(out->next_id);
+        out->next_key = out->next_id = NULL;
+    }
+    return status;
+}
+
+void s3_uploads_free(s3_uploads *list) {
+    for (size_t i = 0; i < list->count; i++) {
+        free_upload(&list->items[i]);
+    }
+    free(list->items);
+    free(list->next_key);
+    free(list->next_id);
+    *list = (s3_uploads){0};
+}

@@ -1,0 +1,69 @@
+"""A server that says what a test wants, to requests of S3 and of services that give credentials. It keeps what it was asked."""
+
+import ssl
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Fake:
+    """answer(request) returns (status, headers, body). A request has `method`, `path`, `headers` and `body`."""
+
+    def __init__(self, answer, certificate=None):
+        self.requests, self.connections = [], 0
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                fake.connections += 1
+
+            def handle_any(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                request = types.SimpleNamespace(method=self.command, path=self.path, headers=self.headers, body=body)
+                fake.requests.append(request)
+                status, headers, body = answer(request)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+            def log_message(self, *_):
+                pass
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_):
+                pass  # a client that does not trust the certificate hangs up
+
+        self.server = Quiet(("127.0.0.1", 0), Handler)
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.endpoint = f"{'https' if certificate else 'http'}://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def signer(request):
+    """The access key that signed a request."""
+    return request.headers["Authorization"].split("Credential=")[1].split("/")[0]
+
+
+def problem(status, code, more="", headers=None):
+    return status, headers or {}, f"<Error><Code>{code}</Code><Message>from the test</Message>{more}</Error>".encode()
