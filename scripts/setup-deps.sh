@@ -66,13 +66,14 @@ find_missing() {
         if [ "$what" = test ]; then
             need_header libcmocka-dev stdarg.h stddef.h stdint.h setjmp.h cmocka.h
             need_header libisal-dev stdint.h isa-l/erasure_code.h # opened at run time; nothing is compiled with it
+            need_header libucx-dev ucp/api/ucp.h                  # optional; without it agents of several nodes are not tested
         fi
     elif [ "${compiler%% *}" != gcc ]; then
         echo "ckptdelta: CC=$compiler cannot be run, or finds no <stdlib.h>" >&2
         exit 1
     else
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
-        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev"
+        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev libucx-dev"
     fi
     [ -n "$prefix" ] || need_command pkg-config "${PKG_CONFIG:-pkg-config}"
     if [ "$what" = test ]; then
