@@ -113,6 +113,10 @@ ckd_status wire_net_open(wire_net **out, ckd_error *err) {
     if (status == UCS_OK) {
         /* an agent that was killed is started again at its address at once; transports without the setting go on */
         (void)ucx.config_modify(config, "CM_REUSEADDR", "y");
+        if (!getenv(
+                "UCX_TLS")) { /* peers are on other nodes, and shared memory outlives a process that is killed */
+            (void)ucx.config_modify(config, "TLS", "^shm");
+        }
         ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
                                .features = UCP_FEATURE_STREAM | UCP_FEATURE_WAKEUP,
                                .mt_workers_shared = 1};

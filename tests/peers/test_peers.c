@@ -162,7 +162,6 @@ static int set_up(void **state) {
     ckd_error err;
     *state = tempdir_create();
     snprintf(folder, sizeof(folder), "%s", (const char *)*state);
-    setenv("UCX_TLS", "tcp,self,shm", 0);
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     choose_ports();
     for (size_t i = 1; i < NODES; i++) {
