@@ -98,7 +98,7 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
     ckd_status status = ckd_store_open(&store, a->store, CKD_OPEN_CREATE, &options, err);
     THEN(status, slots_socket_path(a->socket, a->store, a->options.socket, err));
     THEN(status, lock_socket(a, err));
-    if (status == CKD_OK) {
+    if (status == CKD_OK && !a->options.peers) { /* other nodes may have it: they are asked first */
         record_report(a, store);
     }
     ckd_store_close(store);
@@ -108,6 +108,7 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
 static ckd_status begin(agent *a, ckd_error *err) {
     ckd_status status = look_at_store(a, err);
     THEN(status, local_notifier(&a->stop, err));
+    THEN(status, tier_open(a, err));
     THEN(status, local_listen(&a->listener, a->socket, err));
     a->since_ns = clock_wall_ns();
     if (status == CKD_OK && a->options.on_ready) {
@@ -136,6 +137,7 @@ static ckd_status end_threads(agent *a, ckd_error *err) {
 }
 
 static void release(agent *a) {
+    tier_close(a);
     while (a->holdings) {
         holding_remove(a, a->holdings);
     }

@@ -11,6 +11,7 @@
 
 #define NICE          10 /* the trainer's cores are its own */
 #define LOOK_EVERY_NS UINT64_C(100000000)
+#define DEFERRED_MS   200 /* between two looks at whether a state must go to the store */
 
 /* ---- answers ---- */
 
@@ -76,6 +77,11 @@ static bool take_hello(connection *c, const slot_message *m) {
     }
     c->watch = h ? -1 : c->watch; /* the holding's */
     pthread_mutex_unlock(&a->mutex);
+    if (status == CKD_OK &&
+        a->tier) { /* the trainer of this run may have been on another node, which is lost */
+        peer_node_await_first_look(a->tier->node);
+        restart_from_peers(a->tier, NULL, hello.run);
+    }
     return answer_status(c, status, &err) && status == CKD_OK;
 }
 
@@ -125,6 +131,18 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
     return CKD_OK;
 }
 
+static void tell_of_ranks(agent *a) {
+    pthread_mutex_lock(&a->mutex);
+    bool tells = a->tier && !a->ranks_told;
+    a->ranks_told |= tells;
+    pthread_mutex_unlock(&a->mutex);
+    if (tells) {
+        agent_say(
+            a,
+            "sessions of several ranks save to the store alone: their states are not copied to other nodes");
+    }
+}
+
 static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     slot_join wanted;
     char group[CKD_ID_TEXT + 8];
@@ -140,6 +158,7 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.world = h->world;
     o.group = group;
     o.timeout_ms = wanted.timeout_ms;
+    tell_of_ranks(c->agent);
     cancel_check stop = {.poll = check_wanted, .context = c, .every_ns = LOOK_EVERY_NS};
     return status == CKD_OK ? ranks_join(&c->ranks, c->store, &o, &stop, err) : status;
 }
@@ -191,12 +210,22 @@ static bool take_status(const connection *c) {
     agent *a = c->agent;
     slot_message out = {.fd_count = 0};
     pthread_mutex_lock(&a->mutex);
-    slot_agent about = {getpid(), a->used_bytes, a->options.memory_bytes, a->since_ns};
+    slot_agent about = {.process = getpid(),
+                        .memory_bytes = a->used_bytes,
+                        .budget_bytes = a->options.memory_bytes,
+                        .since_ns = a->since_ns};
     bytes_put(&out.body, &about, sizeof(about));
     for (const holding *h = a->holdings; h; h = h->next) {
         bytes_put(&out.body, &h->shown, sizeof(h->shown));
+        about.sessions++;
     }
     pthread_mutex_unlock(&a->mutex);
+    if (a->tier) {
+        tier_describe(&about, &out.body, a->tier);
+    }
+    if (!out.body.failed) {
+        memcpy(out.body.data, &about, sizeof(about));
+    }
     return answer(c, &out, CKD_OK, NULL, NULL);
 }
 
@@ -205,7 +234,9 @@ static bool take_drain(connection *c, const slot_message *m) {
     ckd_error err;
     ckd_status status = slot_message_get(&stops, sizeof(stops), m, &err);
     pthread_mutex_lock(&c->agent->mutex);
+    c->agent->drains++;
     THEN(status, holdings_drain(c->agent, &err));
+    c->agent->drains--;
     pthread_mutex_unlock(&c->agent->mutex);
     bool sent = answer_status(c, status, &err);
     if (status == CKD_OK && stops) {
@@ -249,7 +280,14 @@ static void serve(bool *goodbye, connection *c) {
         bool ready[3];
         slot_message m;
         int watch = c->holding ? c->holding->watch : c->watch;
-        local_wait((int[]){c->fd, watch, c->agent->stop}, 3, -1, ready);
+        bool defers = c->holding && c->holding->deferred;
+        local_wait((int[]){c->fd, watch, c->agent->stop}, 3, defers ? DEFERRED_MS : -1, ready);
+        if (!ready[0] && !ready[1] && !ready[2]) {
+            if (holding_is_due(c)) {
+                (void)holding_store(c, NULL); /* what goes wrong is shown, and tried again */
+            }
+            continue;
+        }
         if (!ready[0] || ready[2] || slot_message_receive(&m, c->fd, NULL) != CKD_OK) {
             return;
         }
@@ -259,13 +297,40 @@ static void serve(bool *goodbye, connection *c) {
     }
 }
 
+/* Removes the files of a run, which other nodes copy: a restart finds all of it in the store. */
+static void forget_copies(const connection *c, const char *run, bool durable) {
+    if (c->agent->tier && durable) {
+        tier_forget(c->agent->tier, run);
+    }
+}
+
+/* A session that was closed has nothing left, unless a state is only on other nodes. */
+static bool store_rest(connection *c, bool *goodbye) {
+    ckd_error why;
+    if (!*goodbye || !c->holding->deferred) {
+        return *goodbye;
+    }
+    ckd_status status = holding_store(c, &why);
+    if (status != CKD_OK) { /* the session does not wait until it succeeds */
+        (void)answer_status(c, status, &why);
+        *goodbye = false;
+    }
+    return status == CKD_OK;
+}
+
 /* The session has ended, in whatever way. Sessions that live on learn it when their state is durable. */
-static void end_session(connection *c, bool goodbye) {
+static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;
+    char run[CKD_RUN_MAX + 1];
     pthread_mutex_lock(&a->mutex);
     h->shown.connected = 0;
-    bool settles = !goodbye && holding_has_state(h);
+    h->goodbye = *goodbye;
+    snprintf(run, sizeof(run), "%s", h->saves_to);
+    pthread_mutex_unlock(&a->mutex);
+    bool stored = store_rest(c, goodbye);
+    pthread_mutex_lock(&a->mutex);
+    bool settles = !stored && holding_has_state(h), durable = !h->deferred;
     if (!settles) {
         holding_remove(a, h);
         record_write(a);
@@ -274,8 +339,9 @@ static void end_session(connection *c, bool goodbye) {
     }
     pthread_mutex_unlock(&a->mutex);
     if (settles) {
-        holding_settle(c); /* the state stays until another thread removes the holding */
+        durable = holding_settle(c); /* the state stays until another thread removes the holding */
     }
+    forget_copies(c, run, durable);
 }
 
 void *connection_main(void *context) {
@@ -285,7 +351,7 @@ void *connection_main(void *context) {
     thread_lower_priority(NICE); /* before the store's workers inherit it */
     serve(&goodbye, c);
     if (c->holding) {
-        end_session(c, goodbye);
+        end_session(c, &goodbye);
     }
     if (goodbye) {
         (void)answer_status(c, CKD_OK, NULL);

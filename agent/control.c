@@ -24,32 +24,51 @@ static ckd_status ask(slot_message *answer, const char *store, const char *socke
     return status;
 }
 
+/* One allocation: the state, its sessions, its peers, its decisions. */
+static ckd_status take_state(ckd_agent_state **out, const slot_message *answer, ckd_error *err) {
+    slot_agent about;
+    size_t head = sizeof(slot_reply) + sizeof(about);
+    if (answer->body.size < head) {
+        return err_set(err, CKD_E_INVALID, "the agent's answer is too short");
+    }
+    memcpy(&about, answer->body.data + sizeof(slot_reply), sizeof(about));
+    size_t rest = answer->body.size - head;
+    if (about.sessions > rest / sizeof(ckd_agent_session) || about.peers > rest / sizeof(ckd_agent_peer) ||
+        about.decision_bytes > rest ||
+        about.sessions * sizeof(ckd_agent_session) + about.peers * sizeof(ckd_agent_peer) +
+                about.decision_bytes !=
+            rest) {
+        return err_set(err, CKD_E_INVALID, "the agent's answer has no meaning");
+    }
+    ckd_agent_state *state = calloc(1, sizeof(*state) + rest + 1);
+    if (!state) {
+        return err_nomem(err, answer->body.size, "an agent's state");
+    }
+    memcpy(state + 1, answer->body.data + head, rest);
+    *state = (ckd_agent_state){.process = about.process,
+                               .memory_bytes = about.memory_bytes,
+                               .budget_bytes = about.budget_bytes,
+                               .since_ns = about.since_ns,
+                               .count = about.sessions,
+                               .sessions = (ckd_agent_session *)(state + 1),
+                               .peer_count = about.peers,
+                               .replicate = about.replicate,
+                               .replicated = about.replicated,
+                               .own_bytes = about.own_bytes,
+                               .held_bytes = about.held_bytes,
+                               .kept = about.kept,
+                               .kept_bytes = about.kept_bytes};
+    state->peers = (ckd_agent_peer *)(state->sessions + about.sessions);
+    state->decisions = (const char *)(state->peers + about.peers);
+    *out = state;
+    return CKD_OK;
+}
+
 ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const char *socket, ckd_error *err) {
     slot_message request = {.kind = SLOT_STATUS}, answer;
-    slot_agent about;
     *out = NULL;
     ckd_status status = ask(&answer, store, socket, &request, err);
-    size_t head = sizeof(slot_reply) + sizeof(about);
-    if (status == CKD_OK && answer.body.size < head) {
-        status = err_set(err, CKD_E_INVALID, "the agent's answer is too short");
-    }
-    if (status == CKD_OK) {
-        memcpy(&about, answer.body.data + sizeof(slot_reply), sizeof(about));
-        size_t count = (answer.body.size - head) / sizeof(ckd_agent_session);
-        ckd_agent_state *state = calloc(1, sizeof(*state) + count * sizeof(ckd_agent_session));
-        if (state) {
-            *state = (ckd_agent_state){.process = about.process,
-                                       .memory_bytes = about.memory_bytes,
-                                       .budget_bytes = about.budget_bytes,
-                                       .since_ns = about.since_ns,
-                                       .count = count,
-                                       .sessions = (ckd_agent_session *)(state + 1)};
-            memcpy(state->sessions, answer.body.data + head, count * sizeof(ckd_agent_session));
-            *out = state;
-        } else {
-            status = err_nomem(err, answer.body.size, "an agent's state");
-        }
-    }
+    THEN(status, take_state(out, &answer, err));
     slot_message_free(&answer);
     return status;
 }

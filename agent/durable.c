@@ -37,6 +37,21 @@ static void begin_save(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
+/* The state is on other nodes; it goes to the store later. */
+static void end_deferred(connection *c, const slot_request *r) {
+    agent *a = c->agent;
+    holding *h = c->holding;
+    pthread_mutex_lock(&a->mutex);
+    h->saving = false;
+    h->deferred++;
+    h->shown.saved++;
+    h->shown.trouble[0] = '\0';
+    h->shown.copied_step = r->options.step;
+    record_write(a);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->mutex);
+}
+
 /* r: NULL: there was nothing to save. done: saved, or given up for good. */
 static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why, bool done) {
     agent *a = c->agent;
@@ -50,6 +65,8 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     if (saved) {
         h->shown.durable_step = r->options.step;
         h->set->saved_ns = r->copied_ns;
+        h->stored_ns = clock_monotonic_ns();
+        h->deferred = 0;
     }
     if (done) {
         h->set->done[k] = r->options.checkpoint_id;
@@ -123,16 +140,61 @@ static ckd_status agree_on_state(slot_content *content, uint32_t *k, connection 
     return status == CKD_OK ? CKD_OK : ranks_agree(c->ranks, status, &mine, NULL, 0, why);
 }
 
+/* ---- copies on other nodes ---- */
+
+static bool is_recent(const connection *c) {
+    double every_s = c->agent->options.store_every_s;
+    uint64_t stored_ns = c->holding->stored_ns;
+    return every_s > 0 && stored_ns && (double)(clock_monotonic_ns() - stored_ns) * 1e-9 < every_s;
+}
+
+/*
+ * Keeps the state as files, which other nodes copy. Returns whether this is enough for now: they are there, and the store has
+ * a recent state. What follows a restore goes to the store at once, as it has that state's lineage. Trouble costs copies,
+ * not the save.
+ */
+static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s, slot_content *content) {
+    tier *t = c->agent->tier;
+    uint64_t version;
+    ckd_error why;
+    bool may_defer = is_recent(c) && c->holding->shown.connected && !content->request.has_parent &&
+                     !content->request.has_resumed;
+    ckd_status status = slot_verify(s, content, &why);
+    THEN(status, tier_save(out, &version, t, s, content, &why));
+    if (status != CKD_OK) {
+        agent_say(c->agent, "step %llu of run '%s' is not copied to other nodes: %s",
+                  (unsigned long long)content->request.options.step, content->request.run, why.message);
+        return false;
+    }
+    if (!may_defer) {
+        return false;
+    }
+    return tier_await_copies(t, version);
+}
+
+bool holding_is_due(const connection *c) {
+    agent *a = c->agent;
+    pthread_mutex_lock(&a->mutex);
+    bool due = c->holding->deferred > 0 && (a->drains > 0 || !is_recent(c));
+    pthread_mutex_unlock(&a->mutex);
+    return due;
+}
+
 /* How a save has ended. */
 typedef enum save_end {
-    SAVE_FAILED, /* another try may succeed */
-    SAVE_DONE,   /* saved, or given up for good */
-    SAVE_OF_NONE /* this rank does not have what the ranks tried to save */
+    SAVE_FAILED,   /* another try may succeed */
+    SAVE_DONE,     /* saved, or given up for good */
+    SAVE_DEFERRED, /* on other nodes, and to be saved later */
+    SAVE_OF_NONE   /* this rank does not have what the ranks tried to save */
 } save_end;
 
-/* *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. */
+/*
+ * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state of one
+ * process, whose trainer lives, is copied to other nodes.
+ */
 static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, uint32_t *k, ckd_error *err) {
     slot_content content;
+    bool copies = c->agent->tier && !c->ranks && c->holding->shown.connected && !c->storing;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = read_slot(&content, c, *k, &why);
     status = c->ranks ? agree_on_state(&content, k, c, status, &why) : status;
@@ -145,6 +207,13 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
         content.request.newest_ns = 0;
     }
+    if (status == CKD_OK && copies && keep_copies(out, c, s, &content)) {
+        *end = SAVE_DEFERRED;
+        end_deferred(c, &content.request);
+        slot_content_free(&content);
+        return CKD_OK;
+    }
+    content.request.one_step &= !c->holding->deferred; /* the parent in the store is an older one */
     THEN(status, save_content(out, c, s, &content, &why));
     /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
     bool ended = !c->holding->shown.connected;
@@ -170,16 +239,18 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
 
 /*
  * Finds the oldest good slot that is not done. One that is older than a saved one is not wanted any more: its save
- * failed, the session said so, and went on. Damaged ones are reported once, and done.
+ * failed, the session said so, and went on. Damaged ones are reported once, and done. Of states that were only copied to
+ * other nodes so far, the newest one is found, and the others are not wanted.
  */
 static bool next_left(uint32_t *slot, connection *c) {
     bool found = false;
-    uint64_t oldest_ns = 0;
+    bool newest = c->holding->deferred > 0;
+    uint64_t chosen_ns = 0;
     for (uint32_t i = 0; c->holding->set && i < c->holding->set->count; i++) {
         slot_content content;
         ckd_error why;
         ckd_status status = slot_read(&content, &c->holding->set->slots[i], &why);
-        if (status == CKD_E_CORRUPT && !(c->holding->dropped & 1u << i)) {
+        if (status == CKD_E_CORRUPT && !c->storing && !(c->holding->dropped & 1u << i)) {
             c->holding->dropped |= 1u << i;
             agent_say(c->agent, "a state of run '%s' is dropped: %s", c->holding->shown.run, why.message);
         }
@@ -189,9 +260,10 @@ static bool next_left(uint32_t *slot, connection *c) {
         const ckd_save_options *o = &content.request.options;
         bool done = memcmp(&c->holding->set->done[i], &o->checkpoint_id, sizeof(ckd_id)) == 0;
         uint64_t copied_ns = content.request.copied_ns;
-        if (!done && copied_ns >= c->holding->set->saved_ns && (!found || copied_ns < oldest_ns)) {
+        bool better = !found || (newest ? copied_ns > chosen_ns : copied_ns < chosen_ns);
+        if (!done && copied_ns >= c->holding->set->saved_ns && better) {
             *slot = i;
-            oldest_ns = copied_ns;
+            chosen_ns = copied_ns;
             found = true;
         }
         slot_content_free(&content);
@@ -205,19 +277,27 @@ static ckd_status save_left(connection *c, ckd_error *err) {
         ckd_checkpoint saved;
         save_end end;
         ckd_status status = save_slot(&saved, &end, c, &k, err);
-        if (status == CKD_OK) {
+        if (status == CKD_OK && !c->holding->shown.connected && !c->holding->goodbye) {
             agent_say(
                 c->agent,
                 "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
                 c->holding->shown.run, (unsigned long long)saved.step);
-        } else if (end == SAVE_DONE) {
+        } else if (status != CKD_OK && end == SAVE_DONE) {
             agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
                       (unsigned long long)saved.step, c->holding->shown.run, err->message);
-        } else if (end == SAVE_FAILED || !c->ranks) {
+        } else if (status != CKD_OK && (end == SAVE_FAILED || !c->ranks)) {
             return status;
         }
     }
     return CKD_OK;
+}
+
+ckd_status holding_store(connection *c, ckd_error *err) {
+    ckd_error why;
+    c->storing = true;
+    ckd_status status = save_left(c, &why);
+    c->storing = false;
+    return err_from(err, status, &why);
 }
 
 static bool stop_comes(const agent *a) {
@@ -226,7 +306,7 @@ static bool stop_comes(const agent *a) {
     return ready;
 }
 
-void holding_settle(connection *c) {
+bool holding_settle(connection *c) {
     agent *a = c->agent;
     holding *h = c->holding;
     for (bool last = false;;) {
@@ -245,7 +325,7 @@ void holding_settle(connection *c) {
                       h->shown.run, why.message);
         }
         if (status == CKD_OK || last) {
-            return;
+            return status == CKD_OK;
         }
         last = stop_comes(a);
     }
@@ -261,7 +341,7 @@ ckd_status holdings_drain(agent *a, ckd_error *err) {
                                (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
             }
             bool ended = h->fd < 0 || local_peer_gone(h->fd, h->watch);
-            waiting |= h->saving || (ended && !h->settled);
+            waiting |= h->saving || h->deferred || (ended && !h->settled);
         }
         if (waiting) {
             pthread_cond_wait(&a->changed, &a->mutex);

@@ -7,6 +7,9 @@
  *   durable.c     saves of what is held, and of what a trainer left behind
  *   record.c      what an agent that is killed has held
  *   control.c     the side that asks: ckd_agent_ask, ckd_agent_drain
+ *   tier.c        this node's states as files in memory, which other nodes copy
+ *   mirror.c      brings the copies on other nodes into line
+ *   restart.c     asks other nodes for what a lost node has left
  */
 #ifndef AGENT_INTERNAL_H
 #define AGENT_INTERNAL_H
@@ -16,6 +19,7 @@
 
 #include "base/file.h"
 #include "engine/slots/slots.h"
+#include "peers/peers.h"
 
 /* The slots of a session, which a restart takes over. */
 typedef struct slot_set {
@@ -36,12 +40,43 @@ typedef struct holding {
     bool saving;                    /* a save is in progress */
     bool settled;                   /* the connection has ended, and nothing is left to make durable */
     bool stuck;                     /* the same, but what is left cannot be made durable at present */
+    bool goodbye;                   /* the session was closed, and waits for what is left */
     uint32_t dropped;               /* bits of damaged slots that were reported */
+    uint32_t deferred;              /* saves since the last one that reached the store */
+    uint64_t stored_ns;             /* when that was; 0: there was none */
     uint64_t ended_ns;              /* when the connection ended */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
     uint32_t rank, world;           /* world 0: no ranks */
     ckd_agent_session shown;
 } holding;
+
+/* What the agent knows of another node. */
+typedef struct tier_peer {
+    uint64_t has; /* the version of the tier that it has in full; 0: not known */
+    uint64_t sent_bytes;
+    bool partner, seen; /* seen: it was alive before */
+    char trouble[256];
+} tier_peer;
+
+/* This node's states as files in memory: a store of its own, which other nodes copy. */
+typedef struct tier {
+    struct agent *agent;
+    peer_hosts hosts;
+    peer_secret secret;
+    peer_node *node;
+    char folder[512], set[PEER_SET_MAX + 1]; /* set: the name of this node's copies */
+    pthread_mutex_t store_mutex, restart_mutex;
+    ckd_store *store;
+    pthread_mutex_t mutex; /* of what follows; taken after the agent's, if both are */
+    pthread_cond_t changed;
+    uint64_t version, mirrored; /* of the files; mirrored: that the last round of the mirror began with */
+    uint64_t kept, kept_bytes;
+    uint32_t replicated;
+    tier_peer *peers;
+    bytes decisions;
+    bool poor, woken, stopping, mirroring;
+    pthread_t mirror;
+} tier;
 
 typedef struct agent {
     ckd_agent_options options;
@@ -55,6 +90,9 @@ typedef struct agent {
     uint64_t used_bytes, since_ns;
     uint32_t threads; /* of connections */
     bool stopping;
+    uint32_t drains; /* in progress */
+    tier *tier;      /* NULL: no other nodes */
+    bool ranks_told; /* that sessions of ranks are not copied */
 } agent;
 
 typedef struct connection {
@@ -64,6 +102,7 @@ typedef struct connection {
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
     holding *holding; /* NULL: a question, or not introduced yet */
+    bool storing;     /* what is on other nodes is going to the store */
 } connection;
 
 /* ---- agent.c ---- */
@@ -99,10 +138,47 @@ const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_i
 /* ---- durable.c ---- */
 /* Makes one good slot durable. Errors: those of slot_read and slot_save. */
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_error *err);
-/* Makes everything good durable after the connection has ended. Repeats what fails until it succeeds or the agent stops. */
-void holding_settle(connection *c);
+/*
+ * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent stops:
+ * then returns false.
+ */
+bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
+
+/* Is something in memory that is not in the store, because copies of it are on other nodes? */
+bool holding_is_due(const connection *c);
+/* Makes that durable. Errors: those of the save that fails. */
+ckd_status holding_store(connection *c, ckd_error *err);
+
+/* ---- tier.c ---- */
+/* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */
+ckd_status tier_open(agent *a, ckd_error *err);
+void tier_close(agent *a);
+/* Keeps a state as files. *version: what the copies must have. Errors: NOSPACE (the budget), those of slot_save_copy. */
+ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
+                     slot_content *content, ckd_error *err);
+/* Removes the files of a run, whose states are durable. */
+void tier_forget(tier *t, const char *run);
+/* Do all partners, and at least one, have this version? Waits until the mirror has tried. */
+bool tier_await_copies(tier *t, uint64_t version);
+/* Appends ckd_agent_peer of each and the decisions. */
+void tier_describe(slot_agent *about, bytes *out, tier *t);
+
+/* ---- mirror.c ---- */
+ckd_status mirror_begin(tier *t, ckd_error *err);
+void mirror_end(tier *t);
+/* A peer has come or gone. */
+void mirror_peer_changed(void *context, size_t host, bool alive, const char *why);
+
+/* ---- restart.c ---- */
+/*
+ * Asks all peers for states that are newer than those in the store, and has the newest one of each run made durable. set:
+ * copies of one node; NULL: of all. run: with its branches; NULL: all runs.
+ */
+void restart_from_peers(tier *t, const char *set, const char *run);
+/* Answers such questions of others. */
+ckd_status restart_answer(void *context, bytes *answer, const bytes *question, ckd_error *err);
 
 /* ---- record.c ---- */
 /* Writes down what is not durable yet. Under the mutex. A failure is not reported: the record is a courtesy. */

@@ -29,6 +29,25 @@ typedef struct ckd_agent_options {
     /* Called once sessions can connect. NULL: not called. */
     void (*on_ready)(void *context, const char *socket);
     void *ready_context;
+    /*
+     * Other nodes that keep copies of this node's states in their memory: a file with a line `HOST:PORT [domain=NAME]`
+     * for each node, this one too, or HOST:PORT,HOST:PORT,... itself. NULL: none. docs/agent.md says what they are for.
+     */
+    const char *peers;
+    const char *self; /* this node's HOST:PORT in the list; NULL: the one whose address this machine has */
+    const char
+        *secret; /* with peers: path of a file of mode 0600, with the same 16 to 256 bytes on all nodes */
+    uint32_t replicate; /* other nodes that keep a copy; 0: 1 */
+    const char *copies; /* folder in memory, for files; NULL: one in /dev/shm, by the place of the socket */
+    uint64_t
+        copies_bytes; /* for files of this node's states, and as much for other nodes'; 0: memory_bytes / 2 */
+    uint64_t send_bytes_per_s; /* to all peers together; 0: no limit */
+    double silence_s;          /* a peer without a sign of life for so long is gone; 0: 5 */
+    /*
+     * With peers: while all copies are in place, a state goes to the store only if the last one that did is this many
+     * seconds older, or when its session ends. 0: every state goes there.
+     */
+    double store_every_s;
 } ckd_agent_options;
 #define CKD_AGENT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_agent_options) }
@@ -50,8 +69,20 @@ typedef struct ckd_agent_session {
     uint64_t newest_step;  /* complete in memory; CKD_LATEST: none */
     uint64_t durable_step; /* in the store, as far as this agent saved it; CKD_LATEST: none */
     uint64_t saved, failed;
-    char trouble[256]; /* of the last save that failed, "" since a later one succeeded */
+    char trouble[256];    /* of the last save that failed, "" since a later one succeeded */
+    uint64_t copied_step; /* complete in the memory of other nodes; CKD_LATEST: none */
 } ckd_agent_session;
+
+/* Another node. */
+typedef struct ckd_agent_peer {
+    char name[129]; /* HOST:PORT */
+    char domain[64];
+    int alive;
+    int partner;         /* keeps copies of this node's states */
+    uint64_t behind;     /* saves, and removals of old ones, that a partner does not have yet */
+    uint64_t sent_bytes; /* to this peer, since the agent began */
+    char trouble[256];   /* why it is not alive, or why copies do not get there; "" if all is well */
+} ckd_agent_peer;
 
 typedef struct ckd_agent_state {
     int64_t process;
@@ -59,6 +90,14 @@ typedef struct ckd_agent_state {
     uint64_t since_ns; /* when it began; ns since 1970 */
     size_t count;
     ckd_agent_session *sessions;
+    size_t peer_count; /* 0: the agent has none */
+    ckd_agent_peer *peers;
+    uint32_t replicate, replicated; /* copies wanted, and partners that have all of this node's states */
+    uint64_t own_bytes, held_bytes; /* in files: of this node's states, and of other nodes' */
+    uint64_t kept,
+        kept_bytes; /* states that became such files since the agent began, and their sizes as tensors */
+    const char *
+        decisions; /* lines: what was found at other nodes for a restart, and what was made of it; "" if nothing */
 } ckd_agent_state;
 
 /* Asks the agent of a store. socket may be NULL. Errors: NOT_FOUND (no agent), UNSUPPORTED (another version), IO. */

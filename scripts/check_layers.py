@@ -2,10 +2,11 @@
 
     cli -> supervise
     cli, supervise, python, mpi, examples, bench -> agent -> engine -> kernels, codec, catalog, objects -> base
+                                                     agent -> peers -> base
 
 Folders of engine/, codec/ and cli/ are rooms. ROOMS says which rooms a room may use; the order has no circle. A room shows
 the others one header, which bears its name; its other headers are private. supervise/ is a room by itself.
-So is agent/, which nobody includes and which uses some rooms of engine/. Tests and benchmarks may include all. With the
+So are agent/, which nobody includes and which uses some rooms of engine/, and peers/, which agent/ uses. Tests and benchmarks may include all. With the
 folder of the objects, calls are checked by their symbols as well: a header that is included from above, or a declaration that stands elsewhere, hides nothing. --graph prints the rooms.
 The symbols also show circles of files inside a room, files that call each other in a ring; small ones are allowed (MAX_CIRCLE_FILES).
 
@@ -24,10 +25,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARY = {"include", "base", "objects", "codec", "catalog", "kernels", "engine", "agent"}
+LIBRARY = {"include", "base", "objects", "codec", "catalog", "kernels", "engine", "peers", "agent"}
 USERS = {"cli", "supervise", "python", "mpi", "examples", "bench"}
 # Folders that are one room.
-SINGLE_ROOMS = {"supervise", "objects"}
+SINGLE_ROOMS = {"supervise", "objects", "peers"}
 FREE = {"tests"}
 
 # The folders of ours from which each folder may include. The public header's types are everybody's.
@@ -39,7 +40,8 @@ MAY_INCLUDE = {
     "catalog": {"catalog", "base"},
     "kernels": {"kernels", "base"},
     "engine": {"engine", "include", "kernels", "codec", "catalog", "objects", "base"},
-    "agent": {"agent", "engine", "include", "base"},
+    "peers": {"peers", "include", "base"},
+    "agent": {"agent", "peers", "engine", "include", "base"},
     **{user: {user} for user in USERS},
     "cli": {"cli", "supervise"},
     # Benchmarks also time the library's inner operations, which the public header does not show.
@@ -99,6 +101,7 @@ OWNERS = [
     (r"(curl/.*|expat.*|openssl/.*)", {"objects/s3"}),
     (r"argp\.h", {"cli", "examples", "bench"}),
     (r"mpi\.h", {"mpi", "examples"}),
+    (r"uc[mpst]/.*", {"peers"}),
 ]
 
 FILE_CALLS = """open open64 openat openat2 creat fopen fdopen freopen mkstemp mkostemp tmpfile opendir fdopendir scandir

@@ -69,13 +69,14 @@ find_missing() {
             need_header libexpat1-dev expat.h
             need_header libssl-dev openssl/evp.h
             need_header libisal-dev stdint.h isa-l/erasure_code.h # opened at run time; nothing is compiled with it
+            need_header libucx-dev ucp/api/ucp.h                  # optional; without it agents of several nodes are not tested
         fi
     elif [ "${compiler%% *}" != gcc ]; then
         echo "ckptdelta: CC=$compiler cannot be run, or finds no <stdlib.h>" >&2
         exit 1
     else
         missing="$missing gcc libc6-dev libzstd-dev liblz4-dev libxxhash-dev libsqlite3-dev libjansson-dev"
-        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev libcurl4-openssl-dev libexpat1-dev libssl-dev"
+        [ "$what" = test ] && missing="$missing libcmocka-dev libisal-dev libcurl4-openssl-dev libexpat1-dev libssl-dev libucx-dev"
     fi
     [ -n "$prefix" ] || need_command pkg-config "${PKG_CONFIG:-pkg-config}"
     if [ "$what" = test ]; then

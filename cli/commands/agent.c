@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -12,7 +13,24 @@
 #include "cli/commands/commands.h"
 #include "cli/output/output.h"
 
-enum { OPT_BUDGET = 0x200, OPT_DETACH, OPT_SOCKET, OPT_STATUS, OPT_DRAIN, OPT_STOP, OPT_EXPLAIN };
+enum {
+    OPT_BUDGET = 0x200,
+    OPT_DETACH,
+    OPT_SOCKET,
+    OPT_STATUS,
+    OPT_DRAIN,
+    OPT_STOP,
+    OPT_EXPLAIN,
+    OPT_PEERS,
+    OPT_SELF,
+    OPT_SECRET,
+    OPT_REPLICATE,
+    OPT_STORE_EVERY,
+    OPT_SEND_RATE,
+    OPT_COPIES,
+    OPT_COPIES_BUDGET,
+    OPT_SILENCE
+};
 
 static const struct argp_option options_table[] = {
     {"budget", OPT_BUDGET, "SIZE", 0,
@@ -20,13 +38,35 @@ static const struct argp_option options_table[] = {
     {"detach", OPT_DETACH, 0, 0,
      "Go on in the background, in a session of its own, once trainers can connect. What ends the job leaves it alone",
      1},
-    {"status", OPT_STATUS, 0, 0, "Show what the agent holds", 2},
-    {"explain", OPT_EXPLAIN, 0, 0, "Say what would survive now, and what would be lost", 2},
+    {"peers", OPT_PEERS, "LIST", 0,
+     "Other nodes keep copies of this node's states in their memory. LIST is a file with a line `HOST:PORT "
+     "[domain=NAME]` for each node, or HOST:PORT,HOST:PORT,... itself",
+     2},
+    {"secret", OPT_SECRET, "FILE", 0,
+     "What agents show each other: 16 to 256 bytes, the same on all nodes, in a file of mode 0600. Goes with --peers",
+     2},
+    {"self", OPT_SELF, "HOST:PORT", 0, "This node in the list [default: the one whose address it has]", 2},
+    {"replicate", OPT_REPLICATE, "K", 0, "Keep copies on K other nodes [default: 1]", 2},
+    {"store-every", OPT_STORE_EVERY, "TIME", 0,
+     "While all copies are in place, save to the store only this long after the last time, such as 10m, and when a "
+     "session ends [default: save every state]",
+     2},
+    {"send-rate", OPT_SEND_RATE, "SIZE", 0, "Send at most this much a second, such as 500M", 2},
+    {"copies", OPT_COPIES, "FOLDER", 0,
+     "Keep files in this folder, which should be in memory [default: one in /dev/shm]", 2},
+    {"copies-budget", OPT_COPIES_BUDGET, "SIZE", 0,
+     "Let files of this node's states take this much memory, and those of other nodes as much [default: half of "
+     "--budget]",
+     2},
+    {"silence", OPT_SILENCE, "TIME", 0,
+     "Take a node for lost that has shown no sign of life for so long [default: 5s]", 2},
+    {"status", OPT_STATUS, 0, 0, "Show what the agent holds", 3},
+    {"explain", OPT_EXPLAIN, 0, 0, "Say what would survive now, and what would be lost", 3},
     {"drain", OPT_DRAIN, 0, 0,
-     "Return when everything complete is durable; memory of dead trainers is then free", 2},
-    {"stop", OPT_STOP, 0, 0, "As --drain, then end the agent", 2},
+     "Return when everything complete is durable; memory of dead trainers is then free", 3},
+    {"stop", OPT_STOP, 0, 0, "As --drain, then end the agent", 3},
     {"socket", OPT_SOCKET, "FILE", 0,
-     "Where it listens, an absolute path [default: a file in /tmp/ckptdelta-UID, by the store's path]", 3},
+     "Where it listens, an absolute path [default: a file in /tmp/ckptdelta-UID, by the store's path]", 4},
     {0},
 };
 
@@ -40,12 +80,14 @@ static const char doc[] =
     "  ckptdelta agent ckpts --detach\n"
     "  CKPTDELTA_AGENT=auto python train.py\n"
     "  ckptdelta agent ckpts --status\n"
+    "  ckptdelta agent ckpts --peers hosts.txt --secret ~/.ckptdelta-secret --replicate 2 --store-every 10m --detach\n"
     "  ckptdelta agent ckpts --stop\n";
 
 typedef struct arguments {
     cli_options common;
     uint64_t budget;
-    const char *socket;
+    const char *socket, *peers, *self, *secret, *copies;
+    uint64_t replicate, send_rate, copies_budget, store_every_s, silence_s;
     bool detach;
     int action; /* an option of the second group; 0: run an agent */
 } arguments;
@@ -55,6 +97,63 @@ static void take_action(arguments *a, int key, struct argp_state *state) {
         argp_error(state, "choose one of --status, --explain, --drain and --stop");
     }
     a->action = key;
+}
+
+/* Options of copies on other nodes. */
+static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *state) {
+    switch (key) {
+    case OPT_PEERS:
+        a->peers = arg;
+        return 0;
+    case OPT_SELF:
+        a->self = arg;
+        return 0;
+    case OPT_SECRET:
+        a->secret = arg;
+        return 0;
+    case OPT_COPIES:
+        a->copies = arg;
+        return 0;
+    case OPT_REPLICATE:
+        if (!cli_parse_u64(&a->replicate, arg) || a->replicate < 1 || a->replicate > 64) {
+            argp_error(state, "--replicate is a number from 1 to 64, not '%s'", arg);
+        }
+        return 0;
+    case OPT_COPIES_BUDGET:
+        if (!cli_parse_size(&a->copies_budget, arg) || !a->copies_budget) {
+            argp_error(state, "--copies-budget is a size such as 64G, not '%s'", arg);
+        }
+        return 0;
+    case OPT_SEND_RATE:
+        if (!cli_parse_size(&a->send_rate, arg) || !a->send_rate) {
+            argp_error(state, "--send-rate is a size such as 500M, not '%s'", arg);
+        }
+        return 0;
+    case OPT_STORE_EVERY:
+        a->store_every_s = cli_seconds(state, "--store-every", arg);
+        return 0;
+    case OPT_SILENCE:
+        a->silence_s = cli_seconds(state, "--silence", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void check_together(const arguments *a, struct argp_state *state) {
+    bool of_peers = a->self || a->secret || a->copies || a->replicate || a->copies_budget || a->send_rate ||
+                    a->store_every_s || a->silence_s;
+    if (a->action && (a->budget || a->detach || a->peers)) {
+        argp_error(state, "--budget, --detach and --peers go with the start of an agent");
+    }
+    if (of_peers && !a->peers) {
+        argp_error(state,
+                   "--secret, --self, --replicate, --store-every, --send-rate, --copies, --copies-budget and "
+                   "--silence go with --peers");
+    }
+    if (a->peers && !a->secret) {
+        argp_error(state, "--peers needs --secret FILE");
+    }
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -84,12 +183,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         take_action(a, key, state);
         return 0;
     case ARGP_KEY_END:
-        if (a->action && (a->budget || a->detach)) {
-            argp_error(state, "--budget and --detach go with the start of an agent");
-        }
+        check_together(a, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_peers(a, key, arg, state);
     }
 }
 
@@ -103,24 +200,52 @@ static json_t *json_rank(const ckd_agent_session *x, uint32_t number) {
     return x->world ? json_integer(number) : json_null();
 }
 
+static json_t *json_peers(const ckd_agent_state *s) {
+    json_t *peers = json_array();
+    for (size_t i = 0; i < s->peer_count; i++) {
+        const ckd_agent_peer *p = &s->peers[i];
+        cli_json_append(&peers,
+                        json_pack("{s:o, s:o, s:b, s:b, s:I, s:I, s:o}", "name", cli_json_text(p->name),
+                                  "domain", cli_json_text(p->domain[0] ? p->domain : NULL), "alive", p->alive,
+                                  "partner", p->partner, "behind", (json_int_t)p->behind, "sent_bytes",
+                                  (json_int_t)p->sent_bytes, "trouble",
+                                  cli_json_text(p->trouble[0] ? p->trouble : NULL)));
+    }
+    return peers;
+}
+
+/* null: the agent has no other nodes. */
+static json_t *json_copies(const ckd_agent_state *s) {
+    if (!s->peer_count && !s->replicate) {
+        return json_null();
+    }
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "replicate", (json_int_t)s->replicate,
+                     "replicated", (json_int_t)s->replicated, "own_bytes", (json_int_t)s->own_bytes,
+                     "held_bytes", (json_int_t)s->held_bytes, "states", (json_int_t)s->kept, "state_bytes",
+                     (json_int_t)s->kept_bytes, "peers", json_peers(s), "decisions",
+                     cli_json_text(s->decisions));
+}
+
 static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
     json_t *sessions = json_array();
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
         cli_json_append(&sessions,
-                        json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:I, s:I, s:o}", "run",
+                        json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o}", "run",
                                   cli_json_text(x->run), "rank", json_rank(x, x->rank), "world",
                                   json_rank(x, x->world), "pid", (json_int_t)x->process, "connected",
                                   x->connected, "memory_bytes", (json_int_t)x->memory_bytes, "newest_step",
                                   json_step(x->newest_step), "durable_step", json_step(x->durable_step),
-                                  "saved", (json_int_t)x->saved, "failed", (json_int_t)x->failed, "trouble",
+                                  "copied_step", json_step(x->copied_step), "saved", (json_int_t)x->saved,
+                                  "failed", (json_int_t)x->failed, "trouble",
                                   cli_json_text(x->trouble[0] ? x->trouble : NULL)));
     }
-    return cli_json_print(
-        json_pack("{s:i, s:I, s:o, s:I, s:I, s:o}", "schema", 1, "pid", (json_int_t)s->process, "since",
-                  cli_json_text(cli_text_time(s->since_ns).text), "memory_bytes", (json_int_t)s->memory_bytes,
-                  "budget_bytes", (json_int_t)s->budget_bytes, "sessions", sessions),
-        err);
+    return cli_json_print(json_pack("{s:i, s:I, s:o, s:I, s:I, s:o, s:o}", "schema", 1, "pid",
+                                    (json_int_t)s->process, "since",
+                                    cli_json_text(cli_text_time(s->since_ns).text), "memory_bytes",
+                                    (json_int_t)s->memory_bytes, "budget_bytes", (json_int_t)s->budget_bytes,
+                                    "sessions", sessions, "copies", json_copies(s)),
+                          err);
 }
 
 static void step_cell(cli_table *t, uint64_t step) {
@@ -131,10 +256,36 @@ static void step_cell(cli_table *t, uint64_t step) {
     }
 }
 
+static ckd_status print_peers(const ckd_agent_state *s, ckd_error *err) {
+    printf("\n%" PRIu32 " of %" PRIu32
+           " copies are in place; files of this node's states take %s, of others' %s\n",
+           s->replicated, s->replicate, cli_text_size(s->own_bytes).text, cli_text_size(s->held_bytes).text);
+    uint64_t sent = 0;
+    cli_table *t = cli_table_new("NODE|DOMAIN|ALIVE|PARTNER|>BEHIND|>SENT|TROUBLE");
+    for (size_t i = 0; i < s->peer_count; i++) {
+        const ckd_agent_peer *p = &s->peers[i];
+        sent += p->sent_bytes;
+        cli_table_cell(t, "%s", p->name);
+        cli_table_cell(t, "%s", p->domain[0] ? p->domain : "-");
+        cli_table_cell(t, "%s", p->alive ? "yes" : "no");
+        cli_table_cell(t, "%s", p->partner ? "yes" : "no");
+        cli_table_cell(t, "%" PRIu64, p->behind);
+        cli_table_cell(t, "%s", cli_text_size(p->sent_bytes).text);
+        cli_table_cell(t, "%s", p->trouble[0] ? p->trouble : "-");
+    }
+    ckd_status status = cli_table_print(t, err);
+    if (status == CKD_OK && s->kept) {
+        printf("%" PRIu64 " states of %s each; %s a state were sent\n", s->kept,
+               cli_text_size(s->kept_bytes / s->kept).text, cli_text_size(sent / s->kept).text);
+    }
+    return status;
+}
+
 static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
     printf("process %" PRId64 ", since %s, holds %s of %s\n", s->process, cli_text_time(s->since_ns).text,
            cli_text_size(s->memory_bytes).text, cli_text_size(s->budget_bytes).text);
-    cli_table *t = cli_table_new("RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>DURABLE|>SAVED|>FAILED|TROUBLE");
+    cli_table *t =
+        cli_table_new("RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>COPIED|>DURABLE|>SAVED|>FAILED|TROUBLE");
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
         cli_table_cell(t, "%s", x->run);
@@ -147,15 +298,36 @@ static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
         cli_table_cell(t, "%s", x->connected ? "connected" : "dead");
         cli_table_cell(t, "%s", cli_text_size(x->memory_bytes).text);
         step_cell(t, x->newest_step);
+        step_cell(t, x->copied_step);
         step_cell(t, x->durable_step);
         cli_table_cell(t, "%" PRIu64, x->saved);
         cli_table_cell(t, "%" PRIu64, x->failed);
         cli_table_cell(t, "%s", x->trouble[0] ? x->trouble : "-");
     }
-    return cli_table_print(t, err);
+    ckd_status status = cli_table_print(t, err);
+    return status == CKD_OK && s->replicate ? print_peers(s, err) : status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- explain */
+
+static void explain_place(const ckd_agent_session *x) {
+    if (x->copied_step == x->newest_step && x->newest_step != x->durable_step) {
+        puts("  It is in the memory of other nodes: if this node fails now, it comes from there.");
+    } else if (x->newest_step == x->durable_step) {
+        puts("  It is durable: if this node or the agent fails, it is in the store.");
+    } else if (x->copied_step != CKD_LATEST &&
+               (x->durable_step == CKD_LATEST || x->copied_step > x->durable_step)) {
+        printf("  It is nowhere else yet: if this node fails now, step %" PRIu64
+               " is the newest, in the memory of other nodes.\n",
+               x->copied_step);
+    } else if (x->durable_step == CKD_LATEST) {
+        puts("  It is not durable yet: if this node or the agent fails now, it is lost.");
+    } else {
+        printf("  It is not durable yet: if this node or the agent fails now, step %" PRIu64
+               " is the newest.\n",
+               x->durable_step);
+    }
+}
 
 static void explain_session(const ckd_agent_session *x) {
     cli_print_clean(stdout, x->run);
@@ -174,19 +346,31 @@ static void explain_session(const ckd_agent_session *x) {
         printf(": step %" PRIu64 " is in memory. If the trainer is killed, nothing of it is lost.\n",
                x->newest_step);
     }
-    if (x->newest_step == x->durable_step) {
-        puts("  It is durable: if this node or the agent fails, it is in the store.");
-    } else if (x->durable_step == CKD_LATEST) {
-        puts("  It is not durable yet: if this node or the agent fails now, it is lost.");
-    } else {
-        printf("  It is not durable yet: if this node or the agent fails now, step %" PRIu64
-               " is the newest.\n",
-               x->durable_step);
-    }
+    explain_place(x);
     if (x->trouble[0]) {
         fputs("  The last save failed: ", stdout);
         cli_print_clean(stdout, x->trouble);
         putchar('\n');
+    }
+}
+
+static void explain_peers(const ckd_agent_state *s) {
+    printf("%" PRIu32 " of %" PRIu32 " other nodes have copies of all states of this one.\n", s->replicated,
+           s->replicate);
+    for (size_t i = 0; i < s->peer_count; i++) {
+        const ckd_agent_peer *p = &s->peers[i];
+        if (p->trouble[0]) {
+            printf("  %s: ", p->name);
+            cli_print_clean(stdout, p->trouble);
+            putchar('\n');
+        }
+    }
+    if (s->decisions[0]) {
+        puts("What other nodes had for restarts, and what was made of it:");
+        for (const char *line = s->decisions; *line;
+             line += strcspn(line, "\n") + (line[strcspn(line, "\n")] != 0)) {
+            printf("  %.*s\n", (int)strcspn(line, "\n"), line);
+        }
     }
 }
 
@@ -196,6 +380,9 @@ static void explain(const ckd_agent_state *s) {
     }
     for (size_t i = 0; i < s->count; i++) {
         explain_session(&s->sessions[i]);
+    }
+    if (s->replicate) {
+        explain_peers(s);
     }
 }
 
@@ -266,6 +453,18 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
     o.threads = a->common.threads;
     o.on_message = cli_on_message;
     o.message_context = (void *)(uintptr_t)&a->common;
+    o.peers = a->peers;
+    o.self = a->self;
+    o.secret = a->secret;
+    o.copies = a->copies;
+    o.replicate = (uint32_t)a->replicate;
+    o.copies_bytes = a->copies_budget;
+    o.send_bytes_per_s = a->send_rate;
+    o.store_every_s = (double)a->store_every_s;
+    o.silence_s = (double)a->silence_s;
+    if (a->peers) { /* what UCX would print about peers that are gone, the agent says itself */
+        setenv("UCX_LOG_LEVEL", "fatal", 0);
+    }
     o.on_ready = on_ready;
     o.ready_context = &start;
     THEN(status, ckd_agent_run(a->common.store, &o, err));

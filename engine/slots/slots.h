@@ -17,7 +17,7 @@
 
 #define SLOTS_MAX      3                   /* good, previous, being written */
 #define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
-#define SLOT_PROTOCOL  2
+#define SLOT_PROTOCOL  3
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
 
@@ -105,6 +105,14 @@ ckd_status slot_copy_item(void *to, const shared_slot *s, const slot_content *c,
 ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, const shared_slot *s,
                      const slot_content *c, ckd_error *err);
 
+/*
+ * Makes a checkpoint of a good slot in a store that only the caller writes to. It is exact,
+ * has the id of the slot, and the newest checkpoint there before its step as its parent: a copy of the state, but of its
+ * lineage nothing. Errors: those of slot_save.
+ */
+ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
+                          ckd_error *err);
+
 /* ---- message.c: what sessions and agents say ---- */
 
 typedef enum slot_message_kind {
@@ -114,7 +122,7 @@ typedef enum slot_message_kind {
     SLOT_SAVE,    /* u32: a slot that is good; answered when it is durable. In a group: collective */
     SLOT_RECALL,  /* ckd_id of a checkpoint; answered with the slot that has its values, and the layout */
     SLOT_GOODBYE, /* the session ends; answered when its memory is free */
-    SLOT_STATUS,  /* answered with slot_agent, then ckd_agent_session of each */
+    SLOT_STATUS,  /* answered with slot_agent, then sessions, peers and decisions */
     SLOT_DRAIN,   /* u32: 1 to stop then; answered when everything good is durable */
     SLOT_REPLY    /* slot_reply, then what the request asks for */
 } slot_message_kind;
@@ -141,6 +149,9 @@ typedef struct slot_reply {
 typedef struct slot_agent {
     int64_t process;
     uint64_t memory_bytes, budget_bytes, since_ns;
+    uint64_t sessions, peers, decision_bytes; /* of each, how many follow */
+    uint32_t replicate, replicated;
+    uint64_t own_bytes, held_bytes, kept, kept_bytes;
 } slot_agent;
 
 typedef struct slot_message {

@@ -1,0 +1,273 @@
+/* Brings the copies on other nodes into line with this node's files. */
+#include "agent/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/threads.h"
+
+#define NICE    10
+#define RETRY_S 1
+
+/* A manifest comes after the files that it names, and goes before them. */
+static const char *const folders[] = {"data/c", "data/n", "data/t", "data/m"};
+#define FOLDERS (sizeof(folders) / sizeof(folders[0]))
+
+/* ---- one peer ---- */
+
+typedef struct names {
+    char **items;
+    size_t count, capacity;
+} names;
+
+static void free_names(names *n) {
+    for (size_t i = 0; i < n->count; i++) {
+        free(n->items[i]);
+    }
+    free(n->items);
+    *n = (names){.count = 0};
+}
+
+static ckd_status add_name(names *n, const char *folder, const char *name, ckd_error *err) {
+    char path[512];
+    ckd_status status = ARRAY_GROW(n->items, n->capacity, n->count + 1, "names", err);
+    if (status == CKD_OK) {
+        snprintf(path, sizeof(path), "%s%s%s", folder, folder[0] ? "/" : "", name);
+        n->items[n->count] = strdup(path);
+        status = n->items[n->count] ? CKD_OK : err_nomem(err, strlen(path), "names");
+        n->count += status == CKD_OK;
+    }
+    return status;
+}
+
+/* Lists this node's files in the order in which they must arrive. */
+static ckd_status list_files(names *out, tier *t, ckd_error *err) {
+    *out = (names){.count = 0};
+    ckd_status status = add_name(out, "data", "store", err);
+    pthread_mutex_lock(&t->store_mutex); /* no save is under way */
+    for (size_t f = 0; f < FOLDERS && status == CKD_OK; f++) {
+        char path[700];
+        dir_list in = {.count = 0};
+        snprintf(path, sizeof(path), "%s/own/%s", t->folder, folders[f]);
+        status = err_except(err, dir_list_read(&in, path, err), CKD_E_NOT_FOUND, err);
+        for (size_t i = 0; i < in.count && status == CKD_OK; i++) {
+            status = in.names[i][0] == '.' ? CKD_OK : add_name(out, folders[f], in.names[i], err);
+        }
+        dir_list_free(&in);
+    }
+    pthread_mutex_unlock(&t->store_mutex);
+    return status;
+}
+
+static bool has_name(const names *n, const char *name) {
+    for (size_t i = 0; i < n->count; i++) {
+        if (strcmp(n->items[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_there(const blob_list *list, const char *name) {
+    for (size_t i = 0; i < list->count; i++) {
+        if (strcmp(list->items[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static ckd_status send_files(tier *t, size_t host, const names *own, const blob_list *there, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
+        char path[1024];
+        uint64_t sent = 0;
+        if (is_there(there, own->items[i])) { /* files never change under their names */
+            continue;
+        }
+        snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
+        status = peer_put(&sent, t->node, host, &(peer_copy){t->set, own->items[i], path}, err);
+        pthread_mutex_lock(&t->mutex);
+        t->peers[host].sent_bytes += sent;
+        pthread_mutex_unlock(&t->mutex);
+    }
+    return status;
+}
+
+static ckd_status remove_files(tier *t, size_t host, const names *own, const blob_list *there,
+                               ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t f = FOLDERS; f-- > 0;) {
+        for (size_t i = 0; i < there->count && status == CKD_OK; i++) {
+            const char *name = there->items[i].name;
+            bool here = strncmp(name, folders[f], strlen(folders[f])) == 0;
+            status = here && !has_name(own, name) ? peer_delete(t->node, host, t->set, name, err) : CKD_OK;
+        }
+    }
+    return status;
+}
+
+/* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
+static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
+    names own = {.count = 0};
+    blob_list there = {.count = 0};
+    ckd_status status = peer_list(&there, t->node, host, t->set, err);
+    THEN(status, list_files(&own, t, err));
+    THEN(status, send_files(t, host, &own, &there, err));
+    THEN(status, remove_files(t, host, &own, &there, err));
+    free_names(&own);
+    blob_list_free(&there);
+    return status;
+}
+
+/* ---- rounds ---- */
+
+static bool is_alive(void *context, size_t host) {
+    const tier *t = context;
+    return peer_alive(t->node, host);
+}
+
+static void choose_partners(tier *t) {
+    size_t chosen[PEER_HOSTS_MAX];
+    size_t count =
+        peer_hosts_partners(chosen, &t->hosts, t->hosts.self, t->agent->options.replicate, is_alive, t);
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        t->peers[i].partner = false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        t->peers[chosen[i]].partner = true;
+    }
+}
+
+/* Says once that copies are missing, and once that they are there again. */
+static void tell(tier *t, uint32_t replicated) {
+    uint32_t wanted = t->agent->options.replicate;
+    pthread_mutex_lock(&t->mutex);
+    bool was = t->poor, any = t->version > 1;
+    t->replicated = replicated;
+    t->poor = replicated < wanted && any;
+    bool changed = was != t->poor && any;
+    pthread_mutex_unlock(&t->mutex);
+    if (!changed) {
+        return;
+    }
+    if (replicated < wanted) {
+        agent_say(
+            t->agent,
+            "copies of this node's states are on %u other nodes instead of %u: if this node fails now, %s. "
+            "Training goes on",
+            replicated, wanted, replicated ? "they are all there is" : "what is not in the store is lost");
+    } else {
+        agent_say(t->agent, "copies of this node's states are on %u other nodes again", replicated);
+    }
+}
+
+/* Copies that were placed while others were gone. */
+static void remove_surplus(tier *t) {
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        if (i != t->hosts.self && !t->peers[i].partner && t->peers[i].has && peer_alive(t->node, i) &&
+            peer_delete(t->node, i, t->set, "", NULL) == CKD_OK) {
+            pthread_mutex_lock(&t->mutex);
+            t->peers[i].has = 0;
+            pthread_mutex_unlock(&t->mutex);
+        }
+    }
+}
+
+/* Returns whether all copies that can be made are in line. */
+static bool do_round(tier *t) {
+    uint32_t replicated = 0, partners = 0;
+    pthread_mutex_lock(&t->mutex);
+    choose_partners(t);
+    uint64_t version = t->version;
+    pthread_mutex_unlock(&t->mutex);
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        if (!t->peers[i].partner) {
+            continue;
+        }
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        bool done = t->peers[i].has >= version;
+        ckd_status status = done ? CKD_OK : mirror_to(t, i, &why);
+        pthread_mutex_lock(&t->mutex);
+        t->peers[i].has = status == CKD_OK && !done ? version : t->peers[i].has;
+        snprintf(t->peers[i].trouble, sizeof(t->peers[i].trouble), "%.255s",
+                 status == CKD_OK ? "" : why.message);
+        pthread_mutex_unlock(&t->mutex);
+        partners++;
+        replicated += status == CKD_OK;
+    }
+    tell(t, replicated);
+    if (replicated == partners) {
+        remove_surplus(t);
+    }
+    pthread_mutex_lock(&t->mutex);
+    t->mirrored = version;
+    bool rests = t->version == version && replicated == partners;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+    return rests;
+}
+
+static void *mirror_main(void *context) {
+    tier *t = context;
+    thread_lower_priority(NICE);
+    peer_node_await_first_look(t->node);
+    restart_from_peers(t, t->set, NULL); /* before the copies of this node's last life are replaced */
+    for (bool rests = false, stops = false; !stops;) {
+        pthread_mutex_lock(&t->mutex);
+        while (rests && !t->stopping && !t->woken && t->version == t->mirrored) {
+            pthread_cond_wait(&t->changed, &t->mutex);
+        }
+        if (!rests && !t->stopping && !t->woken && t->version == t->mirrored) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec += RETRY_S;
+            pthread_cond_timedwait(&t->changed, &t->mutex, &until);
+        }
+        t->woken = false;
+        stops = t->stopping;
+        pthread_mutex_unlock(&t->mutex);
+        rests = stops || do_round(t);
+    }
+    return NULL;
+}
+
+void mirror_peer_changed(void *context, size_t host, bool alive, const char *why) {
+    tier *t = context;
+    const char *name = t->hosts.items[host].name;
+    pthread_mutex_lock(&t->mutex);
+    tier_peer *p = &t->peers[host];
+    bool returns = alive && p->seen, goes = !alive && p->seen;
+    p->seen |= alive;
+    p->has = 0; /* its memory may be gone */
+    snprintf(p->trouble, sizeof(p->trouble), "%.255s", alive ? "" : why);
+    t->woken = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+    if (goes) {
+        agent_say(t->agent, "node %s shows no sign of life: %s", name, why);
+    } else if (returns) {
+        agent_say(t->agent, "node %s is there again", name);
+    }
+}
+
+ckd_status mirror_begin(tier *t, ckd_error *err) {
+    pthread_mutex_lock(&t->mutex);
+    t->version = 1; /* an empty store */
+    pthread_mutex_unlock(&t->mutex);
+    ckd_status status = thread_start(&t->mirror, mirror_main, t, err);
+    t->mirroring = status == CKD_OK;
+    return status;
+}
+
+void mirror_end(tier *t) {
+    pthread_mutex_lock(&t->mutex);
+    t->stopping = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+    if (t->mirroring) {
+        pthread_join(t->mirror, NULL);
+        t->mirroring = false;
+    }
+}

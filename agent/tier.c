@@ -1,0 +1,308 @@
+/* This node's states as files in memory. */
+#include "agent/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define KEEP_LAST 2
+
+/* ---- begin and end ---- */
+
+static void remove_tree(const char *path, unsigned depth) {
+    dir_list names;
+    char below[1024];
+    if (depth == 0 || dir_list_read(&names, path, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < names.count; i++) {
+        snprintf(below, sizeof(below), "%s/%s", path, names.names[i]);
+        if (dir_exists(below)) {
+            remove_tree(below, depth - 1);
+        } else {
+            (void)file_remove(below, true, NULL);
+        }
+    }
+    dir_list_free(&names);
+    (void)dir_remove(path, NULL);
+}
+
+static ckd_status choose_folder(tier *t, ckd_error *err) {
+    const char *wanted = t->agent->options.copies;
+    if (!wanted) {
+        snprintf(t->folder, sizeof(t->folder), "/dev/shm/ckptdelta-%lu-%016llx", (unsigned long)geteuid(),
+                 (unsigned long long)hash64(t->agent->socket, strlen(t->agent->socket)));
+    } else if (wanted[0] != '/' || strlen(wanted) > 200) {
+        return err_set(err, CKD_E_INVALID,
+                       "the folder for copies is an absolute path of at most 200 bytes, not '%.100s'",
+                       wanted);
+    } else {
+        snprintf(t->folder, sizeof(t->folder), "%s", wanted);
+    }
+    return local_private_folder(t->folder, err);
+}
+
+/* Only names of our own are removed in a folder that somebody else may have made. */
+static void clear_folder(const tier *t, bool leaves) {
+    static const char *const own[] = {"own", "held"};
+    char path[600];
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof(path), "%s/%s", t->folder, own[i]);
+        remove_tree(path, 12);
+    }
+    if (leaves) {
+        (void)dir_remove(t->folder, NULL);
+    }
+}
+
+/* Deletions of old states are what these files are about. */
+static void say_nothing(void *context, const char *message) {
+    (void)context;
+    (void)message;
+}
+
+/* Old states go at once; their chunk files stay as long as newer ones build on them. Nothing is written again. */
+static ckd_status open_store(tier *t, ckd_error *err) {
+    char path[600];
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    snprintf(path, sizeof(path), "%s/own", t->folder);
+    options.threads = t->agent->options.threads;
+    options.on_message = t->agent->options.on_message;
+    options.message_context = t->agent->options.message_context;
+    options.on_info = say_nothing;
+    policy.keep_last = KEEP_LAST;
+    policy.automatic = 1;
+    policy.undo_s = 0;
+    policy.compact_share = CKD_NO_COMPACTION;
+    ckd_status status = ckd_store_open(&t->store, path, CKD_OPEN_CREATE, &options, err);
+    THEN(status, ckd_store_set_policy(t->store, &policy, err));
+    return status;
+}
+
+static void name_set(tier *t) {
+    const char *name = t->hosts.items[t->hosts.self].name;
+    snprintf(t->set, sizeof(t->set), "n-%s", name);
+    for (char *c = t->set; *c; c++) {
+        bool plain =
+            (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || *c == '.';
+        *c = plain || *c == '-' ? *c : '_';
+    }
+}
+
+static ckd_status begin_node(tier *t, ckd_error *err) {
+    char held[600];
+    const ckd_agent_options *o = &t->agent->options;
+    snprintf(held, sizeof(held), "%s/held", t->folder);
+    return peer_node_begin(&t->node,
+                           &(peer_options){.hosts = &t->hosts,
+                                           .secret = &t->secret,
+                                           .folder = held,
+                                           .budget_bytes = o->copies_bytes,
+                                           .bytes_per_s = o->send_bytes_per_s,
+                                           .silence_ms = (uint32_t)(o->silence_s * 1000),
+                                           .answer = restart_answer,
+                                           .on_change = mirror_peer_changed,
+                                           .context = t},
+                           err);
+}
+
+static ckd_status check_options(const ckd_agent_options *o, ckd_error *err) {
+    if (!o->secret) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "agents of several nodes need a secret: a file of mode 0600 with the same 16 bytes or more on all nodes");
+    }
+    bool fine = (o->silence_s == 0 || (o->silence_s >= 0.1 && o->silence_s <= 3600)) &&
+                o->store_every_s >= 0 && o->store_every_s <= 1e9;
+    return fine
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_INVALID,
+                     "the silence of a peer is 0.1 to 3600 seconds, and the time between stored states not negative");
+}
+
+ckd_status tier_open(agent *a, ckd_error *err) {
+    if (!a->options.peers) {
+        return CKD_OK;
+    }
+    tier *t = calloc(1, sizeof(*t));
+    if (!t) {
+        return err_nomem(err, sizeof(*t), "copies on other nodes");
+    }
+    a->tier = t;
+    t->agent = a;
+    a->options.replicate = a->options.replicate ? a->options.replicate : 1;
+    a->options.copies_bytes = a->options.copies_bytes ? a->options.copies_bytes : a->options.memory_bytes / 2;
+    pthread_mutex_init(&t->store_mutex, NULL);
+    pthread_mutex_init(&t->restart_mutex, NULL);
+    pthread_mutex_init(&t->mutex, NULL);
+    pthread_cond_init(&t->changed, NULL);
+    ckd_status status = check_options(&a->options, err);
+    THEN(status, peer_secret_read(&t->secret, a->options.secret, err));
+    THEN(status, peer_hosts_read(&t->hosts, a->options.peers, a->options.self, err));
+    t->peers = status == CKD_OK ? calloc(t->hosts.count, sizeof(*t->peers)) : NULL;
+    if (status == CKD_OK && !t->peers) {
+        status = err_nomem(err, t->hosts.count * sizeof(*t->peers), "other nodes");
+    }
+    if (status != CKD_OK) {
+        return status;
+    }
+    name_set(t);
+    status = choose_folder(t, err);
+    if (status == CKD_OK) {
+        clear_folder(
+            t, false); /* of an agent that was killed: the lock beside the socket says that it has ended */
+    }
+    THEN(status, open_store(t, err));
+    THEN(status, begin_node(t, err));
+    THEN(status, mirror_begin(t, err));
+    return status;
+}
+
+void tier_close(agent *a) {
+    tier *t = a->tier;
+    if (!t) {
+        return;
+    }
+    if (t->node) {
+        peer_node_stop(t->node);
+    }
+    mirror_end(t);
+    peer_node_end(t->node);
+    ckd_store_close(t->store);
+    if (t->folder[0]) {
+        clear_folder(t, !a->options.copies);
+    }
+    peer_hosts_free(&t->hosts);
+    free(t->peers);
+    bytes_free(&t->decisions);
+    pthread_cond_destroy(&t->changed);
+    pthread_mutex_destroy(&t->mutex);
+    pthread_mutex_destroy(&t->store_mutex);
+    pthread_mutex_destroy(&t->restart_mutex);
+    free(t);
+    a->tier = NULL;
+}
+
+/* ---- states ---- */
+
+static uint64_t change(tier *t, uint64_t kept, uint64_t kept_bytes) {
+    pthread_mutex_lock(&t->mutex);
+    uint64_t version = ++t->version;
+    t->kept += kept;
+    t->kept_bytes += kept_bytes;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+    return version;
+}
+
+static uint64_t own_bytes(const tier *t) {
+    char path[600];
+    uint64_t size = 0;
+    snprintf(path, sizeof(path), "%s/own", t->folder);
+    return dir_bytes(&size, path, NULL) == CKD_OK ? size : 0;
+}
+
+/*
+ * Removes steps of a run from `first` on, but not `except`: a trainer that went back to an older state takes another way
+ * from there.
+ */
+static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t first, const ckd_id *except,
+                              ckd_error *err) {
+    ckd_checkpoint_list *list;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    now.undo_s = 0;
+    *any = false;
+    ckd_status status = ckd_store_list(&list, t->store, run, err);
+    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
+        const ckd_checkpoint *c = &list->items[i];
+        if (c->step >= first && !(except && memcmp(&c->id, except, sizeof(*except)) == 0)) {
+            status = ckd_store_delete(t->store, &c->id, 1, &now, err);
+            *any = true;
+        }
+    }
+    if (status == CKD_OK && *any) {
+        status = ckd_store_collect(NULL, t->store, NULL, err);
+    }
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
+                     slot_content *content, ckd_error *err) {
+    bool removed;
+    const ckd_save_options *o = &content->request.options;
+    pthread_mutex_lock(&t->store_mutex);
+    uint64_t used = own_bytes(t), limit = t->agent->options.copies_bytes;
+    ckd_status status =
+        used < limit
+            ? CKD_OK
+            : err_set(err, CKD_E_NOSPACE,
+                      "this node's states take %llu MiB as files, and may take %llu MiB: start the agent "
+                      "with a larger --copies-budget",
+                      (unsigned long long)(used >> 20), (unsigned long long)(limit >> 20));
+    THEN(status, remove_from(&removed, t, content->request.run, o->step, &o->checkpoint_id, err));
+    THEN(status, slot_save_copy(out, t->store, s, content, err));
+    pthread_mutex_unlock(&t->store_mutex);
+    *version = status == CKD_OK ? change(t, 1, s->layout->data_bytes) : 0;
+    return status;
+}
+
+void tier_forget(tier *t, const char *run) {
+    bool removed = false;
+    pthread_mutex_lock(&t->store_mutex);
+    (void)remove_from(&removed, t, run, 0, NULL, NULL);
+    pthread_mutex_unlock(&t->store_mutex);
+    if (removed) {
+        (void)change(t, 0, 0);
+    }
+}
+
+bool tier_await_copies(tier *t, uint64_t version) {
+    pthread_mutex_lock(&t->mutex);
+    while (t->mirrored < version && !t->stopping) {
+        pthread_cond_wait(&t->changed, &t->mutex);
+    }
+    uint32_t partners = 0, have = 0;
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        partners += t->peers[i].partner;
+        have += t->peers[i].partner && t->peers[i].has >= version;
+    }
+    pthread_mutex_unlock(&t->mutex);
+    return have > 0 && have == partners;
+}
+
+/* ---- what is shown ---- */
+
+static ckd_agent_peer describe_peer(const tier *t, size_t i) {
+    const tier_peer *p = &t->peers[i];
+    ckd_agent_peer out = {.alive = peer_alive(t->node, i),
+                          .partner = p->partner,
+                          .behind = p->partner ? t->version - p->has : 0,
+                          .sent_bytes = p->sent_bytes};
+    snprintf(out.name, sizeof(out.name), "%s", t->hosts.items[i].name);
+    snprintf(out.domain, sizeof(out.domain), "%s", t->hosts.items[i].domain);
+    snprintf(out.trouble, sizeof(out.trouble), "%s", p->trouble);
+    return out;
+}
+
+void tier_describe(slot_agent *about, bytes *out, tier *t) {
+    about->own_bytes = own_bytes(t);
+    about->held_bytes = peer_held_bytes(t->node);
+    pthread_mutex_lock(&t->mutex);
+    about->replicate = t->agent->options.replicate;
+    about->replicated = t->replicated;
+    about->kept = t->kept;
+    about->kept_bytes = t->kept_bytes;
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        if (i != t->hosts.self) {
+            ckd_agent_peer shown = describe_peer(t, i);
+            bytes_put(out, &shown, sizeof(shown));
+            about->peers++;
+        }
+    }
+    bytes_put(out, t->decisions.data, t->decisions.size);
+    about->decision_bytes = t->decisions.size;
+    pthread_mutex_unlock(&t->mutex);
+}

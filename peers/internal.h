@@ -1,0 +1,174 @@
+/*
+ * Shared by the files of peers/. README.md has an overview.
+ *
+ *   hosts.c    the list of nodes, and who keeps copies for whom
+ *   secret.c   who may connect
+ *   ucx.c      bytes between two processes, over UCX
+ *   frame.c    frames: lengths that are bounded, bytes that are hashed
+ *   bucket.c   the limit of bytes per second
+ *   blobs.c    what a node keeps for others
+ *   serve.c    connections of others
+ *   peer.c     a connection to another node, and what it is asked for
+ *   node.c     begins and ends; signs of life
+ */
+#ifndef PEERS_INTERNAL_H
+#define PEERS_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "peers/peers.h"
+
+/* ---- ucx.c ---- */
+
+typedef struct wire_net wire_net;           /* UCX in this process */
+typedef struct wire_listener wire_listener; /* an address */
+typedef struct wire wire;                   /* a connection; one thread uses it */
+
+/* When a wait ends early. */
+typedef struct wire_limits {
+    uint32_t silence_ms;      /* of one send or receive */
+    int stop;                 /* readable: CANCELLED */
+    bool (*lost)(void *peer); /* asked now and then: has the peer gone? NULL: not known */
+    void *peer;
+} wire_limits;
+
+/* Errors: UNSUPPORTED (the message says what to install), IO. */
+ckd_status wire_net_open(wire_net **out, ckd_error *err);
+void wire_net_close(wire_net *net); /* accepts NULL */
+/* Errors: INVALID (the address), IO. */
+ckd_status wire_listen(wire_listener **out, wire_net *net, const peer_host *at, ckd_error *err);
+void wire_listener_close(wire_listener *l); /* accepts NULL */
+/* Waits for a connection; CANCELLED once `stop` is readable. Its limits are set by the caller. */
+ckd_status wire_accept(wire **out, wire_listener *l, int stop, ckd_error *err);
+/* Returns before the peer has answered: the first send or receive finds out. Errors: INVALID, IO. */
+ckd_status wire_connect(wire **out, wire_net *net, const peer_host *to, const wire_limits *limits,
+                        ckd_error *err);
+void wire_set_limits(wire *w, const wire_limits *limits);
+/* After an error nothing but wire_close is of use. Errors: IO, BUSY (silence), CANCELLED, NOMEM. */
+ckd_status wire_send(wire *w, const void *data, size_t size, ckd_error *err);
+ckd_status wire_receive(wire *w, void *to, size_t size, ckd_error *err);
+void wire_close(wire *w); /* accepts NULL */
+
+/* For tests: sees, and may change, bytes that have arrived. */
+typedef void (*wire_fault_fn)(void *context, void *data, size_t size);
+void wire_set_fault(wire_fault_fn fault, void *context);
+
+/* ---- frame.c ---- */
+
+#define PEER_PROTOCOL 1
+#define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
+#define FRAME_MAX     (PEER_PIECE + 4096)
+#define ANSWER_MAX    (64u << 20)
+
+typedef enum frame_kind {
+    FRAME_HELLO = 1, /* u32 protocol, name, secret */
+    FRAME_PING,
+    FRAME_PUT,    /* set, blob, u64 size, hash; answered, then the pieces, then answered again */
+    FRAME_FETCH,  /* set, blob; answered with size and hash, then the pieces, then an answer */
+    FRAME_LIST,   /* set */
+    FRAME_DELETE, /* set, blob */
+    FRAME_ASK,    /* what the agent understands */
+    FRAME_DATA,
+    FRAME_ANSWER /* u32 status, message, u64 size of the body; the body follows in FRAME_DATA */
+} frame_kind;
+
+ckd_status frame_send(wire *w, frame_kind kind, const void *body, size_t size, ckd_error *err);
+/* Clears the body first. Errors: CORRUPT (head or body do not have their hashes), INVALID (no frame of ours), UNSUPPORTED. */
+ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err);
+/* As frame_receive, but another kind is INVALID. */
+ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err);
+/* why: of a failure. body: NULL: none; at most ANSWER_MAX. */
+ckd_status frame_answer(wire *w, ckd_status status, const ckd_error *why, const bytes *body, ckd_error *err);
+/* Takes an answer. Returns what the peer did; *answered: false if there was no answer at all. */
+ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, ckd_error *err);
+
+/* ---- bucket.c ---- */
+typedef struct bucket {
+    pthread_mutex_t mutex;
+    uint64_t bytes_per_s; /* 0: no limit */
+    double tokens;
+    uint64_t filled_ns;
+    int stop;
+} bucket;
+void bucket_init(bucket *b, uint64_t bytes_per_s, int stop);
+/* Waits until `size` bytes may be sent. Errors: CANCELLED. */
+ckd_status bucket_take(bucket *b, uint64_t size, ckd_error *err);
+void bucket_destroy(bucket *b);
+
+/* ---- blobs.c ---- */
+typedef struct held_blob held_blob;
+typedef struct blobs {
+    char folder[512];
+    pthread_mutex_t mutex; /* of the list */
+    pthread_rwlock_t lock; /* exclusive: sets change */
+    held_blob *items;
+    size_t count, capacity;
+    uint64_t budget_bytes, used_bytes; /* with what is arriving */
+    uint64_t arrivals;
+} blobs;
+
+/* Empties the folder, which it makes. */
+ckd_status blobs_open(blobs *out, const char *folder, uint64_t budget_bytes, ckd_error *err);
+void blobs_close(blobs *b); /* removes everything */
+bool blob_names_valid(const char *set, const char *name);
+bool blobs_has(blobs *b, const char *set, const blob_entry *entry);
+/* A blob that arrives. */
+typedef struct arrival {
+    blobs *to;
+    char set[PEER_SET_MAX + 1];
+    blob_entry entry;
+    char path[1024], temp[1024];
+    struct file_writer *file;
+    bytes hashes;
+    uint64_t done;
+} arrival;
+/* Errors: NOSPACE (the budget), INVALID (a name), IO, NOMEM. */
+ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err);
+ckd_status arrival_add(arrival *a, const bytes *piece, ckd_error *err);
+/* Errors: CORRUPT (not the announced bytes). Always releases the arrival. */
+ckd_status arrival_end(arrival *a, ckd_status so_far, ckd_error *err);
+/* Errors: NOT_FOUND. */
+ckd_status blobs_find(blob_entry *out, char path[1024], blobs *b, const char *set, const char *name,
+                      ckd_error *err);
+ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err);
+ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err);
+/* Sends a file in pieces. hash: of what was sent. take: asked before each piece; NULL: no limit. */
+ckd_status blob_send(hash128 *hash, wire *w, const char *path, uint64_t size, bucket *limit, ckd_error *err);
+
+/* ---- peer.c ---- */
+typedef struct peer {
+    peer_node *node;
+    size_t host;
+    pthread_mutex_t mutex; /* of `data` */
+    wire *data;
+    pthread_t thread; /* of signs of life */
+    bool started;
+    atomic_bool alive, looked, stale; /* stale: `data` is from before the peer was gone */
+    atomic_uint losses;
+} peer;
+
+/* Connects and shows the secret. */
+ckd_status peer_connect(wire **out, peer_node *node, size_t host, const wire_limits *limits, ckd_error *err);
+
+/* ---- serve.c ---- */
+ckd_status serve_begin(peer_node *node, ckd_error *err);
+void serve_end(peer_node *node);
+
+/* ---- node.c ---- */
+struct peer_node {
+    peer_options options;
+    int stop;
+    wire_net *net;
+    wire_listener *listener;
+    blobs held;
+    bucket limit;
+    peer *peers; /* by host */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    pthread_t acceptor;
+    bool accepting;
+    uint32_t connections;
+};
+
+#endif

@@ -1,0 +1,213 @@
+/* This node among the others: begins and ends; signs of life. */
+#include "peers/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/file.h"
+#include "base/local_socket.h"
+#include "base/threads.h"
+
+#define SILENCE_MS 5000
+#define BEATS      5 /* signs of life while a peer may be silent */
+
+/* ---- signs of life ---- */
+
+static bool pause_for(const peer_node *node, uint32_t ms) {
+    bool stops = false;
+    local_wait(&node->stop, 1, (int)ms, &stops);
+    return !stops;
+}
+
+static void tell(peer *p, bool alive, const char *why) {
+    peer_node *node = p->node;
+    bool was = atomic_load(&p->alive), first = !atomic_load(&p->looked);
+    if (was && !alive) {
+        atomic_fetch_add(&p->losses, 1);
+        atomic_store(&p->stale, true);
+    }
+    atomic_store(&p->alive, alive);
+    if ((was != alive || first) && node->options.on_change) {
+        node->options.on_change(node->options.context, p->host, alive, why);
+    }
+    pthread_mutex_lock(&node->mutex);
+    atomic_store(&p->looked, true);
+    pthread_cond_broadcast(&node->changed);
+    pthread_mutex_unlock(&node->mutex);
+}
+
+/* Pings until one is not answered. */
+static void keep_looking(peer *p, wire *w, ckd_error *err) {
+    bytes answer = {.size = 0};
+    bool answered;
+    ckd_status status = CKD_OK;
+    while (status == CKD_OK) {
+        status = frame_send(w, FRAME_PING, NULL, 0, err);
+        THEN(status, frame_take_answer(&answer, &answered, w, err));
+        if (status == CKD_OK) {
+            tell(p, true, "");
+        }
+        if (!pause_for(p->node, p->node->options.silence_ms / BEATS)) {
+            break;
+        }
+    }
+    bytes_free(&answer);
+}
+
+static void *peer_main(void *context) {
+    peer *p = context;
+    wire_limits limits = {p->node->options.silence_ms, p->node->stop, NULL, NULL};
+    do {
+        wire *w = NULL;
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        if (peer_connect(&w, p->node, p->host, &limits, &why) == CKD_OK) {
+            keep_looking(p, w, &why);
+        }
+        wire_close(w);
+        if (why.status != CKD_E_CANCELLED) {
+            tell(p, false, why.message);
+        }
+    } while (pause_for(p->node, p->node->options.silence_ms / BEATS));
+    return NULL;
+}
+
+bool peer_alive(const peer_node *node, size_t host) {
+    return host == node->options.hosts->self || atomic_load(&node->peers[host].alive);
+}
+
+void peer_node_await_first_look(peer_node *node) {
+    pthread_mutex_lock(&node->mutex);
+    for (size_t i = 0; i < node->options.hosts->count; i++) {
+        bool stops = false;
+        while (node->peers[i].started && !atomic_load(&node->peers[i].looked) && !stops) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec++;
+            pthread_cond_timedwait(&node->changed, &node->mutex, &until);
+            local_wait(&node->stop, 1, 0, &stops);
+        }
+    }
+    pthread_mutex_unlock(&node->mutex);
+}
+
+/* ---- begin and end ---- */
+
+static ckd_status start_peers(peer_node *node, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < node->options.hosts->count && status == CKD_OK; i++) {
+        peer *p = &node->peers[i];
+        p->node = node;
+        p->host = i;
+        pthread_mutex_init(&p->mutex, NULL);
+    }
+    for (size_t i = 0; i < node->options.hosts->count && status == CKD_OK; i++) {
+        if (i != node->options.hosts->self) {
+            status = thread_start(&node->peers[i].thread, peer_main, &node->peers[i], err);
+            node->peers[i].started = status == CKD_OK;
+        }
+    }
+    return status;
+}
+
+ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err) {
+    peer_node *node = calloc(1, sizeof(*node));
+    if (!node) {
+        return err_nomem(err, sizeof(*node), "a node");
+    }
+    node->options = *options;
+    node->options.silence_ms = options->silence_ms ? options->silence_ms : SILENCE_MS;
+    node->stop = -1;
+    pthread_mutex_init(&node->mutex, NULL);
+    pthread_cond_init(&node->changed, NULL);
+    ckd_status status = local_notifier(&node->stop, err);
+    bucket_init(&node->limit, options->bytes_per_s, node->stop);
+    node->peers = calloc(options->hosts->count, sizeof(*node->peers));
+    if (status == CKD_OK && !node->peers) {
+        status = err_nomem(err, options->hosts->count * sizeof(*node->peers), "the other nodes");
+    }
+    THEN(status, wire_net_open(&node->net, err));
+    THEN(status, blobs_open(&node->held, options->folder, options->budget_bytes, err));
+    THEN(status, serve_begin(node, err));
+    THEN(status, start_peers(node, err));
+    if (status != CKD_OK) {
+        peer_node_end(node);
+        return status;
+    }
+    *out = node;
+    return CKD_OK;
+}
+
+void peer_node_stop(peer_node *node) {
+    local_notify(node->stop);
+}
+
+void peer_node_end(peer_node *node) {
+    if (!node) {
+        return;
+    }
+    if (node->stop >= 0) {
+        peer_node_stop(node);
+    }
+    serve_end(node);
+    for (size_t i = 0; node->peers && i < node->options.hosts->count; i++) {
+        peer *p = &node->peers[i];
+        if (p->started) {
+            pthread_join(p->thread, NULL);
+        }
+        wire_close(p->data);
+        if (p->node) {
+            pthread_mutex_destroy(&p->mutex);
+        }
+    }
+    blobs_close(&node->held);
+    wire_net_close(node->net);
+    bucket_destroy(&node->limit);
+    local_close(node->stop);
+    pthread_cond_destroy(&node->changed);
+    pthread_mutex_destroy(&node->mutex);
+    free(node->peers);
+    free(node);
+}
+
+/* ---- what this node keeps ---- */
+
+uint64_t peer_held_bytes(peer_node *node) {
+    pthread_mutex_lock(&node->held.mutex);
+    uint64_t used = node->held.used_bytes;
+    pthread_mutex_unlock(&node->held.mutex);
+    return used;
+}
+
+ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error *err) {
+    dir_list names;
+    *out = NULL;
+    *count = 0;
+    ckd_status status = dir_list_read(&names, node->held.folder, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    char **sets = calloc(names.count + 1, sizeof(*sets));
+    for (size_t i = 0; i < names.count && sets; i++) {
+        if (names.names[i][0] != '.') {
+            sets[(*count)++] = names.names[i];
+            names.names[i] = NULL;
+        }
+    }
+    dir_list_free(&names);
+    *out = sets;
+    return sets ? CKD_OK : err_nomem(err, sizeof(*sets), "a list of copies");
+}
+
+ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err) {
+    pthread_rwlock_rdlock(&node->held.lock);
+    int length = snprintf(path, capacity, "%s/%s", node->held.folder, set);
+    if (!blob_names_valid(set, NULL) || length < 0 || (size_t)length >= capacity || !dir_exists(path)) {
+        pthread_rwlock_unlock(&node->held.lock);
+        return err_set(err, CKD_E_NOT_FOUND, "there are no copies of %.100s here", set);
+    }
+    return CKD_OK;
+}
+
+void peer_set_release(peer_node *node) {
+    pthread_rwlock_unlock(&node->held.lock);
+}

@@ -1,0 +1,313 @@
+"""Agents of several nodes, as processes on one machine: a node that is lost leaves its states with others."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support_cli import COMMAND, FAILED, USAGE, check_documented, run
+
+TRAINER = str(Path(COMMAND).with_name("examples") / "session")
+GPT = str(Path(COMMAND).with_name("train_gpt"))
+STEPS = 2000
+
+
+def ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return found
+
+
+def until(condition, seconds=100):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Node:
+    """A node: its agent, its trainer, its memory. The nodes share a store."""
+
+    def __init__(self, cluster, number, address):
+        self.cluster, self.address, self.agent, self.trainer = cluster, address, None, None
+        self.socket, self.memory, self.log = (cluster.folder / f"{name}{number}" for name in ("socket", "memory", "log"))
+
+    def start(self, *args):
+        self.errors = open(self.log, "a")
+        self.agent = subprocess.Popen(
+            [COMMAND, "agent", self.cluster.store, "--socket", self.socket, "--peers", self.cluster.hosts, "--self", self.address,
+             "--secret", self.cluster.secret, "--copies", self.memory, "--silence", "3s", *args],
+            stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        ready = self.agent.stdout.readline()
+        if not ready and "need UCX" in self.said():
+            pytest.skip(self.said())
+        assert ready == f"listens at {self.socket}\n", self.said()
+
+    def ask(self, *args, **options):
+        return run("agent", self.cluster.store, "--socket", self.socket, *args, **options)
+
+    def status(self):
+        return self.ask("--status", "--json").json()
+
+    def copies(self):
+        return self.status()["copies"]
+
+    def said(self):
+        return self.log.read_text()
+
+    def train(self, steps=STEPS, command=None):
+        env = dict(os.environ, CKPTDELTA_AGENT=str(self.socket))
+        self.trainer = subprocess.Popen(command or [TRAINER, self.cluster.store, str(steps)], stdout=subprocess.PIPE, text=True, env=env)
+        return self.trainer
+
+    def copied(self, step):
+        """Has a state of this step or a later one its copies?"""
+        sessions = self.status()["sessions"]
+        return bool(sessions) and (sessions[0]["copied_step"] or 0) >= step
+
+    def in_place(self):
+        copies = self.copies()
+        return copies["replicated"] == copies["replicate"] and all(p["behind"] == 0 for p in copies["peers"] if p["partner"])
+
+    def lose(self):
+        """The node fails: its processes and its memory are gone. Neither process sees the other one's end."""
+        alive = [p for p in (self.agent, self.trainer) if p and p.poll() is None]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in alive:
+                process.send_signal(number)
+        for process in alive:
+            process.wait()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self.agent = self.trainer = None
+
+    def stop(self):
+        self.ask("--stop", "-q")
+        self.agent.communicate(timeout=100)
+        assert self.agent.returncode == 0
+        self.agent = None
+
+    def held(self):
+        """Files of other nodes' states in this one's memory."""
+        return [f for f in (self.memory / "held").rglob("*") if f.is_file()]
+
+
+class Cluster:
+    def __init__(self, folder, domains):
+        self.folder, self.store, self.hosts, self.secret = folder, folder / "store", folder / "hosts", folder / "secret"
+        addresses = [f"127.0.0.1:{port}" for port in ports(len(domains))]
+        self.hosts.write_text("".join(f"{a} domain={d}\n" for a, d in zip(addresses, domains)))
+        self.secret.write_text("a secret of these tests\n")
+        self.secret.chmod(0o600)
+        self.nodes = [Node(self, i, a) for i, a in enumerate(addresses)]
+
+    def newest(self):
+        return max((c["step"] for c in run("list", self.store, "--json").json()["checkpoints"]), default=0)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = []
+
+    def make(domains, *args):
+        made.append(Cluster(tmp_path, domains))
+        for node in made[0].nodes:
+            node.start(*args)
+        return made[0]
+    yield make
+    for one in made:
+        for node in one.nodes:
+            if node.agent:
+                node.agent.send_signal(signal.SIGCONT)
+            node.lose()
+
+
+def check_weights(cluster, steps):
+    """The state of the last step is that of a training that nothing has stopped."""
+    plain = cluster.folder / "plain"
+    subprocess.run([TRAINER, plain, str(steps)], stdout=subprocess.PIPE, check=True, env=dict(os.environ, CKPTDELTA_AGENT=""))
+    states = []
+    for store in (cluster.store, plain):
+        run("load", store, "--step", steps, "-o", cluster.folder / "out.safetensors", "--force")
+        states.append((cluster.folder / "out.safetensors").read_bytes())
+    assert states[0] == states[1]
+
+
+def lose_while_training(node, step=30):
+    node.train()
+    until(lambda: node.copied(step))
+    reached = node.status()["sessions"][0]["copied_step"]
+    node.lose()
+    return reached
+
+
+def test_a_lost_node(cluster):
+    """Another agent at its address asks the others; the state is newer than the store's, and goes on bit for bit."""
+    four = cluster("abcd", "--store-every", "1h")
+    lost = four.nodes[0]
+    reached = lose_while_training(lost)
+    assert four.newest() < reached
+    lost.start("--store-every", "1h")
+    out = lost.train(reached + 40).communicate()[0].splitlines()
+    resumed = int(re.fullmatch(r"resumes after step (\d+)", out[0]).group(1))
+    assert resumed >= reached
+    assert f"step {resumed} of run 'toy' comes from the memory of node" in lost.said()
+    explained = lost.ask("--explain").out
+    assert re.search(rf"toy@{resumed} at 127.0.0.1:\d+: verified, durable, chosen", explained)
+    check_documented(lost.status(), "agent --status")
+    run("verify", four.store)
+    check_weights(four, reached + 40)
+    # A session that was closed leaves nothing on other nodes but the files of an empty store.
+    until(lambda: lost.in_place() and not [f for node in four.nodes for f in node.held() if f.suffix == ".ckd"])
+    for node in four.nodes:
+        node.stop()
+        assert not (node.memory / "own").exists() and not (node.memory / "held").exists()
+
+
+def test_another_node_takes_over(cluster):
+    """The restart is on a node that has had no part so far: its agent asks for the run."""
+    three = cluster("abc", "--store-every", "1h")
+    reached = lose_while_training(three.nodes[0])
+    partner = next(i for i in (1, 2) if three.nodes[i].held())
+    other = three.nodes[3 - partner]
+    out = other.train(reached + 50).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    check_weights(three, reached + 50)
+
+
+def flip_chunks(node):
+    """Flips a bit in the middle of each chunk file that a node keeps for others."""
+    chunks = [f for f in node.held() if f.suffix == ".ckd"]
+    for chunk in chunks:
+        data = bytearray(chunk.read_bytes())
+        data[len(data) // 2] ^= 16
+        chunk.write_bytes(data)
+    return len(chunks)
+
+
+def test_damaged_copies(cluster):
+    """A copy in which a bit has flipped is found out, and another one used; if all are damaged, an older state is."""
+    four = cluster("abcd", "--store-every", "1h", "--replicate", "2")
+    lost = four.nodes[0]
+    reached = lose_while_training(lost)
+    holders = [n for n in four.nodes[1:] if any(f.suffix == ".ckd" for f in n.held())]
+    assert len(holders) == 2
+    assert flip_chunks(holders[0]) > 0
+    lost.start("--store-every", "1h", "--replicate", "2")
+    out = lost.train(reached + 60).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    assert f"comes from the memory of node {holders[1].address}" in lost.said()
+    check_weights(four, reached + 60)
+    # All of them
+    stored = four.newest()
+    lost.train()
+    until(lambda: lost.copied(stored + 30))
+    lost.lose()
+    assert all(flip_chunks(h) > 0 for h in holders)
+    durable = four.newest()
+    lost.start("--store-every", "1h", "--replicate", "2")
+    out = lost.train(durable + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) == durable
+    assert "is not used: " in lost.said() and "damaged" in lost.said()
+
+
+def test_losses_of_partners(cluster):
+    """A partner that is killed, and one that is stopped: said once, another one takes its place, training goes on."""
+    four = cluster("aabb", "--store-every", "1h")
+    node = four.nodes[0]
+    node.train(10 ** 7)
+    until(lambda: node.copied(20) and node.in_place())
+    first, = (p["name"] for p in node.copies()["peers"] if p["partner"])
+    partner = next(n for n in four.nodes if n.address == first)
+    assert four.nodes.index(partner) in (2, 3)  # of the other domain
+    partner.lose()
+    until(lambda: [p["name"] for p in node.copies()["peers"] if p["partner"]] != [first] and node.in_place())
+    second, = (p["name"] for p in node.copies()["peers"] if p["partner"])
+    stopped = next(n for n in four.nodes if n.address == second)
+    assert four.nodes.index(stopped) in (2, 3)
+    stopped.agent.send_signal(signal.SIGSTOP)
+    until(lambda: [p["name"] for p in node.copies()["peers"] if p["partner"]] == [four.nodes[1].address] and node.in_place())
+    assert node.said().count(f"node {first} shows no sign of life") == 1
+    assert node.said().count(f"node {second} shows no sign of life") == 1
+    last = four.nodes[1]
+    last.lose()
+    until(lambda: node.copies()["replicated"] == 0)
+    until(lambda: "copies of this node's states are on 0 other nodes instead of 1" in node.said())
+    step = node.status()["sessions"][0]["newest_step"]
+    until(lambda: (node.status()["sessions"][0]["durable_step"] or 0) > step)  # to the store again
+    assert node.trainer.poll() is None
+    stopped.agent.send_signal(signal.SIGCONT)
+    until(node.in_place)
+    until(lambda: f"node {second} is there again" in node.said() and "on 1 other nodes again" in node.said())
+    assert "0 of 1 other nodes" not in node.ask("--explain").out
+
+
+def test_what_is_only_on_other_nodes_is_stored(cluster):
+    """A drain, the end of the trainer and the end of the agent make it durable."""
+    two = cluster("ab", "--store-every", "1h")
+    node = two.nodes[0]
+    node.train(10 ** 7)
+    until(lambda: node.copied(20))
+    assert two.newest() < 20
+    node.trainer.send_signal(signal.SIGSTOP)
+    node.ask("--drain", "-q")
+    session, = node.status()["sessions"]
+    assert session["durable_step"] == session["newest_step"] == two.newest() >= 20
+    node.trainer.send_signal(signal.SIGCONT)
+    until(lambda: node.copied(session["newest_step"] + 20))
+    reached = node.status()["sessions"][0]["copied_step"]
+    node.trainer.kill()
+    node.trainer.communicate()
+    node.ask("--drain", "-q")
+    assert two.newest() >= reached
+    node.train(10 ** 7)
+    until(lambda: node.copied(reached + 20))
+    session, = node.status()["sessions"]
+    node.agent.terminate()
+    node.agent.communicate()
+    assert node.agent.returncode == 0 and two.newest() >= session["copied_step"]
+
+
+def test_the_example_gpt(cluster):
+    """The losses after a node was lost are those of a training that was not stopped."""
+    two = cluster("ab", "--store-every", "1h")
+    node, text = two.nodes[0], two.folder / "text"
+    text.write_bytes(bytes(range(32, 127)) * 2200)
+    command = [GPT, f"--text={text}", "--width=32", "--heads=2", "--layers=1", "--batch=2", "--context=16", "--threads=1", "--steps=60",
+               f"--store={two.store}", "--save-every=1", "--background=copy", "--resume", f"--losses={two.folder / 'losses'}"]
+    node.train(command=command)
+    until(lambda: node.copied(20))
+    reached = node.status()["sessions"][0]["copied_step"]
+    node.lose()
+    node.start("--store-every", "1h")
+    node.train(command=command).communicate()
+    assert f"comes from the memory of node {two.nodes[1].address}" in node.said()
+    assert node.trainer.returncode == 0 and two.newest() == 60
+    losses = {}
+    for line in (two.folder / "losses").read_text().splitlines():
+        assert losses.setdefault(line.split()[0], line) == line  # also of the steps that were made twice
+    assert reached < 60 and len(losses) == 60
+    plain = [a.replace(str(two.store), str(two.folder / "plain")).replace("/losses", "/plain_losses") for a in command]
+    subprocess.run(plain, check=True, stdout=subprocess.PIPE, env=dict(os.environ, CKPTDELTA_AGENT=""))
+    assert list(losses.values()) == (two.folder / "plain_losses").read_text().splitlines()
+
+
+def test_wrong_usage(tmp_path):
+    secret = tmp_path / "secret"
+    assert "--peers needs --secret" in run("agent", tmp_path / "s", "--peers", "127.0.0.1:1", expect=USAGE).err
+    assert "go with --peers" in run("agent", tmp_path / "s", "--replicate", "2", expect=USAGE).err
+    assert "from 1 to 64" in run("agent", tmp_path / "s", "--replicate", "0", expect=USAGE).err
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o644)
+    arguments = ("agent", tmp_path / "s", "--socket", tmp_path / "socket", "--peers", "127.0.0.1:1", "--secret", secret)
+    assert "chmod 600" in run(*arguments, expect=FAILED).err
+    secret.chmod(0o600)
+    missing = run(*arguments, env=dict(os.environ, CKD_UCX="/nowhere/libucp.so.0"), expect=FAILED).err
+    assert "Debian: libucx" in missing

@@ -1,0 +1,563 @@
+/* Nodes as processes that are killed, stopped and damaged: calls end with an error, and no damage passes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/local_socket.h"
+#include "peers/internal.h"
+#include "tests/support/tempdir.h"
+
+#define NODES      4
+#define SILENCE_MS 1500
+#define BUDGET     (UINT64_C(16) << 20)
+#define BLOB       "data/c/one.ckd"
+#define BLOB_BYTES (5 * (size_t)PEER_PIECE / 2)
+
+static peer_hosts hosts;
+static peer_secret secret = {.data = "a secret of the test", .size = 20};
+static char folder[512];
+static pid_t processes[NODES];
+static peer_node *node;
+
+static void must(ckd_status status, const ckd_error *err) {
+    if (status != CKD_OK) {
+        print_error("%s\n", err->message);
+    }
+    assert_int_equal(status, CKD_OK);
+}
+
+/* ---- nodes ---- */
+
+static uint16_t free_port(int *fd) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(*fd, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(getsockname(*fd, (struct sockaddr *)&at, &size), 0);
+    return ntohs(at.sin_port);
+}
+
+static char nodes_list[512]; /* of all nodes */
+
+static void choose_ports(void) {
+    int fds[NODES];
+    char self[64] = "";
+    ckd_error err;
+    nodes_list[0] = '\0';
+    for (int i = 0; i < NODES; i++) {
+        char one[64];
+        snprintf(one, sizeof(one), "127.0.0.1:%u", (unsigned)free_port(&fds[i]));
+        snprintf(nodes_list + strlen(nodes_list), sizeof(nodes_list) - strlen(nodes_list), "%s%s",
+                 i ? "," : "", one);
+        if (i == 0) {
+            snprintf(self, sizeof(self), "%s", one);
+        }
+    }
+    for (int i = 0; i < NODES; i++) {
+        close(fds[i]);
+    }
+    must(peer_hosts_read(&hosts, nodes_list, self, &err), &err);
+}
+
+/* Says how many nodes this one sees, then what it was asked. */
+static ckd_status answer_question(void *context, bytes *answer, const bytes *question, ckd_error *err) {
+    peer_node **of = context;
+    if (question->size == 5 && memcmp(question->data, "wrong", 5) == 0) {
+        return err_set(err, CKD_E_NOT_FOUND, "this is wrong");
+    }
+    uint8_t seen = 0;
+    for (size_t i = 0; i < NODES; i++) {
+        seen = (uint8_t)(seen + peer_alive(*of, i));
+    }
+    bytes_put_u8(answer, seen);
+    bytes_put(answer, question->data, question->size);
+    return CKD_OK;
+}
+
+static ckd_status begin_node(peer_node **out, size_t self, uint64_t bytes_per_s, ckd_error *err) {
+    static char own[600];
+    hosts.self = self;
+    snprintf(own, sizeof(own), "%s/node%zu", folder, self);
+    return peer_node_begin(out,
+                           &(peer_options){.hosts = &hosts,
+                                           .secret = &secret,
+                                           .folder = own,
+                                           .budget_bytes = BUDGET,
+                                           .bytes_per_s = bytes_per_s,
+                                           .silence_ms = SILENCE_MS,
+                                           .answer = answer_question,
+                                           .context = out},
+                           err);
+}
+
+#define READY_FD 3
+
+/* The program of another node: node SELF LIST FOLDER. */
+static int run_node(char **argv) {
+    static peer_node *own;
+    ckd_error err;
+    size_t self = (size_t)atoi(argv[2]);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    snprintf(folder, sizeof(folder), "%s", argv[4]);
+    ckd_status status = peer_hosts_read(&hosts, argv[3], strtok(strdup(argv[3]), ","), &err);
+    THEN(status, begin_node(&own, self, 0, &err));
+    if (status != CKD_OK || write(READY_FD, "r", 1) != 1) {
+        fprintf(stderr, "node %zu: %s\n", self, err.message);
+        return 1;
+    }
+    for (;;) {
+        pause();
+    }
+}
+
+static void start_process(size_t self) {
+    int ends[2];
+    char byte;
+    assert_int_equal(pipe(ends), 0);
+    processes[self] = fork();
+    assert_true(processes[self] >= 0);
+    if (processes[self] == 0) { /* a program of its own: UCX does not survive a fork */
+        char number[8];
+        snprintf(number, sizeof(number), "%zu", self);
+        dup2(ends[1], READY_FD);
+        close_range(READY_FD + 1, ~0u, 0);
+        execl("/proc/self/exe", "test_peers", "node", number, nodes_list, folder, (char *)NULL);
+        _exit(1);
+    }
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &byte, 1), 1);
+    close(ends[0]);
+}
+
+static void end_process(size_t self) {
+    if (processes[self] > 0) {
+        kill(processes[self], SIGKILL);
+        kill(processes[self], SIGCONT);
+        waitpid(processes[self], NULL, 0);
+        processes[self] = 0;
+    }
+}
+
+static void await_alive(size_t host, bool alive) {
+    while (peer_alive(node, host) != alive) { /* the runner's time limit ends it */
+        clock_sleep_ns(10000000);
+    }
+}
+
+/* Three processes; this one is node 0. */
+static int set_up(void **state) {
+    ckd_error err;
+    *state = tempdir_create();
+    snprintf(folder, sizeof(folder), "%s", (const char *)*state);
+    setenv("UCX_LOG_LEVEL", "fatal", 0);
+    choose_ports();
+    for (size_t i = 1; i < NODES; i++) {
+        start_process(i);
+    }
+    must(begin_node(&node, 0, 0, &err), &err);
+    peer_node_await_first_look(node);
+    for (size_t i = 1; i < NODES; i++) {
+        await_alive(i, true);
+    }
+    return 0;
+}
+
+static int tear_down(void **state) {
+    wire_set_fault(NULL, NULL);
+    peer_node_end(node);
+    node = NULL;
+    for (size_t i = 1; i < NODES; i++) {
+        end_process(i);
+    }
+    peer_hosts_free(&hosts);
+    tempdir_remove(*state);
+    return 0;
+}
+
+/* ---- files ---- */
+
+static void write_file(char path[600], const char *name, size_t size, unsigned seed) {
+    bytes data = {.size = 0};
+    ckd_error err;
+    uint64_t x = seed + 1;
+    for (size_t i = 0; i < size; i++) {
+        x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        bytes_put_u8(&data, (uint8_t)(x >> 56));
+    }
+    snprintf(path, 600, "%s/%s", folder, name);
+    (void)file_remove(path, true, NULL);
+    file_writer *f;
+    must(file_create(&f, path, 0, &err), &err);
+    must(file_append(f, data.data, data.size, &err), &err);
+    must(file_close(f, &err), &err);
+    bytes_free(&data);
+}
+
+static void check_same(const char *a, const char *b) {
+    bytes x = {.size = 0}, y = {.size = 0};
+    ckd_error err;
+    must(file_read_all(&x, a, 64u << 20, &err), &err);
+    must(file_read_all(&y, b, 64u << 20, &err), &err);
+    assert_int_equal(x.size, y.size);
+    assert_memory_equal(x.data, y.data, x.size);
+    bytes_free(&x);
+    bytes_free(&y);
+}
+
+static void flip_byte(const char *path, uint64_t at) {
+    FILE *f = fopen(path, "r+");
+    assert_non_null(f);
+    fseek(f, (long)at, SEEK_SET);
+    int c = fgetc(f);
+    fseek(f, (long)at, SEEK_SET);
+    fputc(c ^ 4, f);
+    fclose(f);
+}
+
+/* ---- tests ---- */
+
+static void test_blobs_travel_and_come_back(void **state) {
+    (void)state;
+    char path[600], back[600];
+    uint64_t sent;
+    ckd_error err;
+    blob_list list;
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    for (size_t i = 1; i < NODES; i++) {
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        assert_int_equal(sent, BLOB_BYTES);
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        assert_int_equal(sent, 0); /* it has it */
+        must(peer_list(&list, node, i, "node0", &err), &err);
+        assert_int_equal(list.count, 1);
+        assert_string_equal(list.items[0].name, BLOB);
+        assert_int_equal(list.items[0].size, BLOB_BYTES);
+        blob_list_free(&list);
+        must(peer_list(&list, node, i, "node7", &err), &err);
+        assert_int_equal(list.count, 0);
+        blob_list_free(&list);
+        must(peer_fetch(node, i, "node0", BLOB, back, &err), &err);
+        check_same(path, back);
+        assert_int_equal(peer_fetch(node, i, "node0", BLOB, back, &err), CKD_E_EXISTS);
+        must(file_remove(back, false, &err), &err);
+        must(peer_delete(node, i, "node0", BLOB, &err), &err);
+        assert_int_equal(peer_fetch(node, i, "node0", BLOB, back, &err), CKD_E_NOT_FOUND);
+        assert_false(file_exists(back));
+    }
+    write_file(path, "empty", 0, 1);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "data/store", path}, &err), &err);
+    must(peer_fetch(node, 1, "node0", "data/store", back, &err), &err);
+    assert_int_equal(file_bytes(back), 0);
+}
+
+static void test_a_budget_and_names(void **state) {
+    (void)state;
+    char path[600];
+    uint64_t sent;
+    ckd_error err;
+    static const char *const bad[] = {"../x", "/x", "data//x", ".x", "data/.tmp-x", "a/", "a b"};
+    write_file(path, "large", BUDGET + 1, 1);
+    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), CKD_E_NOSPACE);
+    write_file(path, "small", BUDGET / 2 + 1, 1);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "a", path}, &err), &err);
+    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), CKD_E_NOSPACE);
+    must(peer_delete(node, 1, "node0", "", &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), &err);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", bad[i], path}, &err), CKD_E_INVALID);
+        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){bad[i], "a", path}, &err), CKD_E_INVALID);
+    }
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), &err); /* the connection goes on */
+    assert_int_equal(sent, 0);
+}
+
+static void test_questions(void **state) {
+    (void)state;
+    bytes question = {.size = 0}, answer = {.size = 0};
+    ckd_error err;
+    bytes_put(&question, "hello", 5);
+    must(peer_ask(&answer, node, 2, &question, &err), &err);
+    assert_int_equal(answer.size, 6);
+    assert_true(answer.data[0] >= 2 && answer.data[0] <= NODES);
+    assert_memory_equal(answer.data + 1, "hello", 5);
+    bytes_clear(&question);
+    bytes_put(&question, "wrong", 5);
+    assert_int_equal(peer_ask(&answer, node, 2, &question, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "this is wrong"));
+    assert_non_null(strstr(err.message, hosts.items[2].name));
+    bytes_free(&question);
+    bytes_free(&answer);
+}
+
+/* A node that was killed is gone at once, one that is stopped after a while; another one takes over their addresses. */
+static void test_killed_and_stopped_nodes(void **state) {
+    (void)state;
+    char path[600], back[600];
+    uint64_t sent;
+    ckd_error err;
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    for (size_t i = 1; i < NODES; i++) {
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    }
+    end_process(1);
+    kill(processes[2], SIGSTOP);
+    assert_int_not_equal(peer_fetch(node, 1, "node0", BLOB, back, &err), CKD_OK);
+    assert_int_not_equal(peer_fetch(node, 2, "node0", BLOB, back, &err), CKD_OK);
+    await_alive(1, false);
+    await_alive(2, false);
+    assert_int_equal(peer_put(&sent, node, 2, &(peer_copy){"node0", "other", path}, &err), CKD_E_IO);
+    assert_true(peer_alive(node, 3));
+    must(peer_fetch(node, 3, "node0", BLOB, back, &err), &err);
+    check_same(path, back);
+    must(file_remove(back, false, &err), &err);
+    kill(processes[2], SIGCONT);
+    start_process(1);
+    await_alive(2, true);
+    await_alive(1, true);
+    must(peer_fetch(node, 2, "node0", BLOB, back, &err), &err);
+    assert_int_equal(peer_fetch(node, 1, "node0", BLOB, path, &err),
+                     CKD_E_NOT_FOUND); /* its memory was lost */
+}
+
+/* Nodes are killed while bytes travel. */
+static void test_kills_during_transfers(void **state) {
+    (void)state;
+    char path[600];
+    ckd_error err;
+    write_file(path, "one", BLOB_BYTES, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        pid_t killer = fork();
+        if (killer == 0) {
+            clock_sleep_ns(i * UINT64_C(2000000));
+            kill(processes[1], SIGKILL);
+            _exit(0);
+        }
+        ckd_status status = CKD_OK;
+        for (unsigned k = 0; status == CKD_OK; k++) {
+            char name[32];
+            uint64_t sent;
+            snprintf(name, sizeof(name), "blob%u", k % 4);
+            (void)peer_delete(node, 1, "node0", name, NULL);
+            status = peer_put(&sent, node, 1, &(peer_copy){"node0", name, path}, &err);
+        }
+        assert_true(status == CKD_E_IO || status == CKD_E_BUSY);
+        waitpid(killer, NULL, 0);
+        end_process(1);
+        await_alive(1, false);
+        start_process(1);
+        await_alive(1, true);
+    }
+}
+
+typedef struct flips {
+    size_t countdown;
+    bool done;
+} flips;
+
+/* Flips a bit of the byte that the countdown reaches. */
+static void flip(void *context, void *data, size_t size) {
+    flips *f = context;
+    if (!f->done && f->countdown < size) {
+        ((uint8_t *)data)[f->countdown] ^= 16;
+        f->done = true;
+    }
+    f->countdown -= f->done ? 0 : size;
+}
+
+/* Every flipped bit is found, by whoever receives it. */
+static void test_bits_that_flip_on_their_way(void **state) {
+    (void)state;
+    char path[600], back[600];
+    uint64_t sent;
+    ckd_error err;
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    for (size_t at = 0; at < BLOB_BYTES + 200; at += at < 200 ? 7 : 400000) {
+        flips f = {.countdown = at};
+        wire_set_fault(flip, &f); /* signs of life are hit, too */
+        ckd_status status = peer_fetch(node, 1, "node0", BLOB, back, &err);
+        wire_set_fault(NULL, NULL);
+        if (status == CKD_OK) {
+            check_same(path, back);
+            must(file_remove(back, false, &err), &err);
+        } else {
+            assert_false(file_exists(back));
+        }
+        assert_true(f.done);
+        await_alive(1, true);
+    }
+}
+
+/* A node that receives damaged bytes says so, and keeps nothing of them. */
+static void test_bits_that_flip_in_a_sent_copy(void **state) {
+    (void)state;
+    peer_node *second;
+    char path[600];
+    uint64_t sent;
+    ckd_error err;
+    blob_list list;
+    unsigned damaged = 0;
+    end_process(1); /* this process plays both */
+    peer_hosts both = hosts;
+    peer_options o = {.hosts = &both, .secret = &secret, .budget_bytes = BUDGET, .silence_ms = 20000};
+    char own[600];
+    snprintf(own, sizeof(own), "%s/second", folder);
+    both.self = 1;
+    o.folder = own;
+    must(peer_node_begin(&second, &o, &err), &err);
+    await_alive(1, true);
+    write_file(path, "one", BLOB_BYTES, 1);
+    for (size_t at = 0; at < BLOB_BYTES; at += 350000) {
+        flips f = {.countdown = at};
+        wire_set_fault(flip, &f);
+        ckd_status status = peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err);
+        wire_set_fault(NULL, NULL);
+        await_alive(1, true);
+        damaged += status != CKD_OK;
+        if (status != CKD_OK) {
+            must(peer_list(&list, node, 1, "node0", &err), &err);
+            assert_int_equal(list.count, 0);
+            blob_list_free(&list);
+        } else {
+            char kept[700];
+            snprintf(kept, sizeof(kept), "%s/node0/" BLOB, own);
+            check_same(path, kept);
+            must(peer_delete(node, 1, "node0", "", &err), &err);
+        }
+    }
+    assert_true(damaged >= 4);
+    peer_node_end(second);
+}
+
+/* A copy that has changed where it is kept is never given out; another node's is. */
+static void test_bits_that_flip_in_a_kept_copy(void **state) {
+    (void)state;
+    char path[600], back[600], kept[700];
+    uint64_t sent;
+    ckd_error err;
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    must(peer_put(&sent, node, 2, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    for (uint64_t at = 3; at < BLOB_BYTES; at += 500000) {
+        flip_byte(kept, at);
+        assert_int_equal(peer_fetch(node, 1, "node0", BLOB, back, &err), CKD_E_CORRUPT);
+        assert_false(file_exists(back));
+        flip_byte(kept, at);
+    }
+    assert_int_equal(truncate(kept, BLOB_BYTES - 1), 0);
+    assert_int_equal(peer_fetch(node, 1, "node0", BLOB, back, &err), CKD_E_CORRUPT);
+    must(peer_fetch(node, 2, "node0", BLOB, back, &err), &err);
+    check_same(path, back);
+}
+
+static void test_another_secret(void **state) {
+    (void)state;
+    peer_node *stranger;
+    peer_secret other = {.data = "a secret of no test!", .size = 20};
+    char own[600], path[600];
+    uint64_t sent;
+    ckd_error err;
+    peer_hosts all = hosts;
+    peer_options o = {.hosts = &all, .secret = &other, .budget_bytes = BUDGET, .silence_ms = SILENCE_MS};
+    end_process(1);
+    snprintf(own, sizeof(own), "%s/stranger", folder);
+    write_file(path, "one", 1000, 1);
+    o.folder = own;
+    all.self = 1;
+    must(peer_node_begin(&stranger, &o, &err), &err);
+    peer_node_await_first_look(stranger);
+    assert_false(peer_alive(stranger, 2));
+    assert_int_equal(peer_put(&sent, stranger, 2, &(peer_copy){"node1", BLOB, path}, &err), CKD_E_IO);
+    wire *w;
+    wire_limits limits = {SILENCE_MS, -1, NULL, NULL};
+    assert_int_equal(peer_connect(&w, stranger, 2, &limits, &err), CKD_E_READ_ONLY);
+    assert_non_null(strstr(err.message, "secret"));
+    peer_node_end(stranger);
+}
+
+/* What comes before the secret, or instead of a message, ends the connection and nothing else. */
+static void test_noise(void **state) {
+    (void)state;
+    uint8_t noise[4096];
+    wire_limits limits = {SILENCE_MS, -1, NULL, NULL};
+    bytes body = {.size = 0};
+    frame_kind kind;
+    ckd_error err;
+    for (unsigned i = 0; i < 6; i++) {
+        wire *w;
+        for (size_t k = 0; k < sizeof(noise); k++) {
+            noise[k] = (uint8_t)(k * (i + 3) >> i);
+        }
+        must(wire_connect(&w, node->net, &hosts.items[2], &limits, &err), &err);
+        if (i % 2) {
+            must(frame_send(w, FRAME_LIST, noise, 100, &err), &err); /* without a greeting */
+        } else {
+            (void)wire_send(w, noise, sizeof(noise), &err);
+        }
+        assert_int_not_equal(frame_receive(&kind, &body, w, &err), CKD_OK);
+        wire_close(w);
+    }
+    assert_int_equal(frame_send(NULL, FRAME_DATA, noise, FRAME_MAX + 1, &err), CKD_E_INVALID);
+    assert_true(peer_alive(node, 2));
+    bytes_free(&body);
+}
+
+static void test_the_bucket(void **state) {
+    (void)state;
+    int stop;
+    bucket b;
+    ckd_error err;
+    must(local_notifier(&stop, &err), &err);
+    bucket_init(&b, 1 << 20, stop);
+    uint64_t begun_ns = clock_monotonic_ns();
+    for (int i = 0; i < 4; i++) {
+        must(bucket_take(&b, 1 << 17, &err), &err);
+    }
+    /* an eighth of a second each, but for what the bucket held, and the last one, which leaves a debt */
+    assert_true(clock_monotonic_ns() - begun_ns >= UINT64_C(200000000));
+    local_notify(stop);
+    while (bucket_take(&b, 1 << 20, &err) == CKD_OK) {
+    }
+    assert_string_equal(err.message, "the agent is ending");
+    bucket_destroy(&b);
+    local_close(stop);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 5 && strcmp(argv[1], "node") == 0) {
+        return run_node(argv);
+    }
+#define WITH_NODES(TEST) cmocka_unit_test_setup_teardown(TEST, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_bucket),
+        WITH_NODES(test_blobs_travel_and_come_back),
+        WITH_NODES(test_a_budget_and_names),
+        WITH_NODES(test_questions),
+        WITH_NODES(test_killed_and_stopped_nodes),
+        WITH_NODES(test_kills_during_transfers),
+        WITH_NODES(test_bits_that_flip_on_their_way),
+        WITH_NODES(test_bits_that_flip_in_a_sent_copy),
+        WITH_NODES(test_bits_that_flip_in_a_kept_copy),
+        WITH_NODES(test_another_secret),
+        WITH_NODES(test_noise),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
