@@ -82,6 +82,7 @@ find_missing() {
     if [ "$what" = test ]; then
         need_command sqlite3 sqlite3
         need_command curl curl
+        need_command openssl openssl
         need_command valgrind valgrind
         scripts/find-python.sh --check >/dev/null ||
             missing="$missing python3 python3-pytest python3-numpy python3-zstandard python3-lz4 python3-xxhash"

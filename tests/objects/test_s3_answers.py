@@ -192,6 +192,15 @@ def test_an_upload_may_be_complete_although_the_answer_was_lost(ours):
         assert len([r for r in fake.requests if r.method == "DELETE"]) == (0 if ours else 1)
 
 
+@pytest.mark.parametrize("there, status", [(b"ours", "OK"), (b"them", "EXISTS"), (b"longer", "EXISTS")])
+def test_where_no_metadata_is_kept_the_bytes_tell_who_wrote(there, status):
+    def answer(request):
+        return problem(500, "InternalError") if request.method == "PUT" else (200, {}, there)
+    with Fake(answer) as fake:
+        assert Store("s3://bucket/p", fake.endpoint).try_run("put-new", "key", "ours").status == status
+        assert [r.method for r in fake.requests][:2] == ["PUT", "HEAD"]
+
+
 def test_connections_are_used_again():
     with Fake(lambda request: (404, {}, b"")) as fake:
         Store("s3://bucket/p", fake.endpoint).run("delete", *[f"key{i}" for i in range(40)], CONNECTIONS=3)
