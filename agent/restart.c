@@ -83,12 +83,13 @@ static bool is_of_run(const char *run, const char *wanted) {
 
 /* ---- the side that keeps copies ---- */
 
-static ckd_status open_shared(ckd_store **out, const tier *t, ckd_error *err) {
+/* The store is there, or something is wrong: an answer must not make one in an empty mount point. */
+static ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err) {
     ckd_store_options options = CKD_STORE_OPTIONS_INIT;
     options.threads = t->agent->options.threads;
     options.on_message = t->agent->options.on_message;
     options.message_context = t->agent->options.message_context;
-    return ckd_store_open(out, t->agent->store, CKD_OPEN_CREATE, &options, err);
+    return ckd_store_open(out, t->agent->store, mode, &options, err);
 }
 
 static ckd_status check_store(const ckd_store *shared, const question *q, ckd_error *err) {
@@ -204,14 +205,14 @@ static ckd_status store_copy(tier *t, ckd_store *shared, const question *q, ckd_
 
 ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_error *err) {
     tier *t = context;
-    question q;
+    question q = {.kind = 0};
     ckd_store *shared = NULL;
     pthread_mutex_lock(&t->mutex);
     bool ready = t->version > 0;
     pthread_mutex_unlock(&t->mutex);
     ckd_status status =
         ready ? get_question(&q, asked, err) : err_set(err, CKD_E_BUSY, "its agent is beginning");
-    THEN(status, open_shared(&shared, t, err));
+    THEN(status, open_shared(&shared, t, q.kind == QUESTION_STORE ? CKD_OPEN_WRITE : CKD_OPEN_READ, err));
     THEN(status, check_store(shared, &q, err));
     if (status == CKD_OK && q.kind == QUESTION_LIST) {
         status = answer_list(answer, t, &q, err);
@@ -245,10 +246,11 @@ static void decide(tier *t, const char *format, ...) {
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
     pthread_mutex_lock(&t->mutex);
-    if (t->decisions.size + strlen(line) + 1 <= DECISIONS_MAX) {
-        bytes_put(&t->decisions, line, strlen(line));
-        bytes_put(&t->decisions, "\n", 1);
+    if (t->decisions.size > DECISIONS_MAX) {
+        bytes_clear(&t->decisions);
     }
+    bytes_put(&t->decisions, line, strlen(line));
+    bytes_put(&t->decisions, "\n", 1);
     pthread_mutex_unlock(&t->mutex);
 }
 
@@ -395,7 +397,7 @@ void restart_from_peers(tier *t, const char *set, const char *run) {
     }
     pthread_mutex_lock(
         &t->restart_mutex); /* a second search finds in the store what the first one has put there */
-    ckd_status status = open_shared(&s.shared, t, &why);
+    ckd_status status = open_shared(&s.shared, t, CKD_OPEN_READ, &why);
     if (status == CKD_OK) {
         s.question.store = s.shared->id;
         ask_everybody(&s);
