@@ -141,7 +141,7 @@ static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_err
 }
 
 static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *err) {
-    ckd_trash *trash;
+    ckd_trash *trash = NULL;
     ckd_status status = ckd_store_trash(&trash, shared, err);
     for (size_t i = 0; status == CKD_OK && i < trash->count; i++) {
         if (memcmp(&trash->items[i].checkpoint.id, id, sizeof(*id)) == 0) {
@@ -154,7 +154,7 @@ static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *er
 
 /* Every value is decoded and compared with its hash before anything of it goes to the store. */
 static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *err) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     ckd_verify_result *result = NULL;
     ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
     ckd_status status = ckd_store_list(&list, copies, NULL, err);
@@ -304,7 +304,7 @@ static void run_root(char out[CKD_RUN_MAX + 1], const char *run) {
 
 /* The newest state of a run, or of its branches, in the store. */
 static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *root) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     bool any = false;
     if (ckd_store_list(&list, shared, NULL, NULL) != CKD_OK) {
         return false;

@@ -223,7 +223,7 @@ static uint64_t own_bytes(const tier *t) {
  */
 static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t first, const ckd_id *except,
                               ckd_error *err) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
     now.undo_s = 0;
     *any = false;
