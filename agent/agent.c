@@ -136,8 +136,8 @@ static ckd_status end_threads(agent *a, ckd_error *err) {
     return status;
 }
 
-static void release(agent *a) {
-    tier_close(a);
+static void release(agent *a, bool durable) {
+    tier_close(a, durable);
     while (a->holdings) {
         holding_remove(a, a->holdings);
     }
@@ -174,6 +174,6 @@ ckd_status ckd_agent_run(const char *store, const ckd_agent_options *options, ck
         status = end_threads(&a, err);
         record_remove(&a);
     }
-    release(&a);
+    release(&a, status == CKD_OK);
     return status;
 }

@@ -151,7 +151,7 @@ static bool is_recent(const connection *c) {
 /*
  * Keeps the state as files, which other nodes copy. Returns whether this is enough for now: they are there, and the store has
  * a recent state. What follows a restore goes to the store at once, as it has that state's lineage. Trouble costs copies,
- * not the save.
+ * not the save, and is said once.
  */
 static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s, slot_content *content) {
     tier *t = c->agent->tier;
@@ -161,9 +161,14 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s
                      !content->request.has_resumed;
     ckd_status status = slot_verify(s, content, &why);
     THEN(status, tier_save(out, &version, t, s, content, &why));
+    if (status != CKD_OK && !c->holding->uncopied) {
+        agent_say(
+            c->agent,
+            "step %llu of run '%s' is not copied to other nodes, nor are later ones until it works again: %s",
+            (unsigned long long)content->request.options.step, content->request.run, why.message);
+    }
+    c->holding->uncopied = status != CKD_OK;
     if (status != CKD_OK) {
-        agent_say(c->agent, "step %llu of run '%s' is not copied to other nodes: %s",
-                  (unsigned long long)content->request.options.step, content->request.run, why.message);
         return false;
     }
     if (!may_defer) {

@@ -42,6 +42,7 @@ typedef struct holding {
     bool stuck;                     /* the same, but what is left cannot be made durable at present */
     bool goodbye;                   /* the session was closed, and waits for what is left */
     uint32_t dropped;               /* bits of damaged slots that were reported */
+    bool uncopied;                  /* its last state could not be copied to other nodes, which was said */
     uint32_t deferred;              /* saves since the last one that reached the store */
     uint64_t stored_ns;             /* when that was; 0: there was none */
     uint64_t ended_ns;              /* when the connection ended */
@@ -154,7 +155,8 @@ ckd_status holding_store(connection *c, ckd_error *err);
 /* ---- tier.c ---- */
 /* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */
 ckd_status tier_open(agent *a, ckd_error *err);
-void tier_close(agent *a);
+/* durable: the store has all states, so copies on other nodes are removed. */
+void tier_close(agent *a, bool durable);
 /* Keeps a state as files. *version: what the copies must have. Errors: NOSPACE (the budget), those of slot_save_copy. */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
                      slot_content *content, ckd_error *err);

@@ -78,11 +78,21 @@ static bool is_there(const blob_list *list, const char *name) {
     return false;
 }
 
+static bool is_stopping(tier *t) {
+    pthread_mutex_lock(&t->mutex);
+    bool stops = t->stopping;
+    pthread_mutex_unlock(&t->mutex);
+    return stops;
+}
+
 static ckd_status send_files(tier *t, size_t host, const names *own, const blob_list *there, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         char path[1024];
         uint64_t sent = 0;
+        if (is_stopping(t)) {
+            return err_set(err, CKD_E_CANCELLED, "the agent is ending");
+        }
         if (is_there(there, own->items[i])) { /* files never change under their names */
             continue;
         }
@@ -115,6 +125,12 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     ckd_status status = peer_list(&there, t->node, host, t->set, err);
     THEN(status, list_files(&own, t, err));
     THEN(status, send_files(t, host, &own, &there, err));
+    if (status == CKD_E_NOSPACE) { /* old states make room; what has arrived is not sent again */
+        status = remove_files(t, host, &own, &there, err);
+        blob_list_free(&there);
+        THEN(status, peer_list(&there, t->node, host, t->set, err));
+        THEN(status, send_files(t, host, &own, &there, err));
+    }
     THEN(status, remove_files(t, host, &own, &there, err));
     free_names(&own);
     blob_list_free(&there);

@@ -83,12 +83,13 @@ static bool is_of_run(const char *run, const char *wanted) {
 
 /* ---- the side that keeps copies ---- */
 
-static ckd_status open_shared(ckd_store **out, const tier *t, ckd_error *err) {
+/* The store is there, or something is wrong: an answer must not make one in an empty mount point. */
+static ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err) {
     ckd_store_options options = CKD_STORE_OPTIONS_INIT;
     options.threads = t->agent->options.threads;
     options.on_message = t->agent->options.on_message;
     options.message_context = t->agent->options.message_context;
-    return ckd_store_open(out, t->agent->store, CKD_OPEN_CREATE, &options, err);
+    return ckd_store_open(out, t->agent->store, mode, &options, err);
 }
 
 static ckd_status check_store(const ckd_store *shared, const question *q, ckd_error *err) {
@@ -140,7 +141,7 @@ static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_err
 }
 
 static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *err) {
-    ckd_trash *trash;
+    ckd_trash *trash = NULL;
     ckd_status status = ckd_store_trash(&trash, shared, err);
     for (size_t i = 0; status == CKD_OK && i < trash->count; i++) {
         if (memcmp(&trash->items[i].checkpoint.id, id, sizeof(*id)) == 0) {
@@ -153,7 +154,7 @@ static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *er
 
 /* Every value is decoded and compared with its hash before anything of it goes to the store. */
 static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *err) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     ckd_verify_result *result = NULL;
     ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
     ckd_status status = ckd_store_list(&list, copies, NULL, err);
@@ -204,14 +205,14 @@ static ckd_status store_copy(tier *t, ckd_store *shared, const question *q, ckd_
 
 ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_error *err) {
     tier *t = context;
-    question q;
+    question q = {.kind = 0};
     ckd_store *shared = NULL;
     pthread_mutex_lock(&t->mutex);
     bool ready = t->version > 0;
     pthread_mutex_unlock(&t->mutex);
     ckd_status status =
         ready ? get_question(&q, asked, err) : err_set(err, CKD_E_BUSY, "its agent is beginning");
-    THEN(status, open_shared(&shared, t, err));
+    THEN(status, open_shared(&shared, t, q.kind == QUESTION_STORE ? CKD_OPEN_WRITE : CKD_OPEN_READ, err));
     THEN(status, check_store(shared, &q, err));
     if (status == CKD_OK && q.kind == QUESTION_LIST) {
         status = answer_list(answer, t, &q, err);
@@ -245,10 +246,11 @@ static void decide(tier *t, const char *format, ...) {
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
     pthread_mutex_lock(&t->mutex);
-    if (t->decisions.size + strlen(line) + 1 <= DECISIONS_MAX) {
-        bytes_put(&t->decisions, line, strlen(line));
-        bytes_put(&t->decisions, "\n", 1);
+    if (t->decisions.size > DECISIONS_MAX) {
+        bytes_clear(&t->decisions);
     }
+    bytes_put(&t->decisions, line, strlen(line));
+    bytes_put(&t->decisions, "\n", 1);
     pthread_mutex_unlock(&t->mutex);
 }
 
@@ -302,7 +304,7 @@ static void run_root(char out[CKD_RUN_MAX + 1], const char *run) {
 
 /* The newest state of a run, or of its branches, in the store. */
 static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *root) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     bool any = false;
     if (ckd_store_list(&list, shared, NULL, NULL) != CKD_OK) {
         return false;
@@ -395,7 +397,7 @@ void restart_from_peers(tier *t, const char *set, const char *run) {
     }
     pthread_mutex_lock(
         &t->restart_mutex); /* a second search finds in the store what the first one has put there */
-    ckd_status status = open_shared(&s.shared, t, &why);
+    ckd_status status = open_shared(&s.shared, t, CKD_OPEN_READ, &why);
     if (status == CKD_OK) {
         s.question.store = s.shared->id;
         ask_everybody(&s);

@@ -160,10 +160,23 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     return status;
 }
 
-void tier_close(agent *a) {
+/* Copies at peers that cannot be reached stay until an agent of this name comes back. */
+static void remove_copies(tier *t) {
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        if (t->peers[i].has && i != t->hosts.self && peer_alive(t->node, i)) {
+            (void)peer_delete(t->node, i, t->set, "", NULL);
+        }
+    }
+}
+
+void tier_close(agent *a, bool durable) {
     tier *t = a->tier;
     if (!t) {
         return;
+    }
+    if (t->node && durable) {
+        mirror_end(t);
+        remove_copies(t);
     }
     if (t->node) {
         peer_node_stop(t->node);
@@ -210,7 +223,7 @@ static uint64_t own_bytes(const tier *t) {
  */
 static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t first, const ckd_id *except,
                               ckd_error *err) {
-    ckd_checkpoint_list *list;
+    ckd_checkpoint_list *list = NULL;
     ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
     now.undo_s = 0;
     *any = false;
@@ -234,18 +247,25 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shar
     bool removed;
     const ckd_save_options *o = &content->request.options;
     pthread_mutex_lock(&t->store_mutex);
-    uint64_t used = own_bytes(t), limit = t->agent->options.copies_bytes;
-    ckd_status status =
-        used < limit
-            ? CKD_OK
-            : err_set(err, CKD_E_NOSPACE,
-                      "this node's states take %llu MiB as files, and may take %llu MiB: start the agent "
-                      "with a larger --copies-budget",
-                      (unsigned long long)(used >> 20), (unsigned long long)(limit >> 20));
-    THEN(status, remove_from(&removed, t, content->request.run, o->step, &o->checkpoint_id, err));
+    const char *run = content->request.run;
+    uint64_t limit = t->agent->options.copies_bytes, size = s->layout->data_bytes;
+    ckd_status status = CKD_OK;
+    if (own_bytes(t) + size > limit) { /* a base takes less than the states before it with their chains */
+        status = remove_from(&removed, t, run, 0, &o->checkpoint_id, err);
+    }
+    uint64_t used = own_bytes(t);
+    if (status == CKD_OK && used + size > limit) {
+        status = err_set(
+            err, CKD_E_NOSPACE,
+            "a state of %llu KiB does not fit: files of this node's states take %llu KiB, and may take %llu "
+            "KiB; start the agent with a larger --copies-budget",
+            (unsigned long long)(size >> 10), (unsigned long long)(used >> 10),
+            (unsigned long long)(limit >> 10));
+    }
+    THEN(status, remove_from(&removed, t, run, o->step, &o->checkpoint_id, err));
     THEN(status, slot_save_copy(out, t->store, s, content, err));
     pthread_mutex_unlock(&t->store_mutex);
-    *version = status == CKD_OK ? change(t, 1, s->layout->data_bytes) : 0;
+    *version = status == CKD_OK ? change(t, 1, size) : 0;
     return status;
 }
 

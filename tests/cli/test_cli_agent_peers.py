@@ -26,7 +26,7 @@ def ports(count):
     return found
 
 
-def until(condition, seconds=100):
+def until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -141,6 +141,7 @@ def check_weights(cluster, steps):
 
 
 def lose_while_training(node, step=30):
+    until(node.in_place)
     node.train()
     until(lambda: node.copied(step))
     reached = node.status()["sessions"][0]["copied_step"]
@@ -253,6 +254,7 @@ def test_what_is_only_on_other_nodes_is_stored(cluster):
     """A drain, the end of the trainer and the end of the agent make it durable."""
     two = cluster("ab", "--store-every", "1h")
     node = two.nodes[0]
+    until(node.in_place)
     node.train(10 ** 7)
     until(lambda: node.copied(20))
     assert two.newest() < 20
@@ -280,23 +282,41 @@ def test_the_example_gpt(cluster):
     two = cluster("ab", "--store-every", "1h")
     node, text = two.nodes[0], two.folder / "text"
     text.write_bytes(bytes(range(32, 127)) * 2200)
-    command = [GPT, f"--text={text}", "--width=32", "--heads=2", "--layers=1", "--batch=2", "--context=16", "--threads=1", "--steps=60",
+    command = [GPT, f"--text={text}", "--width=32", "--heads=2", "--layers=1", "--batch=2", "--context=16", "--threads=1", "--steps=40",
                f"--store={two.store}", "--save-every=1", "--background=copy", "--resume", f"--losses={two.folder / 'losses'}"]
+    until(node.in_place)
     node.train(command=command)
-    until(lambda: node.copied(20))
+    until(lambda: node.copied(12))
     reached = node.status()["sessions"][0]["copied_step"]
     node.lose()
     node.start("--store-every", "1h")
     node.train(command=command).communicate()
     assert f"comes from the memory of node {two.nodes[1].address}" in node.said()
-    assert node.trainer.returncode == 0 and two.newest() == 60
+    assert node.trainer.returncode == 0 and two.newest() == 40
     losses = {}
     for line in (two.folder / "losses").read_text().splitlines():
         assert losses.setdefault(line.split()[0], line) == line  # also of the steps that were made twice
-    assert reached < 60 and len(losses) == 60
+    assert reached < 40 and len(losses) == 40
     plain = [a.replace(str(two.store), str(two.folder / "plain")).replace("/losses", "/plain_losses") for a in command]
     subprocess.run(plain, check=True, stdout=subprocess.PIPE, env=dict(os.environ, CKPTDELTA_AGENT=""))
     assert list(losses.values()) == (two.folder / "plain_losses").read_text().splitlines()
+
+
+def test_a_small_budget(cluster):
+    """Old states make room, here and at the partner; a state that does not fit is said, and goes to the store."""
+    two = cluster("ab", "--store-every", "1h", "--copies-budget", "1200K")
+    node = two.nodes[0]  # its states take 400 KB
+    until(node.in_place)
+    node.train(10 ** 7)
+    until(lambda: node.copied(150))
+    assert node.copies()["own_bytes"] <= 1300 * 1024 and two.nodes[1].copies()["held_bytes"] <= 1200 * 1024
+    reached = node.status()["sessions"][0]["copied_step"]
+    node.lose()
+    node.start("--copies-budget", "300K")
+    out = node.train(reached + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    assert node.said().count("is not copied to other nodes") == 1 and two.newest() == reached + 20
+    check_weights(two, reached + 20)
 
 
 def test_wrong_usage(tmp_path):
