@@ -162,7 +162,9 @@ def test_a_lost_node(cluster):
     assert f"step {resumed} of run 'toy' comes from the memory of node" in lost.said()
     explained = lost.ask("--explain").out
     assert re.search(rf"toy@{resumed} at 127.0.0.1:\d+: verified, durable, chosen", explained)
-    check_documented(lost.status(), "agent --status")
+    seen = set()
+    check_documented(lost.status(), "`agent --status`", seen=seen)
+    assert {"agent_copies", "agent_peer"} <= seen
     run("verify", four.store)
     check_weights(four, reached + 40)
     # A session that was closed leaves nothing on other nodes but the files of an empty store.

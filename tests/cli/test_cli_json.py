@@ -118,6 +118,7 @@ def test_all_documented_objects_are_printed(full):
     check_documented(older.messages, "list of `message`", seen=seen)
     seen |= {"follow"}  # by test_cli_follow.py
     seen |= {"agent --status", "agent_session", "agent --drain", "agent --stop"}  # by test_cli_agent.py
+    seen |= {"agent_copies", "agent_peer"}  # by test_cli_agent_peers.py
     assert seen == set(documented()), seen ^ set(documented())
 
 
