@@ -93,7 +93,8 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
         if (is_stopping(t)) {
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
-        if (is_there(there, own->items[i])) { /* files never change under their names */
+        /* Files never change under their names, but the first one: each life of a node has a store of its own. */
+        if (i > 0 && is_there(there, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);

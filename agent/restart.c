@@ -254,6 +254,22 @@ static void decide(tier *t, const char *format, ...) {
     pthread_mutex_unlock(&t->mutex);
 }
 
+/* This node may itself have copies of the one that is lost. */
+static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ckd_error *err) {
+    bytes asked = {.size = 0};
+    put_question(&asked, q);
+    ckd_status status = CKD_OK;
+    if (asked.failed) {
+        status = err_nomem(err, asked.size, "a question");
+    } else if (host == t->hosts.self) {
+        status = restart_answer(t, answer, &asked, err);
+    } else {
+        status = peer_ask(answer, t->node, host, &asked, err);
+    }
+    bytes_free(&asked);
+    return status;
+}
+
 static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_error *err) {
     reader r = reader_of(answer->data, answer->size);
     uint32_t count = reader_u32(&r);
@@ -272,19 +288,13 @@ static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_err
 static void ask_everybody(search *s) {
     tier *t = s->of;
     for (size_t host = 0; host < t->hosts.count; host++) {
-        bytes asked = {.size = 0}, answer = {.size = 0};
+        bytes answer = {.size = 0};
         ckd_error why;
-        if (host == t->hosts.self) {
-            continue;
-        }
-        put_question(&asked, &s->question);
-        ckd_status status = asked.failed ? err_nomem(&why, asked.size, "a question")
-                                         : peer_ask(&answer, t->node, host, &asked, &why);
+        ckd_status status = ask(&answer, t, host, &s->question, &why);
         THEN(status, take_list(s, host, &answer, &why));
         if (status != CKD_OK) {
             decide(t, "node %s: not asked: %.300s", t->hosts.items[host].name, why.message);
         }
-        bytes_free(&asked);
         bytes_free(&answer);
     }
 }
@@ -322,16 +332,14 @@ static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *ro
 
 static bool make_durable(search *s, const found *f) {
     tier *t = s->of;
-    bytes asked = {.size = 0}, answer = {.size = 0};
+    bytes answer = {.size = 0};
     ckd_error why;
     const char *name = t->hosts.items[f->host].name;
     question q = s->question;
     q.kind = QUESTION_STORE;
     q.checkpoint = f->checkpoint;
     snprintf(q.set, sizeof(q.set), "%s", f->set);
-    put_question(&asked, &q);
-    ckd_status status = asked.failed ? err_nomem(&why, asked.size, "a question")
-                                     : peer_ask(&answer, t->node, f->host, &asked, &why);
+    ckd_status status = ask(&answer, t, f->host, &q, &why);
     if (status == CKD_OK) {
         decide(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, name);
         agent_say(t->agent,
@@ -342,7 +350,6 @@ static bool make_durable(search *s, const found *f) {
         agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of node %s is not used: %s", f->step,
                   f->run, name, why.message);
     }
-    bytes_free(&asked);
     bytes_free(&answer);
     return status == CKD_OK;
 }

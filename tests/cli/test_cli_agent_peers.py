@@ -183,6 +183,32 @@ def test_another_node_takes_over(cluster):
     check_weights(three, reached + 50)
 
 
+def test_a_node_is_lost_twice(cluster):
+    """The second life's copies are usable, though files of the first one were there."""
+    two = cluster("ab", "--store-every", "1h")
+    node = two.nodes[0]
+    reached = lose_while_training(node)
+    for _ in range(2):
+        node.start("--store-every", "1h")
+        node.train()
+        until(lambda: node.copied(reached + 30))
+        reached = node.status()["sessions"][0]["copied_step"]
+        node.lose()
+    node.start()
+    out = node.train(reached + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    check_weights(two, reached + 20)
+
+
+def test_the_partner_takes_over(cluster):
+    """The restart is on the node that has the copies."""
+    two = cluster("ab", "--store-every", "1h")
+    reached = lose_while_training(two.nodes[0])
+    out = two.nodes[1].train(reached + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    check_weights(two, reached + 20)
+
+
 def flip_chunks(node):
     """Flips a bit in the middle of each chunk file that a node keeps for others."""
     chunks = [f for f in node.held() if f.suffix == ".ckd"]
