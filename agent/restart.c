@@ -393,7 +393,7 @@ static void choose(search *s, const char *root) {
         }
         done = make_durable(s, f);
     }
-    if (any && !done) {
+    if (any && !done && !s->again) {
         decide(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
     }
 }
