@@ -28,6 +28,9 @@ void agent_stop(agent *a) {
     a->stopping = true;
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->mutex);
+    if (a->tier) {
+        tier_hurry(a->tier, true);
+    }
     local_notify(a->stop);
 }
 

@@ -80,7 +80,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     if (status == CKD_OK &&
         a->tier) { /* the trainer of this run may have been on another node, which is lost */
         peer_node_await_first_look(a->tier->node);
-        restart_from_peers(a->tier, NULL, hello.run);
+        restart_from_peers(a->tier, hello.run);
     }
     return answer_status(c, status, &err) && status == CKD_OK;
 }
@@ -233,11 +233,17 @@ static bool take_drain(connection *c, const slot_message *m) {
     uint32_t stops;
     ckd_error err;
     ckd_status status = slot_message_get(&stops, sizeof(stops), m, &err);
+    if (c->agent->tier) {
+        tier_hurry(c->agent->tier, true);
+    }
     pthread_mutex_lock(&c->agent->mutex);
     c->agent->drains++;
     THEN(status, holdings_drain(c->agent, &err));
     c->agent->drains--;
     pthread_mutex_unlock(&c->agent->mutex);
+    if (c->agent->tier) {
+        tier_hurry(c->agent->tier, false);
+    }
     bool sent = answer_status(c, status, &err);
     if (status == CKD_OK && stops) {
         agent_stop(c->agent);
@@ -297,10 +303,20 @@ static void serve(bool *goodbye, connection *c) {
     }
 }
 
-/* Removes the files of a run, which other nodes copy: a restart finds all of it in the store. */
+/*
+ * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the run
+ * may have states that are only there, and forgets them itself.
+ */
 static void forget_copies(const connection *c, const char *run, bool durable) {
-    if (c->agent->tier && durable) {
-        tier_forget(c->agent->tier, run);
+    agent *a = c->agent;
+    bool used = false;
+    pthread_mutex_lock(&a->mutex);
+    for (const holding *h = a->holdings; h; h = h->next) {
+        used |= h->shown.connected && (strcmp(h->saves_to, run) == 0 || strcmp(h->shown.run, run) == 0);
+    }
+    pthread_mutex_unlock(&a->mutex);
+    if (a->tier && durable && !used) {
+        tier_forget(a->tier, run);
     }
 }
 
@@ -322,11 +338,12 @@ static bool store_rest(connection *c, bool *goodbye) {
 static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;
-    char run[CKD_RUN_MAX + 1];
+    char run[CKD_RUN_MAX + 1], branch[CKD_RUN_MAX + 1];
     pthread_mutex_lock(&a->mutex);
     h->shown.connected = 0;
     h->goodbye = *goodbye;
-    snprintf(run, sizeof(run), "%s", h->saves_to);
+    snprintf(run, sizeof(run), "%s", h->shown.run);
+    snprintf(branch, sizeof(branch), "%s", h->saves_to);
     pthread_mutex_unlock(&a->mutex);
     bool stored = store_rest(c, goodbye);
     pthread_mutex_lock(&a->mutex);
@@ -342,6 +359,7 @@ static void end_session(connection *c, bool *goodbye) {
         durable = holding_settle(c); /* the state stays until another thread removes the holding */
     }
     forget_copies(c, run, durable);
+    forget_copies(c, branch, durable);
 }
 
 void *connection_main(void *context) {

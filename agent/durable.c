@@ -52,8 +52,9 @@ static void end_deferred(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* r: NULL: there was nothing to save. done: saved, or given up for good. */
-static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd_error *why, bool done) {
+/* r: NULL: there was nothing to save. date: of the checkpoint. done: saved, or given up for good. */
+static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t date, const ckd_error *why,
+                     bool done) {
     agent *a = c->agent;
     holding *h = c->holding;
     bool saved = why->status == CKD_OK;
@@ -64,6 +65,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, const ckd
     snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", saved ? "" : why->message);
     if (saved) {
         h->shown.durable_step = r->options.step;
+        h->stored_date = date;
         h->set->saved_ns = r->copied_ns;
         h->stored_ns = clock_monotonic_ns();
         h->deferred = 0;
@@ -171,16 +173,14 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s
     if (status != CKD_OK) {
         return false;
     }
-    if (!may_defer) {
-        return false;
-    }
-    return tier_await_copies(t, version);
+    /* Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest one. */
+    return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
 }
 
 bool holding_is_due(const connection *c) {
     agent *a = c->agent;
     pthread_mutex_lock(&a->mutex);
-    bool due = c->holding->deferred > 0 && (a->drains > 0 || !is_recent(c));
+    bool due = c->holding->deferred > 0 && (a->drains > 0 || !is_recent(c) || tier_is_poor(a->tier));
     pthread_mutex_unlock(&a->mutex);
     return due;
 }
@@ -205,7 +205,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     status = c->ranks ? agree_on_state(&content, k, c, status, &why) : status;
     if (!content.hashes) {
         *end = SAVE_OF_NONE;
-        end_save(c, *k, NULL, &why, false);
+        end_save(c, *k, NULL, 0, &why, false);
         return err_from(err, status, &why);
     }
     const shared_slot *s = &c->holding->set->slots[*k];
@@ -225,7 +225,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     bool done = status == CKD_OK || (ended && is_final(status, s, &content));
     *end = done ? SAVE_DONE : SAVE_FAILED;
     why.status = status; /* another try may have succeeded */
-    end_save(c, *k, &content.request, &why, done);
+    end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);
     out->step = content.request.options.step;
     slot_content_free(&content);
     return err_from(err, status, &why);

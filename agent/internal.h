@@ -45,6 +45,7 @@ typedef struct holding {
     bool uncopied;                  /* its last state could not be copied to other nodes, which was said */
     uint32_t deferred;              /* saves since the last one that reached the store */
     uint64_t stored_ns;             /* when that was; 0: there was none */
+    uint64_t stored_date;           /* created_ns of the last one in the store */
     uint64_t ended_ns;              /* when the connection ended */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
     uint32_t rank, world;           /* world 0: no ranks */
@@ -55,7 +56,9 @@ typedef struct holding {
 typedef struct tier_peer {
     uint64_t has; /* the version of the tier that it has in full; 0: not known */
     uint64_t sent_bytes;
+    uint64_t changes;   /* how often it came or went */
     bool partner, seen; /* seen: it was alive before */
+    bool asked;         /* what it has of this node's last life is in the store, or of no use */
     char trouble[256];
 } tier_peer;
 
@@ -75,6 +78,9 @@ typedef struct tier {
     uint32_t replicated;
     tier_peer *peers;
     bytes decisions;
+    uint64_t asked_ns,
+        ask_pause_ns; /* when peers were asked for this node's last life, and when they are again */
+    int hurries;      /* who wants all states in the store, and waits for no copies */
     bool poor, woken, stopping, mirroring;
     pthread_t mirror;
 } tier;
@@ -160,9 +166,13 @@ void tier_close(agent *a, bool durable);
 /* Keeps a state as files. *version: what the copies must have. Errors: NOSPACE (the budget), those of slot_save_copy. */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
                      slot_content *content, ckd_error *err);
+/* While somebody hurries, nobody waits for copies. */
+void tier_hurry(tier *t, bool hurry);
+/* Are there fewer copies than wanted? */
+bool tier_is_poor(tier *t);
 /* Removes the files of a run, whose states are durable. */
 void tier_forget(tier *t, const char *run);
-/* Do all partners, and at least one, have this version? Waits until the mirror has tried. */
+/* Are all copies of this version in place, as many as wanted? Waits until the mirror has tried. */
 bool tier_await_copies(tier *t, uint64_t version);
 /* Appends ckd_agent_peer of each and the decisions. */
 void tier_describe(slot_agent *about, bytes *out, tier *t);
@@ -175,10 +185,15 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
 
 /* ---- restart.c ---- */
 /*
- * Asks all peers for states that are newer than those in the store, and has the newest one of each run made durable. set:
- * copies of one node; NULL: of all. run: with its branches; NULL: all runs.
+ * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one made
+ * durable.
  */
-void restart_from_peers(tier *t, const char *set, const char *run);
+void restart_from_peers(tier *t, const char *run);
+/*
+ * The same for all runs of which this node's last life has left copies, with peers that were not asked yet, or could not make it durable: they
+ * are asked again now and then. Their copies are not replaced before.
+ */
+void restart_last_life(tier *t);
 /* Answers such questions of others. */
 ckd_status restart_answer(void *context, bytes *answer, const bytes *question, ckd_error *err);
 

@@ -93,7 +93,8 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
         if (is_stopping(t)) {
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
-        if (is_there(there, own->items[i])) { /* files never change under their names */
+        /* Files never change under their names, but the first one: each life of a node has a store of its own. */
+        if (i > 0 && is_there(there, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
@@ -191,6 +192,32 @@ static void remove_surplus(tier *t) {
     }
 }
 
+/* Returns whether the peer has this version. */
+static bool bring_into_line(tier *t, size_t host, uint64_t version) {
+    tier_peer *p = &t->peers[host];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = CKD_OK;
+    pthread_mutex_lock(&t->mutex);
+    uint64_t changes = p->changes;
+    bool asked = p->asked, done = p->has >= version;
+    pthread_mutex_unlock(&t->mutex);
+    if (!asked) {
+        status =
+            err_set(&why, CKD_E_BUSY,
+                    "it was not asked yet for what this node's last life has left, or could not store it");
+    } else if (!done) {
+        status = mirror_to(t, host, &why);
+    }
+    pthread_mutex_lock(&t->mutex);
+    if (status == CKD_OK && p->changes != changes) { /* it may have come back without them */
+        status = err_set(&why, CKD_E_IO, "it has gone meanwhile");
+    }
+    p->has = status == CKD_OK && !done ? version : p->has;
+    snprintf(p->trouble, sizeof(p->trouble), "%.255s", status == CKD_OK ? "" : why.message);
+    pthread_mutex_unlock(&t->mutex);
+    return status == CKD_OK;
+}
+
 /* Returns whether all copies that can be made are in line. */
 static bool do_round(tier *t) {
     uint32_t replicated = 0, partners = 0;
@@ -198,20 +225,12 @@ static bool do_round(tier *t) {
     choose_partners(t);
     uint64_t version = t->version;
     pthread_mutex_unlock(&t->mutex);
+    restart_last_life(t);
     for (size_t i = 0; i < t->hosts.count; i++) {
-        if (!t->peers[i].partner) {
-            continue;
+        if (t->peers[i].partner) {
+            partners++;
+            replicated += bring_into_line(t, i, version);
         }
-        ckd_error why = {.offset = CKD_NO_OFFSET};
-        bool done = t->peers[i].has >= version;
-        ckd_status status = done ? CKD_OK : mirror_to(t, i, &why);
-        pthread_mutex_lock(&t->mutex);
-        t->peers[i].has = status == CKD_OK && !done ? version : t->peers[i].has;
-        snprintf(t->peers[i].trouble, sizeof(t->peers[i].trouble), "%.255s",
-                 status == CKD_OK ? "" : why.message);
-        pthread_mutex_unlock(&t->mutex);
-        partners++;
-        replicated += status == CKD_OK;
     }
     tell(t, replicated);
     if (replicated == partners) {
@@ -229,7 +248,6 @@ static void *mirror_main(void *context) {
     tier *t = context;
     thread_lower_priority(NICE);
     peer_node_await_first_look(t->node);
-    restart_from_peers(t, t->set, NULL); /* before the copies of this node's last life are replaced */
     for (bool rests = false, stops = false; !stops;) {
         pthread_mutex_lock(&t->mutex);
         while (rests && !t->stopping && !t->woken && t->version == t->mirrored) {
@@ -257,6 +275,8 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
     bool returns = alive && p->seen, goes = !alive && p->seen;
     p->seen |= alive;
     p->has = 0; /* its memory may be gone */
+    p->changes++;
+    t->asked_ns = alive ? 0 : t->asked_ns;
     snprintf(p->trouble, sizeof(p->trouble), "%.255s", alive ? "" : why);
     t->woken = true;
     pthread_cond_broadcast(&t->changed);

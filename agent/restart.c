@@ -9,8 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/file.h"
+
 #define FOUND_MAX     4096
 #define DECISIONS_MAX (64u << 10)
+#define PAUSE_MIN_NS  UINT64_C(1000000000) /* between searches for the last life of this node */
+#define PAUSE_MAX_NS  UINT64_C(60000000000)
 
 enum { QUESTION_LIST = 1, QUESTION_STORE = 2 };
 
@@ -236,6 +240,7 @@ typedef struct search {
     found *items;
     size_t count, capacity;
     ckd_store *shared;
+    bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: what goes wrong was said before */
 } search;
 
 static void decide(tier *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -252,6 +257,22 @@ static void decide(tier *t, const char *format, ...) {
     bytes_put(&t->decisions, line, strlen(line));
     bytes_put(&t->decisions, "\n", 1);
     pthread_mutex_unlock(&t->mutex);
+}
+
+/* This node may itself have copies of the one that is lost. */
+static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ckd_error *err) {
+    bytes asked = {.size = 0};
+    put_question(&asked, q);
+    ckd_status status = CKD_OK;
+    if (asked.failed) {
+        status = err_nomem(err, asked.size, "a question");
+    } else if (host == t->hosts.self) {
+        status = restart_answer(t, answer, &asked, err);
+    } else {
+        status = peer_ask(answer, t->node, host, &asked, err);
+    }
+    bytes_free(&asked);
+    return status;
 }
 
 static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_error *err) {
@@ -272,19 +293,17 @@ static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_err
 static void ask_everybody(search *s) {
     tier *t = s->of;
     for (size_t host = 0; host < t->hosts.count; host++) {
-        bytes asked = {.size = 0}, answer = {.size = 0};
+        bytes answer = {.size = 0};
         ckd_error why;
-        if (host == t->hosts.self) {
+        if (s->again && t->peers[host].asked) {
             continue;
         }
-        put_question(&asked, &s->question);
-        ckd_status status = asked.failed ? err_nomem(&why, asked.size, "a question")
-                                         : peer_ask(&answer, t->node, host, &asked, &why);
+        ckd_status status = ask(&answer, t, host, &s->question, &why);
         THEN(status, take_list(s, host, &answer, &why));
-        if (status != CKD_OK) {
+        s->asked[host] = status == CKD_OK;
+        if (status != CKD_OK && !s->again) {
             decide(t, "node %s: not asked: %.300s", t->hosts.items[host].name, why.message);
         }
-        bytes_free(&asked);
         bytes_free(&answer);
     }
 }
@@ -320,29 +339,36 @@ static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *ro
     return any;
 }
 
+/* A copy that is damaged, or was deleted in the store, remains so. */
+static bool may_succeed_later(ckd_status status) {
+    return status != CKD_E_CORRUPT && status != CKD_E_STATE && status != CKD_E_NOT_FOUND &&
+           status != CKD_E_INVALID && status != CKD_E_MISMATCH && status != CKD_E_UNSUPPORTED &&
+           status != CKD_E_EXISTS;
+}
+
 static bool make_durable(search *s, const found *f) {
     tier *t = s->of;
-    bytes asked = {.size = 0}, answer = {.size = 0};
+    bytes answer = {.size = 0};
     ckd_error why;
     const char *name = t->hosts.items[f->host].name;
     question q = s->question;
     q.kind = QUESTION_STORE;
     q.checkpoint = f->checkpoint;
     snprintf(q.set, sizeof(q.set), "%s", f->set);
-    put_question(&asked, &q);
-    ckd_status status = asked.failed ? err_nomem(&why, asked.size, "a question")
-                                     : peer_ask(&answer, t->node, f->host, &asked, &why);
+    ckd_status status = ask(&answer, t, f->host, &q, &why);
     if (status == CKD_OK) {
         decide(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, name);
         agent_say(t->agent,
                   "step %" PRIu64 " of run '%s' comes from the memory of node %s, verified: it is durable",
                   f->step, f->run, name);
+    } else if (may_succeed_later(status) && s->again) {
+        s->asked[f->host] = false;
     } else {
+        s->asked[f->host] = !may_succeed_later(status);
         decide(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, name, why.message);
         agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of node %s is not used: %s", f->step,
                   f->run, name, why.message);
     }
-    bytes_free(&asked);
     bytes_free(&answer);
     return status == CKD_OK;
 }
@@ -367,7 +393,7 @@ static void choose(search *s, const char *root) {
         }
         done = make_durable(s, f);
     }
-    if (any && !done) {
+    if (any && !done && !s->again) {
         decide(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
     }
 }
@@ -388,28 +414,78 @@ static void choose_each(search *s) {
     }
 }
 
-void restart_from_peers(tier *t, const char *set, const char *run) {
-    search s = {.of = t, .question = {.kind = QUESTION_LIST}};
-    ckd_error why;
-    snprintf(s.question.set, sizeof(s.question.set), "%s", set ? set : "");
-    if (run) {
-        run_root(s.question.run, run);
+static void say_not_asked(const search *s) {
+    const tier *t = s->of;
+    size_t missing = 0, first = 0;
+    for (size_t host = t->hosts.count; host-- > 0;) {
+        missing += !s->asked[host];
+        first = s->asked[host] ? first : host;
     }
+    if (missing) {
+        agent_say(
+            t->agent,
+            "run '%s' begins, and %zu of %zu nodes could not be asked for a newer state than the store's: "
+            "%s%s",
+            s->question.run, missing, t->hosts.count, t->hosts.items[first].name,
+            missing > 1 ? " and others" : "");
+    }
+}
+
+static void search_peers(search *s) {
+    tier *t = s->of;
+    ckd_error why;
     pthread_mutex_lock(
         &t->restart_mutex); /* a second search finds in the store what the first one has put there */
-    ckd_status status = open_shared(&s.shared, t, CKD_OPEN_READ, &why);
+    ckd_status status = open_shared(&s->shared, t, CKD_OPEN_READ, &why);
     if (status == CKD_OK) {
-        s.question.store = s.shared->id;
-        ask_everybody(&s);
-        choose_each(&s);
-    } else {
+        s->question.store = s->shared->id;
+        ask_everybody(s);
+        if (s->question.run[0]) {
+            say_not_asked(s);
+        }
+        choose_each(s);
+    } else if (!s->again) {
         agent_say(t->agent, "other nodes were not asked for states, as the store cannot be opened: %s",
                   why.message);
     }
-    if (status == CKD_OK && set) { /* of this node's last life */
-        record_report(t->agent, s.shared);
+    if (status == CKD_OK && s->of_last_life && !s->again) {
+        record_report(t->agent, s->shared);
     }
-    ckd_store_close(s.shared);
+    ckd_store_close(s->shared);
     pthread_mutex_unlock(&t->restart_mutex);
-    free(s.items);
+    free(s->items);
+}
+
+void restart_from_peers(tier *t, const char *run) {
+    search s = {.of = t, .question = {.kind = QUESTION_LIST}};
+    run_root(s.question.run, run);
+    search_peers(&s);
+}
+
+void restart_last_life(tier *t) {
+    search s = {.of = t, .question = {.kind = QUESTION_LIST}, .of_last_life = true};
+    uint64_t now_ns = clock_monotonic_ns();
+    bool wanted = false;
+    pthread_mutex_lock(&t->mutex);
+    for (size_t host = 0; host < t->hosts.count; host++) {
+        wanted |= !t->peers[host].asked && peer_alive(t->node, host);
+    }
+    wanted = wanted && (!t->asked_ns || now_ns - t->asked_ns > t->ask_pause_ns);
+    s.again = t->ask_pause_ns > 0;
+    if (wanted) {
+        uint64_t pause_ns = s.again ? t->ask_pause_ns * 2 : PAUSE_MIN_NS;
+        t->ask_pause_ns = pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS;
+        t->asked_ns = now_ns;
+    }
+    pthread_mutex_unlock(&t->mutex);
+    if (!wanted) {
+        return;
+    }
+    snprintf(s.question.set, sizeof(s.question.set), "%s", t->set);
+    search_peers(&s);
+    pthread_mutex_lock(&t->mutex);
+    for (size_t host = 0; host < t->hosts.count; host++) {
+        t->peers[host].asked |= s.asked[host];
+    }
+    pthread_mutex_unlock(&t->mutex);
 }

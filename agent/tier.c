@@ -175,6 +175,7 @@ void tier_close(agent *a, bool durable) {
         return;
     }
     if (t->node && durable) {
+        peer_node_stop_sending(t->node); /* what is limited to few bytes a second may take hours */
         mirror_end(t);
         remove_copies(t);
     }
@@ -281,16 +282,29 @@ void tier_forget(tier *t, const char *run) {
 
 bool tier_await_copies(tier *t, uint64_t version) {
     pthread_mutex_lock(&t->mutex);
-    while (t->mirrored < version && !t->stopping) {
+    while (t->mirrored < version && !t->stopping && !t->hurries) {
         pthread_cond_wait(&t->changed, &t->mutex);
     }
-    uint32_t partners = 0, have = 0;
+    uint32_t have = 0;
     for (size_t i = 0; i < t->hosts.count; i++) {
-        partners += t->peers[i].partner;
         have += t->peers[i].partner && t->peers[i].has >= version;
     }
     pthread_mutex_unlock(&t->mutex);
-    return have > 0 && have == partners;
+    return have >= t->agent->options.replicate;
+}
+
+void tier_hurry(tier *t, bool hurry) {
+    pthread_mutex_lock(&t->mutex);
+    t->hurries += hurry ? 1 : -1;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+}
+
+bool tier_is_poor(tier *t) {
+    pthread_mutex_lock(&t->mutex);
+    bool poor = t->poor;
+    pthread_mutex_unlock(&t->mutex);
+    return poor;
 }
 
 /* ---- what is shown ---- */

@@ -30,14 +30,16 @@ static bool take(bucket *b, uint64_t size) {
 }
 
 ckd_status bucket_take(bucket *b, uint64_t size, ckd_error *err) {
-    while (b->bytes_per_s && !take(b, size)) {
-        bool stops = false;
+    bool stops = atomic_load(&b->closed);
+    while (!stops && b->bytes_per_s && !take(b, size)) {
         local_wait(&b->stop, 1, PAUSE_MS, &stops);
-        if (stops) {
-            return err_set(err, CKD_E_CANCELLED, "the agent is ending");
-        }
+        stops |= atomic_load(&b->closed);
     }
-    return CKD_OK;
+    return stops ? err_set(err, CKD_E_CANCELLED, "the agent is ending") : CKD_OK;
+}
+
+void bucket_close(bucket *b) {
+    atomic_store(&b->closed, true);
 }
 
 void bucket_destroy(bucket *b) {

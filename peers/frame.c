@@ -47,16 +47,20 @@ static ckd_status check_head(const uint8_t head[HEAD_SIZE], ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err) {
+static ckd_status receive(frame_kind *kind, bytes *body, wire *w, size_t max, ckd_error *err) {
     uint8_t head[HEAD_SIZE];
     hash128 hash;
     bytes_clear(body);
     ckd_status status = wire_receive(w, head, sizeof(head), err);
     THEN(status, check_head(head, err));
+    size_t size = load_le32(head + 8);
+    if (status == CKD_OK && size > max) {
+        status =
+            err_set(err, CKD_E_INVALID, "another node sent a message of %zu bytes, which is too long", size);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    size_t size = load_le32(head + 8);
     void *to = size ? bytes_extend(body, size) : NULL;
     if (size && !to) {
         return err_nomem(err, size, "a message of another node");
@@ -71,6 +75,16 @@ ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err)
     }
     *kind = (frame_kind)load_le16(head + 6);
     return status;
+}
+
+ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err) {
+    return receive(kind, body, w, FRAME_MAX, err);
+}
+
+ckd_status frame_receive_hello(bytes *body, wire *w, ckd_error *err) {
+    frame_kind is;
+    ckd_status status = receive(&is, body, w, HELLO_MAX, err);
+    return status == CKD_OK && is != FRAME_HELLO ? err_set(err, CKD_E_INVALID, "no greeting") : status;
 }
 
 ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err) {
@@ -141,5 +155,10 @@ ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, ckd_error *er
     }
     status = take_body(body, w, size, err);
     *answered = status == CKD_OK;
-    return status == CKD_OK && outcome != CKD_OK ? err_set(err, (ckd_status)outcome, "%s", text) : status;
+    if (status != CKD_OK || outcome == CKD_OK) {
+        return status;
+    }
+    /* CANCELLED is for this node's own end */
+    bool known = outcome <= CKD_E_DEVICE && outcome != CKD_E_CANCELLED;
+    return err_set(err, known ? (ckd_status)outcome : CKD_E_IO, "%s", text);
 }

@@ -59,6 +59,7 @@ void wire_set_fault(wire_fault_fn fault, void *context);
 #define PEER_PROTOCOL 1
 #define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
 #define FRAME_MAX     (PEER_PIECE + 4096)
+#define HELLO_MAX     1024u
 #define ANSWER_MAX    (64u << 20)
 
 typedef enum frame_kind {
@@ -76,6 +77,8 @@ typedef enum frame_kind {
 ckd_status frame_send(wire *w, frame_kind kind, const void *body, size_t size, ckd_error *err);
 /* Clears the body first. Errors: CORRUPT (head or body do not have their hashes), INVALID (no frame of ours), UNSUPPORTED. */
 ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err);
+/* From somebody who has not shown the secret: INVALID if it is anything but a greeting of at most HELLO_MAX bytes. */
+ckd_status frame_receive_hello(bytes *body, wire *w, ckd_error *err);
 /* As frame_receive, but another kind is INVALID. */
 ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err);
 /* why: of a failure. body: NULL: none; at most ANSWER_MAX. */
@@ -90,10 +93,13 @@ typedef struct bucket {
     double tokens;
     uint64_t filled_ns;
     int stop;
+    atomic_bool closed;
 } bucket;
 void bucket_init(bucket *b, uint64_t bytes_per_s, int stop);
 /* Waits until `size` bytes may be sent. Errors: CANCELLED. */
 ckd_status bucket_take(bucket *b, uint64_t size, ckd_error *err);
+/* Nothing may be sent from now on. */
+void bucket_close(bucket *b);
 void bucket_destroy(bucket *b);
 
 /* ---- blobs.c ---- */
@@ -168,7 +174,7 @@ struct peer_node {
     pthread_cond_t changed;
     pthread_t acceptor;
     bool accepting;
-    uint32_t connections;
+    uint32_t connections, strangers; /* strangers: have not shown the secret yet */
 };
 
 #endif

@@ -48,6 +48,7 @@ static void keep_looking(peer *p, wire *w, ckd_error *err) {
             tell(p, true, "");
         }
         if (!pause_for(p->node, p->node->options.silence_ms / BEATS)) {
+            err_set(err, CKD_E_CANCELLED, "the agent is ending");
             break;
         }
     }
@@ -135,6 +136,10 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     }
     *out = node;
     return CKD_OK;
+}
+
+void peer_node_stop_sending(peer_node *node) {
+    bucket_close(&node->limit);
 }
 
 void peer_node_stop(peer_node *node) {

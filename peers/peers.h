@@ -103,6 +103,8 @@ typedef struct peer_node peer_node;
  * machine; the message says what to install), INVALID, IO (the address is in use), NOMEM.
  */
 ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err);
+/* Breaks off copies that are being sent; other calls go on. */
+void peer_node_stop_sending(peer_node *node);
 /* Breaks off whatever is going on with peers; calls fail with CANCELLED from then on. */
 void peer_node_stop(peer_node *node);
 void peer_node_end(peer_node *node); /* stops first; accepts NULL */

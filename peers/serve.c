@@ -8,6 +8,7 @@
 #include "base/threads.h"
 
 #define CONNECTIONS_MAX 1024
+#define STRANGERS_MAX   64 /* of them, who have not shown the secret */
 #define HELLO_MS        5000
 #define PIECE_MS        300000 /* senders may be throttled */
 #define LINGER_MS       1000
@@ -108,6 +109,8 @@ static bool take_fetch(served *s, ckd_error *why) {
     char path[1024];
     hash128 sent;
     bytes head = {.size = 0};
+    wire_limits limits = limits_of(s->node, s->node->options.silence_ms); /* of a peer that is stopped */
+    wire_set_limits(s->wire, &limits);
     pthread_rwlock_rdlock(&s->node->held.lock);
     ckd_status status = find_sound(&entry, path, s, why);
     bytes_put_u64(&head, entry.size);
@@ -203,7 +206,7 @@ static bool take_hello(served *s) {
     wire_limits limits = limits_of(s->node, HELLO_MS);
     const peer_secret *secret = s->node->options.secret;
     wire_set_limits(s->wire, &limits);
-    if (frame_expect(&s->body, s->wire, FRAME_HELLO, &why) != CKD_OK) {
+    if (frame_receive_hello(&s->body, s->wire, &why) != CKD_OK) {
         return false;
     }
     ckd_status status = check_hello(s, &why);
@@ -222,7 +225,10 @@ static void linger(served *s) {
 static void *serve_main(void *context) {
     served *s = context;
     peer_node *node = s->node;
-    bool goes_on = take_hello(s);
+    bool goes_on = take_hello(s), stranger = !goes_on;
+    pthread_mutex_lock(&node->mutex);
+    node->strangers -= !stranger;
+    pthread_mutex_unlock(&node->mutex);
     while (goes_on) {
         frame_kind kind;
         wire_limits limits = limits_of(node, 0);
@@ -240,6 +246,7 @@ static void *serve_main(void *context) {
     free(s);
     pthread_mutex_lock(&node->mutex);
     node->connections--;
+    node->strangers -= stranger;
     pthread_cond_broadcast(&node->changed);
     pthread_mutex_unlock(&node->mutex);
     return NULL;
@@ -250,10 +257,11 @@ static void start(peer_node *node, wire *w) {
     served *s = calloc(1, sizeof(*s));
     ckd_status status = s ? CKD_OK : CKD_E_NOMEM;
     pthread_mutex_lock(&node->mutex);
-    if (status == CKD_OK && node->connections < CONNECTIONS_MAX) {
+    if (status == CKD_OK && node->connections < CONNECTIONS_MAX && node->strangers < STRANGERS_MAX) {
         *s = (served){.node = node, .wire = w};
         status = thread_start(&thread, serve_main, s, NULL);
         node->connections += status == CKD_OK;
+        node->strangers += status == CKD_OK;
     } else {
         status = CKD_E_BUSY;
     }

@@ -172,6 +172,7 @@ def test_a_lost_node(cluster):
     for node in four.nodes:
         node.stop()
         assert not (node.memory / "own").exists() and not (node.memory / "held").exists()
+    assert "no sign of life" not in lost.said()  # it was the first to end
 
 
 def test_another_node_takes_over(cluster):
@@ -183,6 +184,81 @@ def test_another_node_takes_over(cluster):
     out = other.train(reached + 50).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
     check_weights(three, reached + 50)
+
+
+def test_a_node_is_lost_twice(cluster):
+    """The second life's copies are usable, though files of the first one were there."""
+    two = cluster("ab", "--store-every", "1h")
+    node = two.nodes[0]
+    reached = lose_while_training(node)
+    for _ in range(2):
+        node.start("--store-every", "1h")
+        node.train()
+        until(lambda: node.copied(reached + 30))
+        reached = node.status()["sessions"][0]["copied_step"]
+        node.lose()
+    node.start()
+    out = node.train(reached + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    check_weights(two, reached + 20)
+
+
+def test_the_partner_takes_over(cluster):
+    """The restart is on the node that has the copies."""
+    two = cluster("ab", "--store-every", "1h")
+    reached = lose_while_training(two.nodes[0])
+    out = two.nodes[1].train(reached + 20).communicate()[0].splitlines()
+    assert int(out[0].split()[-1]) >= reached
+    check_weights(two, reached + 20)
+
+
+def test_a_partner_that_comes_back_late(cluster):
+    """It shows no sign of life when the node begins its next life: what it has is not replaced before the store has it."""
+    two = cluster("ab", "--store-every", "1h")
+    node, partner = two.nodes
+    reached = lose_while_training(node)
+    partner.agent.send_signal(signal.SIGSTOP)
+    node.start()
+    until(lambda: node.copies()["peers"][0]["trouble"])
+    node.train(two.newest()).communicate()
+    assert f"1 of 2 nodes could not be asked for a newer state than the store's: {partner.address}" in node.said()
+    assert two.newest() < reached
+    partner.agent.send_signal(signal.SIGCONT)
+    until(lambda: two.newest() >= reached and node.in_place())
+    assert int(node.train(reached + 10).communicate()[0].splitlines()[0].split()[-1]) >= reached
+
+
+def test_too_few_nodes(cluster):
+    """With fewer copies than wanted, states go to the store, those whose copies are lost later, too."""
+    two = cluster("ab", "--store-every", "1h")
+    node, partner = two.nodes
+    until(node.in_place)
+    node.train(10 ** 7)
+    until(lambda: node.copied(20))
+    node.trainer.send_signal(signal.SIGSTOP)
+    newest = node.status()["sessions"][0]["newest_step"]
+    assert two.newest() < newest
+    partner.lose()
+    until(lambda: two.newest() >= newest)
+    node.lose()
+    for one in two.nodes:
+        one.start("--store-every", "1h", "--replicate", "2")
+    node.train(10 ** 7)
+    until(lambda: two.newest() > newest + 20)
+    session, = node.status()["sessions"]
+    assert session["copied_step"] is None and node.copies()["states"] > 0
+
+
+def test_copies_that_travel_slowly(cluster):
+    """A stop waits neither for copies that are on their way nor for those that the session waits for."""
+    two = cluster("ab", "--store-every", "1h", "--send-rate", "1K")
+    node = two.nodes[0]
+    until(node.in_place)
+    node.train(10 ** 7)
+    until(lambda: node.copies()["states"] >= 2)  # the second one waits: the first one's files take minutes
+    reached = node.status()["sessions"][0]["newest_step"]
+    node.stop()
+    assert two.newest() >= reached
 
 
 def flip_chunks(node):

@@ -78,6 +78,9 @@ static ckd_status answer_question(void *context, bytes *answer, const bytes *que
     if (question->size == 5 && memcmp(question->data, "wrong", 5) == 0) {
         return err_set(err, CKD_E_NOT_FOUND, "this is wrong");
     }
+    if (question->size == 2 && question->data[0] == '!') {
+        return err_set(err, (ckd_status)question->data[1], "a status");
+    }
     uint8_t seen = 0;
     for (size_t i = 0; i < NODES; i++) {
         seen = (uint8_t)(seen + peer_alive(*of, i));
@@ -493,6 +496,26 @@ static void test_another_secret(void **state) {
     peer_node_end(stranger);
 }
 
+/* A status that does not exist, or says that this node ends, is an error of the peer. */
+static void test_odd_statuses(void **state) {
+    (void)state;
+    static const struct {
+        uint8_t sent;
+        ckd_status taken;
+    } cases[] = {{CKD_E_NOSPACE, CKD_E_NOSPACE},
+                 {CKD_E_CANCELLED, CKD_E_IO},
+                 {CKD_E_DEVICE + 1, CKD_E_IO},
+                 {200, CKD_E_IO}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint8_t question[2] = {'!', cases[i].sent};
+        bytes asked = {question, 2, 2, false}, answer = {.size = 0};
+        ckd_error err;
+        assert_int_equal(peer_ask(&answer, node, 1, &asked, &err), cases[i].taken);
+        assert_int_equal(err.status, cases[i].taken);
+        bytes_free(&answer);
+    }
+}
+
 /* What comes before the secret, or instead of a message, ends the connection and nothing else. */
 static void test_noise(void **state) {
     (void)state;
@@ -501,13 +524,16 @@ static void test_noise(void **state) {
     bytes body = {.size = 0};
     frame_kind kind;
     ckd_error err;
-    for (unsigned i = 0; i < 6; i++) {
+    for (unsigned i = 0; i < 7; i++) {
         wire *w;
         for (size_t k = 0; k < sizeof(noise); k++) {
             noise[k] = (uint8_t)(k * (i + 3) >> i);
         }
         must(wire_connect(&w, node->net, &hosts.items[2], &limits, &err), &err);
-        if (i % 2) {
+        if (i == 6) {
+            must(frame_send(w, FRAME_HELLO, noise, HELLO_MAX + 1, &err),
+                 &err); /* is not read, nor answered */
+        } else if (i % 2) {
             must(frame_send(w, FRAME_LIST, noise, 100, &err), &err); /* without a greeting */
         } else {
             (void)wire_send(w, noise, sizeof(noise), &err);
@@ -557,6 +583,7 @@ int main(int argc, char **argv) {
         WITH_NODES(test_bits_that_flip_in_a_sent_copy),
         WITH_NODES(test_bits_that_flip_in_a_kept_copy),
         WITH_NODES(test_another_secret),
+        WITH_NODES(test_odd_statuses),
         WITH_NODES(test_noise),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
