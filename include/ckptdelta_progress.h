@@ -99,12 +99,11 @@ typedef struct ckd_progress_slot {
     uint64_t step;     /* the last one */
     uint64_t step_ns;  /* when it was done */
     uint64_t first_step, first_ns;
-    uint64_t apart_ns;   /* evaluation and saving since the last step */
-    uint64_t timed;      /* steps whose time is known: those that followed a step */
-    uint64_t alarm;      /* the last ckd_alarm */
-    uint64_t alarm_step; /* and its step */
-    uint64_t alarms;     /* how many there were; written last */
-    uint64_t reserved[2];
+    uint64_t apart_ns; /* evaluation and saving since the last step */
+    uint64_t timed;    /* steps whose time is known: those that followed a step */
+    /* The step of the last alarm of each kind, plus 1, at its ckd_alarm - 1; 0: there was none. */
+    uint64_t alarm_steps[4];
+    uint64_t alarms; /* how many there were; written last */
     /* How long these took, without apart_ns, in ms; step number i of them at i % CKD_PROGRESS_WINDOW. */
     uint32_t took_ms[CKD_PROGRESS_WINDOW];
 } ckd_progress_slot;

@@ -242,14 +242,16 @@ CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_err
 CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_error *err);
 
 /*
- * Sets the value of options.save.metric_name, which later saves record. NaN: there is none. Set it before each step: the
- * step compares it with the values before.
+ * Sets the value of options.save.metric_name, which later saves record. Set it before each step: the step compares it
+ * with the values before. NaN is not recorded, and raises an alarm.
  *
  * A session raises an alarm (ckd_alarm, ckptdelta_progress.h) if this metric, the size of a delta or the time of a save
  * is unlike those before, or if the weights do not change any more. docs/run.md has the limits. An alarm is a message to
  * the store's on_message, and a count in ckd_session_state. `ckptdelta run` hears of it, too. Nothing else follows.
  */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);
+/* There is no value: later saves record none, and the next step compares none. */
+CKD_API void ckd_session_no_metric(ckd_session *session);
 /*
  * Only compares a metric, for a step of which the session is not told otherwise. Steps that are not after the last one
  * compared are ignored.

@@ -100,32 +100,38 @@ static bool was_told(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     return false;
 }
 
-static void take_alarm(anomalies *a, const ckd_progress_slot *slot) {
+/* Is it the one to name? Those that act come before the others; of these, the one of the first step decides. */
+static bool counts_more(const anomalies *a, ckd_alarm alarm, uint64_t step) {
+    return !a->alarm[0] || (acts(alarm) && (!a->alarm_acts || step < a->alarm_step));
+}
+
+static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm alarm, uint64_t step) {
     char text[SUPERVISE_TEXT_MAX], who[32] = "";
-    ckd_alarm alarm = slot->alarm <= CKD_ALARM_TIME ? (ckd_alarm)slot->alarm : CKD_ALARM_NONE;
-    if (!describe(alarm) || was_told(a, alarm, slot->alarm_step) ||
-        !add(a, &(anomaly){.step = slot->alarm_step, .alarm = alarm})) {
+    if (was_told(a, alarm, step) || !add(a, &(anomaly){.step = step, .alarm = alarm})) {
         return;
     }
     if (slot->rank < CKD_PROGRESS_NO_RANK) {
         snprintf(who, sizeof(who), "rank %" PRIu64 ", ", slot->rank);
     }
-    snprintf(text, sizeof(text), "%sstep %" PRIu64 ": %s", who, slot->alarm_step, describe(alarm));
+    snprintf(text, sizeof(text), "%sstep %" PRIu64 ": %s", who, step, describe(alarm));
     a->alarms++;
-    if (!a->alarm[0] || (acts(alarm) && !a->alarm_acts)) {
+    if (counts_more(a, alarm, step)) {
         memcpy(a->alarm, text, sizeof(text));
-        a->alarm_step = slot->alarm_step;
+        a->alarm_step = step;
         a->alarm_acts = acts(alarm);
     }
     supervise_say(a->options, "alarm: %s", text);
 }
 
-/* Of several alarms of one process since the last look, the slot has only the last one. */
+/* Of several alarms of one kind and process since the last look, the slot has only the last one. */
 void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count) {
     for (size_t i = 0; a->known && i < count && i < PROGRESS_SLOTS; i++) {
-        if (slots[i].alarms != a->seen[i]) {
-            a->seen[i] = slots[i].alarms;
-            take_alarm(a, &slots[i]);
+        for (int k = 0; k < CKD_ALARM_TIME; k++) {
+            uint64_t step = slots[i].alarm_steps[k];
+            if (step && step != a->seen[i][k]) {
+                a->seen[i][k] = step;
+                take_alarm(a, &slots[i], (ckd_alarm)(k + 1), step - 1);
+            }
         }
     }
 }

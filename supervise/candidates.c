@@ -152,20 +152,26 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* Was it made by the attempt at the step of its alarm, or later? */
-static bool is_alarmed(const ckd_checkpoint *c, const attempt *alarmed) {
-    return c->created_ns >= alarmed->start_ns && c->step >= alarmed->alarm_step;
+/* Was it made by an attempt that was unhealthy for an alarm, at the step of the alarm or later? */
+static const attempt *alarmed_maker(const ckd_checkpoint *c, const candidates_rule *rule) {
+    for (size_t i = rule->count; rule->alarmed && i-- > 0;) {
+        const attempt *a = &rule->history[i];
+        if (c->created_ns >= a->start_ns) {
+            return decide_is_alarmed(a) && c->step >= a->alarm_step ? a : NULL;
+        }
+    }
+    return NULL;
 }
 
 /*
  * vain: tries only those from which attempts have failed; otherwise only the others. older: only those from before
- * rule->before, or from before the alarm of rule->alarmed.
+ * rule->before, and, with rule->alarmed, what attempts made before their alarms.
  */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
                                bool older, ckd_error *err) {
     uint64_t good_count = 0;
     const char *before = older ? rule->before : NULL;
-    const attempt *alarmed = older ? rule->alarmed : NULL;
+    bool alarmed = older && rule->alarmed;
     bool newer = before != NULL;
     for (size_t i = 0; i < c->count; i++) {
         char ref[SUPERVISE_REF_MAX];
@@ -175,7 +181,7 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
         if (c->items[i].suspect && !c->suspect[0]) {
             snprintf(c->suspect, sizeof(c->suspect), "%s", ref);
         }
-        if (newer || (alarmed && is_alarmed(&c->items[i], alarmed)) || failed != vain ||
+        if (newer || (older && alarmed_maker(&c->items[i], rule)) || failed != vain ||
             !may_start_from(c, i)) {
             continue;
         }
@@ -198,12 +204,13 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
 static void say_suspect(const candidates *c, const candidates_rule *rule) {
     for (size_t i = 0; i < c->chosen; i++) {
         char ref[SUPERVISE_REF_MAX];
+        const attempt *maker = alarmed_maker(&c->items[i], rule);
         candidate_ref(ref, &c->items[i]);
         if (c->items[i].suspect) {
             supervise_say(rule->options, "%s is suspect and passed over: values became NaN or infinite", ref);
-        } else if (rule->alarmed && is_alarmed(&c->items[i], rule->alarmed)) {
+        } else if (maker) {
             supervise_say(rule->options, "%s is passed over: it was made after an alarm at step %" PRIu64,
-                          ref, rule->alarmed->alarm_step);
+                          ref, maker->alarm_step);
         }
     }
 }

@@ -11,9 +11,17 @@
 enum { STATUS_USAGE = 2, STATUS_NOT_EXECUTABLE = 126, STATUS_NOT_FOUND = 127 };
 #define REFUSAL_NS (10 * SECOND)
 
+bool decide_is_alarmed(const attempt *a) {
+    return a->unhealthy && !a->anomaly[0] && a->alarm_step != SUPERVISE_NO_STEP;
+}
+
+/* What was saved from the step of an alarm on is no progress: the next attempt may raise the same alarm. */
 bool attempt_progressed(const attempt *a) {
-    return a->last_step != SUPERVISE_NO_STEP &&
-           (a->first_step == SUPERVISE_NO_STEP || a->last_step > a->first_step);
+    uint64_t last = a->last_step;
+    if (last != SUPERVISE_NO_STEP && decide_is_alarmed(a) && last >= a->alarm_step) {
+        last = a->alarm_step > 0 ? a->alarm_step - 1 : SUPERVISE_NO_STEP;
+    }
+    return last != SUPERVISE_NO_STEP && (a->first_step == SUPERVISE_NO_STEP || last > a->first_step);
 }
 
 /* An attempt that somebody has stopped says nothing about the command. */
@@ -77,7 +85,7 @@ const char *decide_anomaly(const attempt *history, size_t count) {
 
 const attempt *decide_alarm(const attempt *history, size_t count) {
     const attempt *a = last_unhealthy(history, count);
-    return a && !a->anomaly[0] && a->alarm_step != SUPERVISE_NO_STEP ? a : NULL;
+    return a && decide_is_alarmed(a) ? a : NULL;
 }
 
 /* What an attempt was unhealthy for. */

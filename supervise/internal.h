@@ -89,6 +89,8 @@ const char *decide_anomaly(const attempt *history, size_t count);
  * saved from the step of the alarm on is not trusted.
  */
 const attempt *decide_alarm(const attempt *history, size_t count);
+/* Was the attempt unhealthy only because of an alarm? */
+bool decide_is_alarmed(const attempt *a);
 /*
  * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.
  * They are those since the last host was excluded.
@@ -115,7 +117,10 @@ typedef struct candidates_rule {
     size_t count;
     const char
         *before; /* a checkpoint: nothing that is newer is chosen if something older is good; NULL: none */
-    /* an attempt: what it made from its alarm_step on is not chosen if something older is good; NULL: none */
+    /*
+     * The attempt that decide_alarm names: what it, and those before it, made from the steps of their alarms on is not
+     * chosen if something older is good. NULL: none.
+     */
     const attempt *alarmed;
     ckd_progress_fn on_progress;
     void *progress_context;
@@ -354,9 +359,9 @@ typedef struct anomalies {
         *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
     anomaly *found;
     size_t count, handled;
-    char first[SUPERVISE_REF_MAX];  /* the first suspect checkpoint; "": none was found */
-    uint64_t seen[PROGRESS_SLOTS];  /* alarms of each slot so far */
-    uint64_t alarms;                /* one for what several ranks notice at the same step */
+    char first[SUPERVISE_REF_MAX];                 /* the first suspect checkpoint; "": none was found */
+    uint64_t seen[PROGRESS_SLOTS][CKD_ALARM_TIME]; /* of each slot, what it said about each kind */
+    uint64_t alarms;                               /* one for what several ranks notice at the same step */
     char alarm[SUPERVISE_TEXT_MAX]; /* the first of those that count most; "": there was none */
     uint64_t alarm_step;
     bool alarm_acts; /* that one ends an attempt with --on-anomaly rewind or stop */

@@ -52,7 +52,12 @@ void session_judge_metric(ckd_session *s, uint64_t step, double metric) {
         return;
     }
     a->observed = step;
-    if (sensor_observe(&r, &a->metric, &rule, metric)) {
+    if (!sensor_observe(&r, &a->metric, &rule, metric)) {
+        return;
+    }
+    if (r.verdict == SENSOR_NO_NUMBER) {
+        alarm_raise(s, CKD_ALARM_METRIC, step, "%s is %g", name, metric);
+    } else {
         alarm_raise(s, CKD_ALARM_METRIC, step,
                     "%s is %.6g, and the median of the steps before is %.6g; %s %.6g would be normal", name,
                     metric, r.median, r.verdict == SENSOR_HIGH ? "up to" : "from", r.limit);
@@ -64,13 +69,19 @@ void session_judge_metric(ckd_session *s, uint64_t step, double metric) {
 static bool is_weight(const session_item *item) {
     const ckd_tensor *t = &item->tensor;
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
-    return !item->is_bytes && !item->on_device && (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER);
+    return !item->is_bytes && (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER);
 }
 
-/* Returns false if the snapshot has no weights. Of large ones, every nth piece counts. */
+/*
+ * Returns false if the snapshot has no weights, or some on a device: those that are not may be frozen. Of large ones, every
+ * nth piece counts.
+ */
 static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
     uint64_t total = 0;
     for (size_t i = 0; i < s->item_count; i++) {
+        if (is_weight(&s->items[i]) && s->items[i].on_device) {
+            return false;
+        }
         total += is_weight(&s->items[i]) ? s->items[i].bytes : 0;
     }
     uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_PIECE;
@@ -161,13 +172,14 @@ void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_chec
     save_alarms *a = &s->saver.alarms;
     judge_weights(s, slot);
     judge_size(s, slot, saved);
+    size_t kind = saved->kind == CKD_DELTA; /* a base takes much longer than a delta */
     if (times->handed_ns) {
-        judge_time(s, slot->step, &a->time,
+        judge_time(s, slot->step, &a->time[kind],
                    seconds_between(times->begun_ns, times->handed_ns, times->apart_ns),
                    "this rank's part of the save");
     }
     if (!times->handed_ns || s->save.rank == 0) {
-        judge_time(s, slot->step, &a->group_time,
+        judge_time(s, slot->step, &a->group_time[kind],
                    seconds_between(times->begun_ns, times->ended_ns, times->apart_ns), "the save");
     }
     a->last_step = slot->step;
@@ -175,7 +187,7 @@ void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_chec
 
 void session_alarms_restored(ckd_session *s, uint64_t step) {
     save_alarms *a = &s->saver.alarms;
-    s->trainer.alarms.observed = step;
+    s->trainer.alarms = (metric_alarms){.observed = step}; /* the loss of an earlier step is higher */
     a->last_step = 0;
     a->has_weights = a->has_changed = a->unchanged = false;
 }

@@ -17,10 +17,10 @@ typedef struct metric_alarms {
 
 /* The saver has this. */
 typedef struct save_alarms {
-    sensor_history size, distance, time, group_time;
-    uint64_t last_step;  /* of the last durable save; 0: none */
-    uint64_t weights;    /* hash of a sample of the weights at that save */
-    uint64_t since_step; /* of the first save with these weights */
+    sensor_history size, distance, time[2], group_time[2]; /* times: of bases, of deltas */
+    uint64_t last_step;                                    /* of the last durable save; 0: none */
+    uint64_t weights;                                      /* hash of a sample of the weights at that save */
+    uint64_t since_step;                                   /* of the first save with these weights */
     bool has_weights, has_changed, unchanged;
 } save_alarms;
 

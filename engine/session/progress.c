@@ -186,11 +186,13 @@ const char *ckd_alarm_name(ckd_alarm alarm) {
     return alarm > CKD_ALARM_NONE && alarm <= CKD_ALARM_TIME ? names[alarm] : NULL;
 }
 
+_Static_assert(sizeof(((ckd_progress_slot *)0)->alarm_steps) == CKD_ALARM_TIME * sizeof(uint64_t),
+               "a slot has a step for each kind of alarm");
+
 void ckd_progress_alarm(ckd_alarm alarm, uint64_t step) {
     ckd_progress_slot *slot = own_slot();
     if (slot && ckd_alarm_name(alarm)) {
-        WRITE(slot->alarm, (uint64_t)alarm);
-        WRITE(slot->alarm_step, step);
+        WRITE(slot->alarm_steps[alarm - 1], step + 1);
         (void)__atomic_fetch_add(&slot->alarms, 1, __ATOMIC_RELEASE); /* two threads may raise alarms */
     }
 }

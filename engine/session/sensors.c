@@ -69,6 +69,7 @@ sensor_reading sensor_judge(const sensor_history *h, const sensor_rule *rule, do
     sensor_reading r = {.verdict = SENSOR_UNKNOWN};
     double values[SENSOR_WINDOW];
     size_t count = copy_window(values, h, rule->window);
+    r.verdict = isfinite(value) ? SENSOR_UNKNOWN : SENSOR_NO_NUMBER;
     if (count == 0 || count < rule->warm_up || isnan(value)) {
         return r;
     }
@@ -81,17 +82,16 @@ sensor_reading sensor_judge(const sensor_history *h, const sensor_rule *rule, do
            below = fmax(noise, rule->below * fabs(r.median));
     r.verdict = rule->high && value > r.median + above  ? SENSOR_HIGH
                 : rule->low && value < r.median - below ? SENSOR_LOW
-                                                        : SENSOR_NORMAL;
+                : isfinite(value)                       ? SENSOR_NORMAL
+                                                        : SENSOR_NO_NUMBER;
     r.limit = r.verdict == SENSOR_LOW ? r.median - below : r.median + above;
     return r;
 }
 
 bool sensor_observe(sensor_reading *reading, sensor_history *h, const sensor_rule *rule, double value) {
     sensor_reading r = sensor_judge(h, rule, value);
-    bool alarmed = r.verdict == SENSOR_HIGH || r.verdict == SENSOR_LOW, first = alarmed && !h->alarmed;
-    if (!isnan(value)) {
-        h->alarmed = alarmed;
-    }
+    bool alarmed = r.verdict > SENSOR_NORMAL, first = alarmed && !h->alarmed;
+    h->alarmed = alarmed;
     if (isfinite(value)) { /* also one that is unlike the others: if it stays, it becomes normal */
         h->values[h->count++ % SENSOR_WINDOW] = value;
     }

@@ -32,7 +32,8 @@ typedef enum sensor_verdict {
     SENSOR_UNKNOWN = 0, /* too few figures so far */
     SENSOR_NORMAL = 1,
     SENSOR_HIGH = 2,
-    SENSOR_LOW = 3
+    SENSOR_LOW = 3,
+    SENSOR_NO_NUMBER = 4 /* NaN; also an infinity, if it is on no bad side or there are too few figures */
 } sensor_verdict;
 
 typedef struct sensor_reading {
@@ -41,7 +42,7 @@ typedef struct sensor_reading {
     double limit; /* where the figure would have been normal; of a normal one, the upper limit */
 } sensor_reading;
 
-/* Infinities are on one of the sides; NaN is no figure, and unknown. */
+/* Infinities are on one of the sides. */
 sensor_reading sensor_judge(const sensor_history *history, const sensor_rule *rule, double value);
 /*
  * Judges a figure and adds it to the history. Returns true if it is the first of those in a row that are unlike the

@@ -488,6 +488,13 @@ void ckd_session_metric(ckd_session *s, double metric) {
     }
 }
 
+void ckd_session_no_metric(ckd_session *s) {
+    if (session_check(s, NULL) == CKD_OK) {
+        s->trainer.metric = NAN;
+        s->trainer.alarms.told = false;
+    }
+}
+
 void ckd_session_observe(ckd_session *s, uint64_t step, double metric) {
     if (session_check(s, NULL) == CKD_OK) {
         session_judge_metric(s, step, metric);

@@ -73,6 +73,22 @@ def test_saves_that_are_slow_or_large_end_nothing(job, alarm, mode):  # noqa: F8
     assert job.starts() == ["1 None"] and alarms(job) == [(1, f"rank 2, step 3: {TEXTS[alarm]}", 3, False)]
 
 
+def test_a_slow_save_hides_no_metric(job):  # noqa: F811
+    """Of what is raised between two looks, each kind is heard. The lowest step of those that act decides."""
+    out, err = job.run(*trainer(job, RAISES % (METRIC, "slot.alarmed(2, 5); slot.alarmed(3, 5); slot.alarmed(4, 6); os._exit(0)")),
+                       options=["--on-anomaly", "rewind"])
+    assert err.count("alarm: ") == 4 and job.starts() == ["1 None", "2 gpt@2"]
+    assert alarms(job)[0] == (4, f"rank 2, step 3: {TEXTS[METRIC]}", 3, True)
+
+
+def test_an_alarm_of_an_earlier_step_that_is_heard_later(job):  # noqa: F811
+    out, err = job.run(*trainer(job, """
+        slots = [Slot(rank) for rank in range(2)]
+        slots[0].alarmed(1, 9), slots[1].alarmed(2, 8)
+    """))
+    assert alarms(job) == [(2, f"rank 1, step 8: {TEXTS[UNCHANGED]}", 8, False)]
+
+
 def test_what_several_ranks_notice_is_one_alarm(job):  # noqa: F811
     """The journal has the first alarm that --on-anomaly acts on."""
     out, err = job.run(*trainer(job, """
@@ -94,5 +110,5 @@ def test_a_command(job):  # noqa: F811
 
 def test_what_is_no_alarm(job):  # noqa: F811
     """The slot belongs to the command, which may write anything to it."""
-    out, err = job.run(*trainer(job, "slot = Slot(); slot.alarmed(77, 3); slot.alarmed(0, 3)"), options=["--on-anomaly", "stop"])
+    out, err = job.run(*trainer(job, "slot = Slot(); slot.alarms = 77"), options=["--on-anomaly", "stop"])
     assert "alarm" not in err and alarms(job) == [(0, None, None, False)]

@@ -19,7 +19,7 @@ libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes
 START, TRAINING, EVALUATION, SAVING, ENDED = range(5)
 
 class Slot:
-    FIELDS = "pid rank phase phase_ns steps step step_ns first_step first_ns apart_ns timed alarm alarm_step alarms".split()
+    FIELDS = "pid rank phase phase_ns steps step step_ns first_step first_ns apart_ns timed metric unchanged size time alarms".split()
 
     def __init__(self, rank=(1 << 32) - 1):
         number, token = os.environ["CKPTDELTA_PROGRESS"].split(":")
@@ -29,7 +29,7 @@ class Slot:
         with open("slots", "w") as lock:  # instead of an atomic exchange
             fcntl.lockf(lock, fcntl.LOCK_EX)
             at = next(a for a in range(base + 64, base + 64 + size * count, size) if not ctypes.c_uint64.from_address(a).value)
-            self.__dict__["words"] = (ctypes.c_uint64 * 14).from_address(at)
+            self.__dict__["words"] = (ctypes.c_uint64 * 16).from_address(at)
             self.__dict__["took"] = (ctypes.c_uint32 * 64).from_address(at + 128)
             self.pid = os.getpid()
         self.rank = rank
@@ -57,7 +57,8 @@ class Slot:
         self.step, self.step_ns, self.steps, self.apart_ns = step, now, self.steps + 1, 0
 
     def alarmed(self, alarm, step):
-        self.alarm, self.alarm_step, self.alarms = alarm, step, self.alarms + 1
+        self.words[self.FIELDS.index("metric") + alarm - 1] = step + 1
+        self.alarms += 1
 
 def steps(slot, count, seconds=0.01):
     for _ in range(count):

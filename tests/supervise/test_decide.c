@@ -255,6 +255,12 @@ static void test_alarm(void **state) {
     assert_ptr_equal(decide_alarm(h, 2), &h[0]); /* the second attempt made nothing */
     h[1].first_save_ns = SECOND;
     assert_null(decide_alarm(h, 2));
+    h[0].first_step = 10; /* what was saved from the alarm on is no progress */
+    h[0].last_step = 20;
+    assert_true(attempt_progressed(&h[0]));
+    h[0].first_step = 11;
+    assert_false(attempt_progressed(&h[0]));
+    h[0].first_step = h[0].last_step = 10;
     rules.stop_unhealthy = true;
     decision d = decide(&rules, &(decide_facts){.history = h, .count = 1, .started_here = 1});
     assert_true(d.status == 93 && strcmp(d.reason, "gave up: rank 1, step 12: text") == 0);

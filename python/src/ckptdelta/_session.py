@@ -481,7 +481,10 @@ class Session(Reporter):
         registered = self._registered or self._register(state)
         registered.fill(state)
         self._interval.begun(costs, time.monotonic() - begun)
-        lib.ckd_session_metric(self._owner.session, float("nan") if metric is None else metric)
+        if metric is None:
+            lib.ckd_session_no_metric(self._owner.session)
+        else:
+            lib.ckd_session_metric(self._owner.session, metric)
         self._told = self._reported
         self._copying = set(registered.devices) if registered.has_fenced else set()
         self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))

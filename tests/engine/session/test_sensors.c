@@ -53,7 +53,9 @@ static void test_loss(void **state) {
         {"constant", 60, 2, 0, 2.21, SENSOR_HIGH},
         {"a negative one", 60, -2, 0, -1.7, SENSOR_HIGH},
         {"infinite", 60, 2, 0.1, INFINITY, SENSOR_HIGH},
-        {"NaN is no figure", 60, 2, 0.1, NAN, SENSOR_UNKNOWN},
+        {"NaN", 60, 2, 0.1, NAN, SENSOR_NO_NUMBER},
+        {"NaN at once", 0, 2, 0.1, NAN, SENSOR_NO_NUMBER},
+        {"infinite at once", 3, 2, 0.1, INFINITY, SENSOR_NO_NUMBER},
     };
     sensor_rule loss = sensor_metric("Validation-Loss");
     CHECK(rows, &loss);

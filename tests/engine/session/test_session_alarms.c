@@ -15,6 +15,7 @@
 #include "tests/support/trainers.h"
 
 enum { COUNT = 1 << 14 };
+#define ABSENT (-1e300) /* a step without a metric */
 
 typedef struct watched {
     ckd_session *session;
@@ -64,7 +65,11 @@ static ckd_session_state step(watched *c, unsigned sparse, double loss) {
         float draw = (float)(c->seed >> 40) * 0x1p-24f;
         c->w[i] = c->step ? c->w[i] * (1 + c->change * draw) : draw;
     }
-    ckd_session_metric(c->session, loss);
+    if (loss == ABSENT) {
+        ckd_session_no_metric(c->session);
+    } else {
+        ckd_session_metric(c->session, loss);
+    }
     must(ckd_session_step(c->session, ++c->step, &err), &err);
     must(ckd_session_wait(c->session, CKD_DURABLE, &err), &err);
     ckd_session_poll(&now, c->session);
@@ -94,12 +99,30 @@ static void test_metric(void **state) {
         ckd_session_state now;
         for (int k = 0; k < 20; k++) {
             now = step(c, 1, 3 + 0.01 * (k % 5));
-            (void)step(c, 1, NAN); /* an iteration without a figure */
+            (void)step(c, 1, ABSENT); /* an iteration without a figure */
         }
         assert_int_equal(now.alarms, 0);
         now = step(c, 1, bad[i]);
         check_alarm(c, &now, CKD_ALARM_METRIC, "the median of the steps before is 3.0");
         assert_non_null(strstr(c->last, "step 41: loss is "));
+        now = step(c, 1, bad[i]);
+        assert_int_equal(now.alarms, 1);
+        end(c);
+    }
+}
+
+/* A metric that is no number needs no history. A step without one is no such step. */
+static void test_no_number(void **state) {
+    static const double bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        watched *c = begin(dir, 1000);
+        (void)step(c, 1, 3);
+        ckd_session_state now = step(c, 1, ABSENT);
+        assert_int_equal(now.alarms, 0);
+        now = step(c, 1, bad[i]);
+        check_alarm(c, &now, CKD_ALARM_METRIC, isnan(bad[i]) ? "loss is nan" : "inf");
         now = step(c, 1, bad[i]);
         assert_int_equal(now.alarms, 1);
         end(c);
@@ -127,7 +150,7 @@ static void test_observed(void **state) {
 static ckd_session_state step_to(watched *c, uint64_t last, unsigned sparse) {
     ckd_session_state now = {.alarms = 0};
     while (c->step < last) {
-        now = step(c, sparse, NAN);
+        now = step(c, sparse, ABSENT);
     }
     return now;
 }
@@ -165,9 +188,11 @@ static void test_restored(void **state) {
     (void)step_to(c, 23, 0);
     ckd_session_poll(&now, c->session);
     assert_int_equal(now.alarms, 0);
-    now = step(c, 16, 9);
+    now = step(c, 16, 9); /* the loss of earlier steps is higher */
+    assert_int_equal(now.alarms, 0);
+    now = step(c, 16, NAN);
     assert_int_equal(now.last_alarm, CKD_ALARM_METRIC);
-    assert_int_equal(now.last_alarm_step, 24);
+    assert_int_equal(now.last_alarm_step, 25);
     assert_int_equal(now.alarms, 1);
     end(c);
 }
@@ -180,7 +205,7 @@ static void test_sizes(void **state) {
         ckd_session_state now = step_to(c, 10, 1);
         assert_int_equal(now.alarms, 0);
         c->change = empty ? c->change : 0x1p-6f;
-        now = step(c, empty ? 4096 : 1, NAN);
+        now = step(c, empty ? 4096 : 1, ABSENT);
         check_alarm(c, &now, empty ? CKD_ALARM_UNCHANGED : CKD_ALARM_SIZE, "the delta has ");
         end(c);
     }
@@ -192,7 +217,7 @@ static void test_a_save_between_others(void **state) {
     ckd_session_state now;
     ckd_error err = {0};
     for (int k = 0; k < 100; k++) {
-        now = step(c, 8, NAN);
+        now = step(c, 8, ABSENT);
     }
     assert_int_equal(now.saved, 10);
     c->w[0] += 1;
@@ -208,7 +233,7 @@ static void test_times(void **state) {
     watched *c = begin(*state, 1);
     ckd_session_state now;
     for (int k = 0; k < 3; k++) {
-        now = step(c, 8, NAN);
+        now = step(c, 8, ABSENT);
     }
     ckd_session *s = c->session;
     s->saver.alarms = (save_alarms){.last_step = 0};
@@ -226,6 +251,10 @@ static void test_times(void **state) {
     ckd_session_poll(&now, s);
     assert_true(now.alarms == 1 && now.last_alarm == CKD_ALARM_TIME);
     assert_non_null(strstr(c->last, "the save took 30 s"));
+    ckd_checkpoint delta = {.kind = CKD_DELTA, .stored_bytes = 1}; /* bases say nothing about it */
+    session_judge_save(s, slot, &delta, &(save_times){.begun_ns = 7, .ended_ns = 90 * second});
+    ckd_session_poll(&now, s);
+    assert_int_equal(now.alarms, 1);
     for (uint64_t k = 0; k < 8; k++) { /* with ranks: other ranks are slow, then this one is */
         session_judge_save(s, slot, &saved,
                            &(save_times){.begun_ns = 7, .handed_ns = second / 2, .ended_ns = second});
@@ -240,8 +269,13 @@ static void test_times(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_metric),   tempdir_test(test_observed), tempdir_test(test_unchanged_weights),
-        tempdir_test(test_restored), tempdir_test(test_sizes),    tempdir_test(test_a_save_between_others),
+        tempdir_test(test_metric),
+        tempdir_test(test_no_number),
+        tempdir_test(test_observed),
+        tempdir_test(test_unchanged_weights),
+        tempdir_test(test_restored),
+        tempdir_test(test_sizes),
+        tempdir_test(test_a_save_between_others),
         tempdir_test(test_times),
     };
     return cmocka_run_group_tests_name("session alarms", tests, NULL, NULL);
