@@ -160,7 +160,7 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s
     uint64_t version;
     ckd_error why;
     bool may_defer = is_recent(c) && c->holding->shown.connected && !content->request.has_parent &&
-                     !content->request.has_resumed;
+                     !content->request.has_resumed && !tier_is_tight(t);
     ckd_status status = slot_verify(s, content, &why);
     THEN(status, tier_save(out, &version, t, s, content, &why));
     if (status != CKD_OK && !c->holding->uncopied) {
@@ -175,6 +175,16 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s
     }
     /* Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest one. */
     return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
+}
+
+bool holdings_defer(agent *a) {
+    bool any = false;
+    pthread_mutex_lock(&a->mutex);
+    for (const holding *h = a->holdings; h && !any; h = h->next) {
+        any = h->deferred > 0;
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return any;
 }
 
 bool holding_is_due(const connection *c) {

@@ -82,6 +82,7 @@ typedef struct tier {
         ask_pause_ns; /* when peers were asked for this node's last life, and when they are again */
     int hurries;      /* who wants all states in the store, and waits for no copies */
     bool poor, woken, stopping, mirroring;
+    bool tight; /* a partner has no room for two states beside each other: all go to the store, too */
     pthread_t mirror;
 } tier;
 
@@ -153,7 +154,9 @@ bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
 
-/* Is something in memory that is not in the store, because copies of it are on other nodes? */
+/* Has any session a state that is not in the store, because copies of it are on other nodes? */
+bool holdings_defer(agent *a);
+/* Is there such a state of this one that the store should have now? */
 bool holding_is_due(const connection *c);
 /* Makes that durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
@@ -170,6 +173,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shar
 void tier_hurry(tier *t, bool hurry);
 /* Are there fewer copies than wanted? */
 bool tier_is_poor(tier *t);
+bool tier_is_tight(tier *t);
 /* Removes the files of a run, whose states are durable. */
 void tier_forget(tier *t, const char *run);
 /* Are all copies of this version in place, as many as wanted? Waits until the mirror has tried. */

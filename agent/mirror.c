@@ -119,6 +119,26 @@ static ckd_status remove_files(tier *t, size_t host, const names *own, const blo
     return status;
 }
 
+/*
+ * Whether old states may go before the newest has arrived. They may not while the store lacks them: then the round fails,
+ * what is not in the store goes there, as after any loss of copies, and from now on all states do.
+ */
+static bool may_make_room(tier *t) {
+    if (!holdings_defer(t->agent)) {
+        return true;
+    }
+    pthread_mutex_lock(&t->mutex);
+    bool told = t->tight;
+    t->tight = true;
+    pthread_mutex_unlock(&t->mutex);
+    if (!told) {
+        agent_say(t->agent,
+                  "another node has no room for two states of this one beside each other, so that all states "
+                  "go to the store, too: start the agents with a larger --copies-budget");
+    }
+    return false;
+}
+
 /* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
 static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     names own = {.count = 0};
@@ -126,7 +146,8 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     ckd_status status = peer_list(&there, t->node, host, t->set, err);
     THEN(status, list_files(&own, t, err));
     THEN(status, send_files(t, host, &own, &there, err));
-    if (status == CKD_E_NOSPACE) { /* old states make room; what has arrived is not sent again */
+    if (status == CKD_E_NOSPACE &&
+        may_make_room(t)) { /* old states make room; what has arrived is not sent again */
         status = remove_files(t, host, &own, &there, err);
         blob_list_free(&there);
         THEN(status, peer_list(&there, t->node, host, t->set, err));

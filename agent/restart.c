@@ -399,7 +399,9 @@ static void choose(search *s, const char *root) {
 }
 
 static void choose_each(search *s) {
-    qsort(s->items, s->count, sizeof(*s->items), by_date);
+    if (s->count) {
+        qsort(s->items, s->count, sizeof(*s->items), by_date);
+    }
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];
         bool first = true;

@@ -307,6 +307,13 @@ bool tier_is_poor(tier *t) {
     return poor;
 }
 
+bool tier_is_tight(tier *t) {
+    pthread_mutex_lock(&t->mutex);
+    bool tight = t->tight;
+    pthread_mutex_unlock(&t->mutex);
+    return tight;
+}
+
 /* ---- what is shown ---- */
 
 static ckd_agent_peer describe_peer(const tier *t, size_t i) {

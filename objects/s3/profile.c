@@ -62,8 +62,12 @@ static ckd_status set(char **to, span value, ckd_error *err) {
     if (*to || value.size == 0 || memchr(value.at, 0, value.size)) {
         return CKD_OK;
     }
-    *to = strndup(value.at, value.size);
-    return *to ? CKD_OK : err_nomem(err, value.size, "a setting");
+    *to = calloc(1, value.size + 1);
+    if (!*to) {
+        return err_nomem(err, value.size, "a setting");
+    }
+    memcpy(*to, value.at, value.size);
+    return CKD_OK;
 }
 
 static ckd_status take(s3_profile *out, span line, ckd_error *err) {
