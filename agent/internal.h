@@ -52,7 +52,7 @@ typedef struct holding {
     ckd_agent_session shown;
 } holding;
 
-/* What the agent knows of another node. */
+/* Another node, as the agent knows it. */
 typedef struct tier_peer {
     uint64_t has; /* the version of the tier that it has in full; 0: not known */
     uint64_t sent_bytes;

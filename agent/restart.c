@@ -1,6 +1,6 @@
 /*
- * What a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one that has the
- * newest state verifies it, and makes it durable in the store, where the session finds it. One table says why.
+ * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one
+ * that has the newest state verifies it, and makes it durable in the store, where the session finds it. One table says why.
  */
 #include "agent/internal.h"
 

@@ -9,24 +9,6 @@
 
 /* ---- begin and end ---- */
 
-static void remove_tree(const char *path, unsigned depth) {
-    dir_list names;
-    char below[1024];
-    if (depth == 0 || dir_list_read(&names, path, NULL) != CKD_OK) {
-        return;
-    }
-    for (size_t i = 0; i < names.count; i++) {
-        snprintf(below, sizeof(below), "%s/%s", path, names.names[i]);
-        if (dir_exists(below)) {
-            remove_tree(below, depth - 1);
-        } else {
-            (void)file_remove(below, true, NULL);
-        }
-    }
-    dir_list_free(&names);
-    (void)dir_remove(path, NULL);
-}
-
 static ckd_status choose_folder(tier *t, ckd_error *err) {
     const char *wanted = t->agent->options.copies;
     if (!wanted) {
@@ -48,7 +30,8 @@ static void clear_folder(const tier *t, bool leaves) {
     char path[600];
     for (size_t i = 0; i < 2; i++) {
         snprintf(path, sizeof(path), "%s/%s", t->folder, own[i]);
-        remove_tree(path, 12);
+        peer_remove_below(path, 12);
+        (void)dir_remove(path, NULL);
     }
     if (leaves) {
         (void)dir_remove(t->folder, NULL);

@@ -1,5 +1,5 @@
 /*
- * What train_mpi and train_pipeline share: the ranks of an MPI job, the text, and a session in which all ranks save
+ * train_mpi and train_pipeline share this: the ranks of an MPI job, the text, and a session in which all ranks save
  * together. Functions that can fail return 0, or -1 after a message on stderr.
  */
 #ifndef CKPTDELTA_EXAMPLES_MPI_JOB_H

@@ -58,7 +58,7 @@ CKD_API void ckd_progress_step(uint64_t step);
  */
 CKD_API ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase);
 
-/* What training may show that is wrong with it. */
+/* Reasons to look at a training. */
 typedef enum ckd_alarm {
     CKD_ALARM_NONE = 0,
     CKD_ALARM_METRIC = 1,    /* a metric is unlike those of the steps before */

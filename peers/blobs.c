@@ -41,7 +41,7 @@ bool blob_names_valid(const char *set, const char *name) {
 
 /* ---- folders ---- */
 
-static void remove_below(const char *path, unsigned depth) {
+void peer_remove_below(const char *path, unsigned depth) {
     dir_list names;
     char below[1024];
     if (depth == 0 || dir_list_read(&names, path, NULL) != CKD_OK) {
@@ -50,7 +50,7 @@ static void remove_below(const char *path, unsigned depth) {
     for (size_t i = 0; i < names.count; i++) {
         snprintf(below, sizeof(below), "%s/%s", path, names.names[i]);
         if (dir_exists(below)) {
-            remove_below(below, depth - 1);
+            peer_remove_below(below, depth - 1);
             (void)dir_remove(below, NULL);
         } else {
             (void)file_remove(below, true, NULL);
@@ -77,7 +77,7 @@ ckd_status blobs_open(blobs *out, const char *folder, uint64_t budget_bytes, ckd
         return err_set(err, CKD_E_INVALID, "the path %.200s... is too long", folder);
     }
     snprintf(out->folder, sizeof(out->folder), "%s", folder);
-    remove_below(folder, DEPTH_MAX + 2);
+    peer_remove_below(folder, DEPTH_MAX + 2);
     ckd_status status = dir_create(folder, true, err);
     if (status == CKD_OK) {
         pthread_mutex_init(&out->mutex, NULL);
@@ -92,7 +92,7 @@ void blobs_close(blobs *b) {
     if (!b->folder[0]) {
         return;
     }
-    remove_below(b->folder, DEPTH_MAX + 2);
+    peer_remove_below(b->folder, DEPTH_MAX + 2);
     (void)dir_remove(b->folder, NULL);
     free(b->items);
     pthread_rwlock_destroy(&b->lock);
@@ -169,7 +169,7 @@ ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *
     }
     if (!name[0]) {
         snprintf(path, sizeof(path), "%s/%s", b->folder, set);
-        remove_below(path, DEPTH_MAX + 1);
+        peer_remove_below(path, DEPTH_MAX + 1);
         (void)dir_remove(path, NULL);
     }
     pthread_mutex_unlock(&b->mutex);

@@ -143,4 +143,7 @@ ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error
 ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err);
 void peer_set_release(peer_node *node);
 
+/* Removes everything below a folder, as far as that succeeds, at most `depth` folders deep. The folder stays. */
+void peer_remove_below(const char *path, unsigned depth);
+
 #endif

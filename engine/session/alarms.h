@@ -1,4 +1,4 @@
-/* What a session notices about the training that it saves. Internal to engine/. */
+/* Alarms of a session about the training that it saves. Internal to engine/. */
 #ifndef ENGINE_SESSION_ALARMS_H
 #define ENGINE_SESSION_ALARMS_H
 

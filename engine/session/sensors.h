@@ -52,7 +52,7 @@ bool sensor_observe(sensor_reading *reading, sensor_history *history, const sens
 /* The median of the history; 0: it is empty. */
 double sensor_median(const sensor_history *history);
 
-/* What a session watches. docs/run.md has the figures, and DECISIONS.md the reasons. */
+/* The figures that a session watches. docs/run.md has the figures, and DECISIONS.md the reasons. */
 extern const sensor_rule sensor_size, sensor_time;
 /* By the name of the metric: a loss is bad if it is high, an accuracy if it is low, and any other on both sides. */
 sensor_rule sensor_metric(const char *name);

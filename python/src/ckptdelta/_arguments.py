@@ -7,6 +7,7 @@ from typing import Any
 
 from ._errors import InvalidError
 from ._flatten import has_state_dict
+from ._native import lib
 from ._rng import RandomState
 
 
@@ -40,3 +41,11 @@ def _members(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def record_metric(session: Any, metric: float | None) -> None:
+    """Gives the library's session the value for its next checkpoints, or none."""
+    if metric is None:
+        lib.ckd_session_no_metric(session)
+    else:
+        lib.ckd_session_metric(session, metric)

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, cast
 
-from ._arguments import check_numbers, state_of, whole_number
+from ._arguments import check_numbers, record_metric, state_of, whole_number
 from ._call import Call, Notices, logger, path_bytes
 from ._catalog import Where, checkpoint_from, run_and_step, step_number
 from ._device import Device, wait_for
@@ -256,7 +256,8 @@ class Session(Reporter):
             self._start.check(number)
             self._reported = number
             self._progress.step(number)
-            self._observe(number, metric)
+            if metric is not None and self._registered is not None:  # before the first save there is nothing to compare with
+                lib.ckd_session_observe(self._owner.session, number, float(metric))
             costs = self._costs()
             due = self._interval.due(number, costs)
             if due:
@@ -481,10 +482,7 @@ class Session(Reporter):
         registered = self._registered or self._register(state)
         registered.fill(state)
         self._interval.begun(costs, time.monotonic() - begun)
-        if metric is None:
-            lib.ckd_session_no_metric(self._owner.session)
-        else:
-            lib.ckd_session_metric(self._owner.session, metric)
+        record_metric(self._owner.session, metric)
         self._told = self._reported
         self._copying = set(registered.devices) if registered.has_fenced else set()
         self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))
@@ -580,11 +578,6 @@ class Session(Reporter):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-
-    def _observe(self, step: int, metric: float | None) -> None:
-        """Has the metric compared with those of the steps before. Metrics before the first save are not."""
-        if metric is not None and self._registered is not None:
-            lib.ckd_session_observe(self._owner.session, step, float(metric))
 
     def _poll(self) -> Any:
         found = ffi.new("ckd_session_state *")
