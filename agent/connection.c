@@ -77,8 +77,8 @@ static bool take_hello(connection *c, const slot_message *m) {
     }
     c->watch = h ? -1 : c->watch; /* the holding's */
     pthread_mutex_unlock(&a->mutex);
-    if (status == CKD_OK &&
-        a->tier) { /* the trainer of this run may have been on another node, which is lost */
+    if (status == CKD_OK && a->tier &&
+        hello.rank == 0) { /* the trainer of this run may have been on another node, which is lost */
         peer_node_await_first_look(a->tier->node);
         restart_from_peers(a->tier, hello.run);
     }
@@ -131,16 +131,26 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
     return CKD_OK;
 }
 
-static void tell_of_ranks(agent *a) {
+/* A state of several ranks is deferred by all their agents, or by none. Collective. */
+static ckd_status agree_on_copies(connection *c, ckd_error *err) {
+    agent *a = c->agent;
+    ckd_error why, all;
+    ckd_status own =
+        a->tier ? CKD_OK : err_set(&why, CKD_E_UNSUPPORTED, "its agent knows no other nodes (--peers)");
+    ckd_status status = ranks_agree(c->ranks, own, &why, NULL, 0, &all);
+    c->copying = status == CKD_OK;
+    if (status != CKD_E_UNSUPPORTED) {
+        return err_from(err, status, &all);
+    }
     pthread_mutex_lock(&a->mutex);
     bool tells = a->tier && !a->ranks_told;
     a->ranks_told |= tells;
     pthread_mutex_unlock(&a->mutex);
     if (tells) {
-        agent_say(
-            a,
-            "sessions of several ranks save to the store alone: their states are not copied to other nodes");
+        agent_say(a, "run '%s' saves to the store alone, its states are not copied to other nodes: %s",
+                  c->holding->shown.run, all.message);
     }
+    return CKD_OK;
 }
 
 static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
@@ -158,9 +168,11 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.world = h->world;
     o.group = group;
     o.timeout_ms = wanted.timeout_ms;
-    tell_of_ranks(c->agent);
+    h->group = wanted.group;
     cancel_check stop = {.poll = check_wanted, .context = c, .every_ns = LOOK_EVERY_NS};
-    return status == CKD_OK ? ranks_join(&c->ranks, c->store, &o, &stop, err) : status;
+    THEN(status, ranks_join(&c->ranks, c->store, &o, &stop, err));
+    THEN(status, agree_on_copies(c, err));
+    return status;
 }
 
 static bool take_join(connection *c, const slot_message *m) {
@@ -307,7 +319,7 @@ static void serve(bool *goodbye, connection *c) {
  * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the run
  * may have states that are only there, and forgets them itself.
  */
-static void forget_copies(const connection *c, const char *run, bool durable) {
+static void forget_copies(const connection *c, const char *run, const slot_peer *who, bool durable) {
     agent *a = c->agent;
     bool used = false;
     pthread_mutex_lock(&a->mutex);
@@ -316,7 +328,7 @@ static void forget_copies(const connection *c, const char *run, bool durable) {
     }
     pthread_mutex_unlock(&a->mutex);
     if (a->tier && durable && !used) {
-        tier_forget(a->tier, run);
+        tier_forget(a->tier, run, who);
     }
 }
 
@@ -339,6 +351,7 @@ static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;
     char run[CKD_RUN_MAX + 1], branch[CKD_RUN_MAX + 1];
+    slot_peer who = {.rank = h->rank, .world = h->world};
     pthread_mutex_lock(&a->mutex);
     h->shown.connected = 0;
     h->goodbye = *goodbye;
@@ -358,8 +371,8 @@ static void end_session(connection *c, bool *goodbye) {
     if (settles) {
         durable = holding_settle(c); /* the state stays until another thread removes the holding */
     }
-    forget_copies(c, run, durable);
-    forget_copies(c, branch, durable);
+    forget_copies(c, run, &who, durable);
+    forget_copies(c, branch, &who, durable);
 }
 
 void *connection_main(void *context) {

@@ -47,6 +47,7 @@ static void end_deferred(connection *c, const slot_request *r) {
     h->shown.saved++;
     h->shown.trouble[0] = '\0';
     h->shown.copied_step = r->options.step;
+    h->deferred_id = r->options.checkpoint_id;
     record_write(a);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->mutex);
@@ -69,6 +70,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
         h->set->saved_ns = r->copied_ns;
         h->stored_ns = clock_monotonic_ns();
         h->deferred = 0;
+        h->due = h->called = false;
     }
     if (done) {
         h->set->done[k] = r->options.checkpoint_id;
@@ -123,16 +125,37 @@ static ckd_status read_slot_of(slot_content *out, uint32_t *k, connection *c, co
 }
 
 /*
- * The ranks save the state that rank 0 chooses. After saves that failed, a rank that was killed earlier has less than
- * others, which may have overwritten older states. own: of reading the slot k that this rank would save. Leaves no content
- * if this rank does not have the state. Collective.
+ * A round in which all ranks store the last state that only other nodes have. A rank that is about to save a later one
+ * does that in the next round. Leaves no content if this rank does not have the state. Collective.
  */
-static ckd_status agree_on_state(slot_content *content, uint32_t *k, connection *c, ckd_status own,
-                                 ckd_error *why) {
+static ckd_status agree_on_deferred(slot_content *content, uint32_t *k, connection *c, ckd_error *why) {
+    ckd_error mine = {.offset = CKD_NO_OFFSET};
+    slot_content_free(content);
+    ckd_status own = read_slot_of(content, k, c, &c->holding->deferred_id, &mine);
+    ckd_status status = ranks_agree(c->ranks, own, &mine, NULL, 0, why);
+    if (status != CKD_OK) {
+        slot_content_free(content);
+    }
+    return status;
+}
+
+/*
+ * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After saves that
+ * failed, a rank that was killed earlier has less than others, which may have overwritten older states. own: of reading
+ * the slot k that this rank would save. Leaves no content if this rank does not have the state. *deferred: it is that
+ * one. Collective.
+ */
+static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *deferred, connection *c,
+                                 ckd_status own, ckd_error *why) {
     ckd_id id = own == CKD_OK ? content->request.options.checkpoint_id : (ckd_id){{0}}, first = id;
     ckd_error mine = *why;
-    bool chooses = c->holding->rank == 0;
-    ckd_status status = ranks_agree(c->ranks, chooses ? own : CKD_OK, &mine, &first, sizeof(first), why);
+    own = c->holding->rank == 0 ? own : CKD_OK;
+    own = c->storing ? err_set(&mine, CKD_E_BUSY, "a state is stored that only other nodes have") : own;
+    ckd_status status = ranks_agree(c->ranks, own, &mine, &first, sizeof(first), why);
+    *deferred = status == CKD_E_BUSY;
+    if (*deferred) {
+        return agree_on_deferred(content, k, c, why);
+    }
     if (status != CKD_OK || id_equal(&id, &first)) {
         return status;
     }
@@ -151,23 +174,24 @@ static bool is_recent(const connection *c) {
 }
 
 /*
- * Keeps the state as files, which other nodes copy. Returns whether this is enough for now: they are there, and the store has
- * a recent state. What follows a restore goes to the store at once, as it has that state's lineage. Trouble costs copies,
- * not the save, and is said once.
+ * Keeps what this rank has of the state as files, which other nodes copy. Returns whether this is enough for now: they are
+ * there, and the store has a recent state. What follows a restore goes to the store at once, as it has that state's
+ * lineage. Trouble costs copies, not the save, and is said once.
  */
-static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s, slot_content *content) {
+static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) {
     tier *t = c->agent->tier;
+    const slot_request *r = &p->content->request;
     uint64_t version;
     ckd_error why;
-    bool may_defer = is_recent(c) && c->holding->shown.connected && !content->request.has_parent &&
-                     !content->request.has_resumed && !tier_is_tight(t);
-    ckd_status status = slot_verify(s, content, &why);
-    THEN(status, tier_save(out, &version, t, s, content, &why));
+    bool may_defer =
+        is_recent(c) && c->holding->shown.connected && !r->has_parent && !r->has_resumed && !tier_is_tight(t);
+    ckd_status status = slot_verify(p->slot, p->content, &why);
+    THEN(status, tier_save(out, &version, t, p, &why));
     if (status != CKD_OK && !c->holding->uncopied) {
         agent_say(
             c->agent,
             "step %llu of run '%s' is not copied to other nodes, nor are later ones until it works again: %s",
-            (unsigned long long)content->request.options.step, content->request.run, why.message);
+            (unsigned long long)r->options.step, r->run, why.message);
     }
     c->holding->uncopied = status != CKD_OK;
     if (status != CKD_OK) {
@@ -175,6 +199,40 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const shared_slot *s
     }
     /* Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest one. */
     return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
+}
+
+/*
+ * The same for what all ranks have: it is enough if it is for all. A rank that has ended copies nothing more, so what is
+ * left goes to the store. Collective.
+ */
+static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    bool lives = c->holding->shown.connected && !c->storing;
+    if (slot_plan(&p->plan, c->ranks, p->slot, NULL) != CKD_OK) {
+        return false; /* on all ranks, and so will the save be */
+    }
+    ckd_status own = lives && keep_copies(out, c, p)
+                         ? CKD_OK
+                         : err_set(&why, CKD_E_BUSY, "the store has to have this state");
+    return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+}
+
+/* Is the state on other nodes, and will do without the store for now? Of ranks: collective. */
+static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, const slot_content *content) {
+    const holding *h = c->holding;
+    slot_part p = {.slot = s, .content = content, .who = {.rank = h->rank, .world = h->world}};
+    if (c->ranks) {
+        return c->copying && keep_copies_jointly(out, c, &p);
+    }
+    return c->agent->tier && h->shown.connected && !c->storing && keep_copies(out, c, &p);
+}
+
+/* Other nodes' agents learn that their ranks have to store the last deferred state, too. Said once for each. */
+static void call_ranks(connection *c) {
+    if (!c->holding->called) {
+        c->holding->called = true;
+        restart_call_ranks(c->agent->tier, &c->holding->group);
+    }
 }
 
 bool holdings_defer(agent *a) {
@@ -190,7 +248,8 @@ bool holdings_defer(agent *a) {
 bool holding_is_due(const connection *c) {
     agent *a = c->agent;
     pthread_mutex_lock(&a->mutex);
-    bool due = c->holding->deferred > 0 && (a->drains > 0 || !is_recent(c) || tier_is_poor(a->tier));
+    bool due = c->holding->deferred > 0 &&
+               (c->holding->due || a->drains > 0 || !is_recent(c) || tier_is_poor(a->tier));
     pthread_mutex_unlock(&a->mutex);
     return due;
 }
@@ -200,21 +259,23 @@ typedef enum save_end {
     SAVE_FAILED,   /* another try may succeed */
     SAVE_DONE,     /* saved, or given up for good */
     SAVE_DEFERRED, /* on other nodes, and to be saved later */
+    SAVE_OF_OTHER, /* the ranks have tried to store a deferred state first */
     SAVE_OF_NONE   /* this rank does not have what the ranks tried to save */
 } save_end;
 
 /*
- * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state of one
- * process, whose trainer lives, is copied to other nodes.
+ * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state whose
+ * trainer lives is copied to other nodes.
  */
 static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, uint32_t *k, ckd_error *err) {
     slot_content content;
-    bool copies = c->agent->tier && !c->ranks && c->holding->shown.connected && !c->storing;
+    bool other = false;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = read_slot(&content, c, *k, &why);
-    status = c->ranks ? agree_on_state(&content, k, c, status, &why) : status;
+    status = c->ranks ? agree_on_state(&content, k, &other, c, status, &why) : status;
+    other = other && !c->storing;
     if (!content.hashes) {
-        *end = SAVE_OF_NONE;
+        *end = other ? SAVE_OF_OTHER : SAVE_OF_NONE;
         end_save(c, *k, NULL, 0, &why, false);
         return err_from(err, status, &why);
     }
@@ -222,7 +283,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
         content.request.newest_ns = 0;
     }
-    if (status == CKD_OK && copies && keep_copies(out, c, s, &content)) {
+    if (status == CKD_OK && is_copied(out, c, s, &content)) {
         *end = SAVE_DEFERRED;
         end_deferred(c, &content.request);
         slot_content_free(&content);
@@ -233,7 +294,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
     bool ended = !c->holding->shown.connected;
     bool done = status == CKD_OK || (ended && is_final(status, s, &content));
-    *end = done ? SAVE_DONE : SAVE_FAILED;
+    *end = other ? SAVE_OF_OTHER : done ? SAVE_DONE : SAVE_FAILED;
     why.status = status; /* another try may have succeeded */
     end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);
     out->step = content.request.options.step;
@@ -242,9 +303,13 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
 }
 
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
-    save_end end;
+    save_end end = SAVE_OF_OTHER;
     uint32_t chosen = k;
-    ckd_status status = save_slot(out, &end, c, &chosen, err);
+    ckd_status status = CKD_OK;
+    while (end == SAVE_OF_OTHER) {
+        chosen = k;
+        status = save_slot(out, &end, c, &chosen, err);
+    }
     return status == CKD_OK && chosen != k
                ? err_set(err, CKD_E_INVALID, "other ranks have ended before they copied this state")
                : status;
@@ -307,10 +372,19 @@ static ckd_status save_left(connection *c, ckd_error *err) {
     return CKD_OK;
 }
 
+/* The last deferred state of ranks, which all of them have to store. */
+static ckd_status store_jointly(connection *c, ckd_error *err) {
+    ckd_checkpoint saved;
+    save_end end;
+    uint32_t k = 0;
+    call_ranks(c);
+    return c->holding->deferred ? save_slot(&saved, &end, c, &k, err) : CKD_OK;
+}
+
 ckd_status holding_store(connection *c, ckd_error *err) {
     ckd_error why;
     c->storing = true;
-    ckd_status status = save_left(c, &why);
+    ckd_status status = c->ranks ? store_jointly(c, &why) : save_left(c, &why);
     c->storing = false;
     return err_from(err, status, &why);
 }
@@ -324,12 +398,16 @@ static bool stop_comes(const agent *a) {
 bool holding_settle(connection *c) {
     agent *a = c->agent;
     holding *h = c->holding;
+    if (c->ranks && h->deferred && a->stopping) { /* other ranks may go on, and have nothing to save now */
+        (void)holding_store(c, NULL);
+    }
     for (bool last = false;;) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status status = save_left(c, &why);
         pthread_mutex_lock(&a->mutex);
         bool first = status != CKD_OK && !h->stuck;
         h->settled = status == CKD_OK;
+        bool durable = h->settled && !h->deferred;
         h->stuck = status != CKD_OK;
         h->ended_ns = clock_monotonic_ns();
         h->fd = status == CKD_OK || last ? -1 : h->fd; /* once it is settled, others may remove it */
@@ -340,7 +418,7 @@ bool holding_settle(connection *c) {
                       h->shown.run, why.message);
         }
         if (status == CKD_OK || last) {
-            return status == CKD_OK;
+            return durable;
         }
         last = stop_comes(a);
     }

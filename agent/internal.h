@@ -10,6 +10,7 @@
  *   tier.c        this node's states as files in memory, which other nodes copy
  *   mirror.c      brings the copies on other nodes into line
  *   restart.c     asks other nodes for what a lost node has left
+ *   copies.c      answers such questions
  */
 #ifndef AGENT_INTERNAL_H
 #define AGENT_INTERNAL_H
@@ -44,6 +45,9 @@ typedef struct holding {
     uint32_t dropped;               /* bits of damaged slots that were reported */
     bool uncopied;                  /* its last state could not be copied to other nodes, which was said */
     uint32_t deferred;              /* saves since the last one that reached the store */
+    ckd_id deferred_id;             /* of ranks: the last of these */
+    ckd_id group;                   /* of ranks: their threads' */
+    bool due, called;               /* of ranks: the store should have it now; called: the others know */
     uint64_t stored_ns;             /* when that was; 0: there was none */
     uint64_t stored_date;           /* created_ns of the last one in the store */
     uint64_t ended_ns;              /* when the connection ended */
@@ -100,7 +104,7 @@ typedef struct agent {
     bool stopping;
     uint32_t drains; /* in progress */
     tier *tier;      /* NULL: no other nodes */
-    bool ranks_told; /* that sessions of ranks are not copied */
+    bool ranks_told; /* that sessions of ranks are not copied, as some agent knows no other nodes */
 } agent;
 
 typedef struct connection {
@@ -110,6 +114,7 @@ typedef struct connection {
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
     holding *holding; /* NULL: a question, or not introduced yet */
+    bool copying;     /* of ranks: all their agents copy states to other nodes */
     bool storing;     /* what is on other nodes is going to the store */
 } connection;
 
@@ -147,8 +152,8 @@ const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_i
 /* Makes one good slot durable. Errors: those of slot_read and slot_save. */
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_error *err);
 /*
- * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent stops:
- * then returns false.
+ * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent stops.
+ * Returns false if a state remains that is only in memory, here or on other nodes.
  */
 bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
@@ -166,16 +171,18 @@ ckd_status holding_store(connection *c, ckd_error *err);
 ckd_status tier_open(agent *a, ckd_error *err);
 /* durable: the store has all states, so copies on other nodes are removed. */
 void tier_close(agent *a, bool durable);
-/* Keeps a state as files. *version: what the copies must have. Errors: NOSPACE (the budget), those of slot_save_copy. */
-ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
-                     slot_content *content, ckd_error *err);
+/*
+ * Keeps a state, or a rank's part of it (p->plan is set), as files. *version: what the copies must have. Errors: NOSPACE
+ * (the budget), those of slot_save_copy and slot_part_save.
+ */
+ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
 /* While somebody hurries, nobody waits for copies. */
 void tier_hurry(tier *t, bool hurry);
 /* Are there fewer copies than wanted? */
 bool tier_is_poor(tier *t);
 bool tier_is_tight(tier *t);
-/* Removes the files of a run, whose states are durable. */
-void tier_forget(tier *t, const char *run);
+/* Removes the files of a run, whose states are durable. who: whose they are. */
+void tier_forget(tier *t, const char *run, const slot_peer *who);
 /* Are all copies of this version in place, as many as wanted? Waits until the mirror has tried. */
 bool tier_await_copies(tier *t, uint64_t version);
 /* Appends ckd_agent_peer of each and the decisions. */
@@ -198,6 +205,10 @@ void restart_from_peers(tier *t, const char *run);
  * are asked again now and then. Their copies are not replaced before.
  */
 void restart_last_life(tier *t);
+/* Tells all agents that a group of ranks has to store its last deferred state. */
+void restart_call_ranks(tier *t, const ckd_id *group);
+
+/* ---- copies.c ---- */
 /* Answers such questions of others. */
 ckd_status restart_answer(void *context, bytes *answer, const bytes *question, ckd_error *err);
 

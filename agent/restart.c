@@ -1,8 +1,9 @@
 /*
  * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one
- * that has the newest state verifies it, and makes it durable in the store, where the session finds it. One table says why.
+ * that has the newest state verifies it, and makes it durable in the store, where the session finds it. Of a state of
+ * several ranks, those that have its parts do that together. One table says why.
  */
-#include "agent/internal.h"
+#include "agent/restart.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -10,229 +11,11 @@
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "base/threads.h"
 
-#define FOUND_MAX     4096
 #define DECISIONS_MAX (64u << 10)
 #define PAUSE_MIN_NS  UINT64_C(1000000000) /* between searches for the last life of this node */
 #define PAUSE_MAX_NS  UINT64_C(60000000000)
-
-enum { QUESTION_LIST = 1, QUESTION_STORE = 2 };
-
-/* ---- questions, as bytes ---- */
-
-typedef struct question {
-    uint8_t kind;
-    ckd_id store; /* both agents must serve the same */
-    char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
-    ckd_id checkpoint;
-} question;
-
-static void put_id(bytes *to, const ckd_id *id) {
-    bytes_put(to, id->bytes, sizeof(id->bytes));
-}
-
-static void get_id(ckd_id *id, reader *from) {
-    const void *at = reader_take(from, sizeof(id->bytes));
-    memcpy(id->bytes, at ? at : (ckd_id){{0}}.bytes, sizeof(id->bytes));
-}
-
-static void put_question(bytes *to, const question *q) {
-    bytes_put_u8(to, q->kind);
-    put_id(to, &q->store);
-    bytes_put_string(to, q->set);
-    bytes_put_string(to, q->run);
-    put_id(to, &q->checkpoint);
-}
-
-static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
-    reader r = reader_of(from->data, from->size);
-    q->kind = reader_u8(&r);
-    get_id(&q->store, &r);
-    reader_string(&r, q->set, sizeof(q->set));
-    reader_string(&r, q->run, sizeof(q->run));
-    get_id(&q->checkpoint, &r);
-    return r.failed ? err_set(err, CKD_E_INVALID, "a question that has no meaning") : CKD_OK;
-}
-
-/* A state that a peer keeps. */
-typedef struct found {
-    size_t host;
-    char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
-    uint64_t step, created_ns;
-    ckd_id checkpoint;
-} found;
-
-static void put_found(bytes *to, const char *set, const ckd_checkpoint *c) {
-    bytes_put_string(to, set);
-    bytes_put_string(to, c->run);
-    bytes_put_u64(to, c->step);
-    bytes_put_u64(to, c->created_ns);
-    put_id(to, &c->id);
-}
-
-static ckd_status get_found(found *f, reader *from, ckd_error *err) {
-    reader_string(from, f->set, sizeof(f->set));
-    reader_string(from, f->run, sizeof(f->run));
-    f->step = reader_u64(from);
-    f->created_ns = reader_u64(from);
-    get_id(&f->checkpoint, from);
-    return from->failed ? err_set(err, CKD_E_INVALID, "an answer that has no meaning") : CKD_OK;
-}
-
-/* A run, or a branch of it. */
-static bool is_of_run(const char *run, const char *wanted) {
-    size_t length = strlen(wanted);
-    return !length || (strncmp(run, wanted, length) == 0 && (run[length] == '\0' || run[length] == '~'));
-}
-
-/* ---- the side that keeps copies ---- */
-
-/* The store is there, or something is wrong: an answer must not make one in an empty mount point. */
-static ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err) {
-    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
-    options.threads = t->agent->options.threads;
-    options.on_message = t->agent->options.on_message;
-    options.message_context = t->agent->options.message_context;
-    return ckd_store_open(out, t->agent->store, mode, &options, err);
-}
-
-static ckd_status check_store(const ckd_store *shared, const question *q, ckd_error *err) {
-    return memcmp(&shared->id, &q->store, sizeof(q->store)) == 0
-               ? CKD_OK
-               : err_set(err, CKD_E_MISMATCH, "its agent serves another store");
-}
-
-static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *set, const char *run,
-                           ckd_error *err) {
-    char path[700];
-    ckd_store *copies = NULL;
-    ckd_checkpoint_list *list = NULL;
-    ckd_status status = peer_set_hold(path, sizeof(path), t->node, set, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = ckd_store_open(&copies, path, CKD_OPEN_READ, NULL, err);
-    THEN(status, ckd_store_list(&list, copies, NULL, err));
-    for (size_t i = 0; status == CKD_OK && i < list->count && *count < FOUND_MAX; i++) {
-        if (is_of_run(list->items[i].run, run)) {
-            put_found(answer, set, &list->items[i]);
-            (*count)++;
-        }
-    }
-    ckd_checkpoint_list_free(list);
-    ckd_store_close(copies);
-    peer_set_release(t->node);
-    return status;
-}
-
-static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_error *err) {
-    char **sets = NULL;
-    size_t set_count = 0;
-    uint32_t count = 0;
-    bytes states = {.size = 0};
-    ckd_status status = peer_held_sets(&sets, &set_count, t->node, err);
-    for (size_t i = 0; i < set_count; i++) {
-        if (!q->set[0] || strcmp(q->set, sets[i]) == 0) {
-            (void)list_set(&states, &count, t, sets[i], q->run, NULL); /* a set may have no manifest yet */
-        }
-        free(sets[i]);
-    }
-    free(sets);
-    bytes_put_u32(answer, count);
-    bytes_put(answer, states.data, states.size);
-    bytes_free(&states);
-    return status;
-}
-
-static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *err) {
-    ckd_trash *trash = NULL;
-    ckd_status status = ckd_store_trash(&trash, shared, err);
-    for (size_t i = 0; status == CKD_OK && i < trash->count; i++) {
-        if (memcmp(&trash->items[i].checkpoint.id, id, sizeof(*id)) == 0) {
-            status = err_set(err, CKD_E_STATE, "it was deleted in the store");
-        }
-    }
-    ckd_trash_free(trash);
-    return status;
-}
-
-/* Every value is decoded and compared with its hash before anything of it goes to the store. */
-static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *err) {
-    ckd_checkpoint_list *list = NULL;
-    ckd_verify_result *result = NULL;
-    ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
-    ckd_status status = ckd_store_list(&list, copies, NULL, err);
-    const ckd_checkpoint *c = NULL;
-    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
-        c = memcmp(&list->items[i].id, id, sizeof(*id)) == 0 ? &list->items[i] : c;
-    }
-    if (status == CKD_OK && !c) {
-        status = err_set(err, CKD_E_NOT_FOUND, "it is not among the copies any more");
-    }
-    if (status == CKD_OK) {
-        options.run = c->run;
-        options.step = c->step;
-        options.one_step = 1;
-        status = ckd_store_verify(&result, copies, &options, err);
-    }
-    if (status == CKD_OK && result->damage_count) {
-        status = err_set(err, CKD_E_CORRUPT, "the copy is damaged: %.400s", result->damage[0].what);
-    }
-    ckd_verify_result_free(result);
-    ckd_checkpoint_list_free(list);
-    return status;
-}
-
-static ckd_status copy_verified(ckd_store *shared, ckd_store *copies, const question *q, ckd_error *err) {
-    ckd_copy_options options = CKD_COPY_OPTIONS_INIT;
-    options.checkpoints = &q->checkpoint;
-    options.count = 1;
-    ckd_status status = verify_copy(copies, &q->checkpoint, err);
-    THEN(status, check_trash(shared, &q->checkpoint, err));
-    THEN(status, ckd_copy(NULL, shared, copies, &options, err));
-    return status;
-}
-
-static ckd_status store_copy(tier *t, ckd_store *shared, const question *q, ckd_error *err) {
-    char path[700];
-    ckd_store *copies = NULL;
-    ckd_status status = peer_set_hold(path, sizeof(path), t->node, q->set, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = ckd_store_open(&copies, path, CKD_OPEN_READ, NULL, err);
-    THEN(status, copy_verified(shared, copies, q, err));
-    ckd_store_close(copies);
-    peer_set_release(t->node);
-    return status;
-}
-
-ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_error *err) {
-    tier *t = context;
-    question q = {.kind = 0};
-    ckd_store *shared = NULL;
-    pthread_mutex_lock(&t->mutex);
-    bool ready = t->version > 0;
-    pthread_mutex_unlock(&t->mutex);
-    ckd_status status =
-        ready ? get_question(&q, asked, err) : err_set(err, CKD_E_BUSY, "its agent is beginning");
-    THEN(status, open_shared(&shared, t, q.kind == QUESTION_STORE ? CKD_OPEN_WRITE : CKD_OPEN_READ, err));
-    THEN(status, check_store(shared, &q, err));
-    if (status == CKD_OK && q.kind == QUESTION_LIST) {
-        status = answer_list(answer, t, &q, err);
-    } else if (status == CKD_OK && q.kind == QUESTION_STORE) {
-        status = store_copy(t, shared, &q, err);
-        if (status == CKD_OK) {
-            agent_say(t->agent, "a state of a lost node is durable, from its copy here (%s)", q.set);
-        }
-    } else {
-        status = status == CKD_OK ? err_set(err, CKD_E_UNSUPPORTED, "a question of kind %d", q.kind) : status;
-    }
-    ckd_store_close(shared);
-    return status;
-}
-
-/* ---- the side that asks ---- */
 
 typedef struct search {
     tier *of;
@@ -262,7 +45,7 @@ static void decide(tier *t, const char *format, ...) {
 /* This node may itself have copies of the one that is lost. */
 static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ckd_error *err) {
     bytes asked = {.size = 0};
-    put_question(&asked, q);
+    question_put(&asked, q);
     ckd_status status = CKD_OK;
     if (asked.failed) {
         status = err_nomem(err, asked.size, "a question");
@@ -281,7 +64,7 @@ static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_err
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < count && status == CKD_OK && s->count < FOUND_MAX; i++) {
         found f = {.host = host};
-        status = get_found(&f, &r, err);
+        status = found_get(&f, &r, err);
         THEN(status, ARRAY_GROW(s->items, s->capacity, s->count + 1, "copies", err));
         if (status == CKD_OK) {
             s->items[s->count++] = f;
@@ -346,6 +129,169 @@ static bool may_succeed_later(ckd_status status) {
            status != CKD_E_EXISTS;
 }
 
+/* ---- states of several ranks ---- */
+
+/* One rank's part, and the call that asks a node to store it. */
+typedef struct part_call {
+    tier *of;
+    question question;
+    found *part;
+    pthread_t thread;
+    bool begun, bad;
+    ckd_status status;
+    ckd_error why;
+} part_call;
+
+static ckd_status take_part_answer(part_call *p, const bytes *answer) {
+    char text[sizeof(p->why.message)];
+    reader r = reader_of(answer->data, answer->size);
+    p->bad = reader_u8(&r) != 0;
+    uint32_t status = reader_u32(&r);
+    reader_string(&r, text, sizeof(text));
+    if (r.failed) {
+        return err_set(&p->why, CKD_E_INVALID, "an answer that has no meaning");
+    }
+    return status == CKD_OK ? CKD_OK : err_set(&p->why, (ckd_status)status, "%s", text);
+}
+
+static void *call_part(void *context) {
+    part_call *p = context;
+    bytes answer = {.size = 0};
+    p->status = ask(&answer, p->of, p->part->host, &p->question, &p->why);
+    if (p->status == CKD_OK) {
+        p->status = take_part_answer(p, &answer);
+    }
+    bytes_free(&answer);
+    return NULL;
+}
+
+static bool same_state(const found *a, const found *b) {
+    return a->world == b->world && memcmp(&a->checkpoint, &b->checkpoint, sizeof(a->checkpoint)) == 0;
+}
+
+/* Finds a sound copy of every rank's part. Returns the first rank of which there is none; world: there are all. */
+static uint32_t find_parts(part_call *calls, search *s, const found *state) {
+    for (size_t i = s->count; i-- > 0;) {
+        found *f = &s->items[i];
+        if (same_state(f, state) && !f->bad) {
+            calls[f->rank].part = f;
+        }
+    }
+    uint32_t rank = 0;
+    while (rank < state->world && calls[rank].part) {
+        rank++;
+    }
+    return rank;
+}
+
+/* All at once: they wait for each other. Returns the first failure, and marks parts that are of no use. */
+static ckd_status call_parts(part_call *calls, search *s, const found *state, ckd_error *err) {
+    question q = s->question;
+    ckd_status status = ckd_id_new(&q.group, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    q.kind = QUESTION_PART;
+    q.checkpoint = state->checkpoint;
+    q.world = state->world;
+    for (uint32_t rank = 0; rank < state->world; rank++) {
+        part_call *p = &calls[rank];
+        p->of = s->of;
+        p->question = q;
+        p->question.rank = rank;
+        snprintf(p->question.set, sizeof(p->question.set), "%s", p->part->set);
+        p->status = thread_start(&p->thread, call_part, p, &p->why);
+        p->begun = p->status == CKD_OK;
+    }
+    for (uint32_t rank = 0; rank < state->world; rank++) {
+        part_call *p = &calls[rank];
+        if (p->begun) {
+            pthread_join(p->thread, NULL);
+        }
+        p->part->bad |= p->bad;
+        if (p->status != CKD_OK && (status == CKD_OK || p->bad)) {
+            status = err_from(err, p->status, &p->why);
+        }
+    }
+    return status;
+}
+
+/* Has the store the state? A call may have failed after the commit. */
+static bool is_stored(search *s, const ckd_id *id) {
+    ckd_store *shared = NULL; /* a new look: the one of the search has an older catalog */
+    ckd_checkpoint_list *list = NULL;
+    bool found_it = false;
+    if (open_shared(&shared, s->of, CKD_OPEN_READ, NULL) == CKD_OK &&
+        ckd_store_list(&list, shared, NULL, NULL) == CKD_OK) {
+        for (size_t i = 0; i < list->count; i++) {
+            found_it |= memcmp(&list->items[i].id, id, sizeof(*id)) == 0;
+        }
+    }
+    ckd_checkpoint_list_free(list);
+    ckd_store_close(shared);
+    return found_it;
+}
+
+/* Marks a state that cannot be put together, so that its other parts are not tried. */
+static void give_up_state(search *s, const found *state) {
+    for (size_t i = 0; i < s->count; i++) {
+        s->items[i].bad |= same_state(&s->items[i], state);
+    }
+}
+
+static bool make_parts_durable(search *s, const found *state) {
+    tier *t = s->of;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    found wanted = *state; /* it may become bad */
+    for (size_t tries = 0; tries <= t->hosts.count; tries++) {
+        part_call *calls = calloc(wanted.world, sizeof(*calls));
+        uint32_t missing = calls ? find_parts(calls, s, &wanted) : 0;
+        if (!calls || missing < wanted.world) {
+            free(calls);
+            err_set(&why, CKD_E_NOT_FOUND, "no sound copy of what rank %u of %u had", (unsigned)missing,
+                    (unsigned)wanted.world);
+            break;
+        }
+        ckd_status status = call_parts(calls, s, &wanted, &why);
+        bool again = false;
+        for (uint32_t rank = 0; rank < wanted.world; rank++) {
+            again |= calls[rank].bad;
+        }
+        free(calls);
+        if (status == CKD_OK || is_stored(s, &wanted.checkpoint)) {
+            decide(t, "%s@%" PRIu64 " of %u ranks: verified, durable, chosen", wanted.run, wanted.step,
+                   (unsigned)wanted.world);
+            agent_say(t->agent,
+                      "step %" PRIu64 " of run '%s' comes from the memory of the nodes of its %u ranks, "
+                      "verified: it is durable",
+                      wanted.step, wanted.run, (unsigned)wanted.world);
+            return true;
+        }
+        if (!again) {
+            break;
+        }
+    }
+    give_up_state(s, &wanted);
+    decide(t, "%s@%" PRIu64 " of %u ranks: not used: %.300s", wanted.run, wanted.step, (unsigned)wanted.world,
+           why.message);
+    agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of %u ranks' nodes is not used: %s",
+              wanted.step, wanted.run, (unsigned)wanted.world, why.message);
+    return false;
+}
+
+void restart_call_ranks(tier *t, const ckd_id *group) {
+    question q = {.kind = QUESTION_CALL, .checkpoint = *group};
+    for (size_t host = 0; host < t->hosts.count; host++) {
+        bytes answer = {.size = 0};
+        if (peer_alive(t->node, host)) {
+            (void)ask(&answer, t, host, &q, NULL); /* one that does not hear it stores at its next save */
+        }
+        bytes_free(&answer);
+    }
+}
+
+/* ---- choosing ---- */
+
 static bool make_durable(search *s, const found *f) {
     tier *t = s->of;
     bytes answer = {.size = 0};
@@ -379,10 +325,10 @@ static void choose(search *s, const char *root) {
     ckd_checkpoint stored;
     bool any = newest_stored(&stored, s->shared, root), done = false;
     for (size_t i = 0; i < s->count && !done; i++) {
-        const found *f = &s->items[i];
+        found *f = &s->items[i];
         char own_root[CKD_RUN_MAX + 1];
         run_root(own_root, f->run);
-        if (strcmp(own_root, root) != 0) {
+        if (strcmp(own_root, root) != 0 || f->bad) {
             continue;
         }
         bool same = any && memcmp(&stored.id, &f->checkpoint, sizeof(stored.id)) == 0;
@@ -391,7 +337,7 @@ static void choose(search *s, const char *root) {
                    same ? "the newest one in the store already" : "older than the store's");
             break;
         }
-        done = make_durable(s, f);
+        done = f->world ? make_parts_durable(s, f) : make_durable(s, f);
     }
     if (any && !done && !s->again) {
         decide(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
@@ -454,14 +400,31 @@ static void search_peers(search *s) {
         record_report(t->agent, s->shared);
     }
     ckd_store_close(s->shared);
+    s->shared = NULL;
     pthread_mutex_unlock(&t->restart_mutex);
-    free(s->items);
 }
 
 void restart_from_peers(tier *t, const char *run) {
     search s = {.of = t, .question = {.kind = QUESTION_LIST}};
     run_root(s.question.run, run);
     search_peers(&s);
+    free(s.items);
+}
+
+/* Of states of several ranks, this node's last life has left parts. The other ones are elsewhere. */
+static void search_for_parts(const search *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];
+        run_root(root, s->items[i].run);
+        bool first = s->items[i].world > 0;
+        for (size_t k = 0; k < i && first; k++) {
+            run_root(earlier, s->items[k].run);
+            first = !s->items[k].world || strcmp(root, earlier) != 0;
+        }
+        if (first) {
+            restart_from_peers(s->of, root);
+        }
+    }
 }
 
 void restart_last_life(tier *t) {
@@ -485,6 +448,8 @@ void restart_last_life(tier *t) {
     }
     snprintf(s.question.set, sizeof(s.question.set), "%s", t->set);
     search_peers(&s);
+    search_for_parts(&s);
+    free(s.items);
     pthread_mutex_lock(&t->mutex);
     for (size_t host = 0; host < t->hosts.count; host++) {
         t->peers[host].asked |= s.asked[host];

@@ -194,6 +194,15 @@ static uint64_t change(tier *t, uint64_t kept, uint64_t kept_bytes) {
     return version;
 }
 
+/* The run that has the files. */
+static void name_files(char out[CKD_RUN_MAX + 1], const char *run, const slot_peer *who) {
+    if (who->world) {
+        slot_part_run(out, run, who->rank);
+    } else {
+        snprintf(out, CKD_RUN_MAX + 1, "%s", run);
+    }
+}
+
 static uint64_t own_bytes(const tier *t) {
     char path[600];
     uint64_t size = 0;
@@ -226,16 +235,17 @@ static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t firs
     return status;
 }
 
-ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shared_slot *s,
-                     slot_content *content, ckd_error *err) {
+ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err) {
     bool removed;
-    const ckd_save_options *o = &content->request.options;
+    const ckd_save_options *o = &p->content->request.options;
+    ckd_id id = p->plan ? slot_part_id(&o->checkpoint_id, p->who.rank) : o->checkpoint_id;
+    char run[CKD_RUN_MAX + 1];
+    name_files(run, p->content->request.run, &p->who);
     pthread_mutex_lock(&t->store_mutex);
-    const char *run = content->request.run;
-    uint64_t limit = t->agent->options.copies_bytes, size = s->layout->data_bytes;
+    uint64_t limit = t->agent->options.copies_bytes, size = slot_part_bytes(p);
     ckd_status status = CKD_OK;
     if (own_bytes(t) + size > limit) { /* a base takes less than the states before it with their chains */
-        status = remove_from(&removed, t, run, 0, &o->checkpoint_id, err);
+        status = remove_from(&removed, t, run, 0, &id, err);
     }
     uint64_t used = own_bytes(t);
     if (status == CKD_OK && used + size > limit) {
@@ -246,17 +256,22 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const shar
             (unsigned long long)(size >> 10), (unsigned long long)(used >> 10),
             (unsigned long long)(limit >> 10));
     }
-    THEN(status, remove_from(&removed, t, run, o->step, &o->checkpoint_id, err));
-    THEN(status, slot_save_copy(out, t->store, s, content, err));
+    THEN(status, remove_from(&removed, t, run, o->step, &id, err));
+    if (status == CKD_OK) {
+        status = p->plan ? slot_part_save(out, t->store, p, err)
+                         : slot_save_copy(out, t->store, p->slot, p->content, err);
+    }
     pthread_mutex_unlock(&t->store_mutex);
     *version = status == CKD_OK ? change(t, 1, size) : 0;
     return status;
 }
 
-void tier_forget(tier *t, const char *run) {
+void tier_forget(tier *t, const char *run, const slot_peer *who) {
     bool removed = false;
+    char files[CKD_RUN_MAX + 1];
+    name_files(files, run, who);
     pthread_mutex_lock(&t->store_mutex);
-    (void)remove_from(&removed, t, run, 0, NULL, NULL);
+    (void)remove_from(&removed, t, files, 0, NULL, NULL);
     pthread_mutex_unlock(&t->store_mutex);
     if (removed) {
         (void)change(t, 0, 0);

@@ -82,11 +82,15 @@ $(B)/tests/libemulated_device.so: $(B)/obj/tests/support/emulated_device.o
 
 # Preloaded into the command by tests/campaign/: ids, the clock and failing system calls are the campaign's.
 CAMPAIGN_SHIM := $(B)/tests/libcampaign_faults.so
+# Programs that tests in Python run as ranks.
 CAMPAIGN_RANKS := $(B)/tests/campaign_ranks
-$(CAMPAIGN_RANKS): tests/campaign/ranks.c $(SHARED_LIB)
+RANK_TRAINER := $(B)/tests/rank_trainer
+$(CAMPAIGN_RANKS): tests/campaign/ranks.c
+$(RANK_TRAINER): tests/agent/rank_trainer.c
+$(CAMPAIGN_RANKS) $(RANK_TRAINER): $(SHARED_LIB)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
-	@$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) -Iinclude $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $< -L$(B) -lckptdelta
+	@$(CC) $(CKD_CPPFLAGS) $(CKD_CFLAGS) -Iinclude $(CKD_LDFLAGS) -Wl,-rpath,'$$ORIGIN/..' -o $@ $(filter %.c,$^) -L$(B) -lckptdelta
 
 $(CAMPAIGN_SHIM): tests/campaign/faults.c
 	$(call say,LINK,$@)
@@ -140,7 +144,7 @@ test:
 test-full:
 	@+$(SUBMAKE) test CKD_TEST_LEVEL=full
 
-build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(OBJECTS_TOOL) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) $(B)/tests/libemulated_device.so python-for-tests
+build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(OBJECTS_TOOL) $(CAMPAIGN_SHIM) $(CAMPAIGN_RANKS) $(RANK_TRAINER) $(B)/tests/libemulated_device.so python-for-tests
 
 # One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests

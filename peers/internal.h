@@ -56,7 +56,7 @@ void wire_set_fault(wire_fault_fn fault, void *context);
 
 /* ---- frame.c ---- */
 
-#define PEER_PROTOCOL 1
+#define PEER_PROTOCOL 2
 #define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
 #define FRAME_MAX     (PEER_PIECE + 4096)
 #define HELLO_MAX     1024u

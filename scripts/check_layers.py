@@ -65,7 +65,7 @@ ROOMS = {
         "compact": {"retain", "encode", "decode", "store", "common"},
         "transfer": {"retain", "integrity", "decode", "store", "common"},
         "follow": {"retain", "load", "store", "common"},
-        "slots": {"ranks", "save", "store", "common"},
+        "slots": {"ranks", "save", "load", "store", "common"},
         "session": {"slots", "ranks", "save", "load", "device", "store", "common"},
     },
     "codec": {

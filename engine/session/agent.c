@@ -49,6 +49,8 @@ static ckd_status agree_on_agents(ckd_session *s, ckd_status own, ckd_error *why
     ckd_status status = ranks_agree(s->saver.ranks, own, why, &group, sizeof(group), err);
     s->agent.joint = status == CKD_OK;
     s->agent.group = group;
+    (void)store_refresh_catalog(s->saver.store,
+                                NULL); /* rank 0's agent may have stored what others' memory had */
     return status;
 }
 

@@ -80,7 +80,7 @@ static ckd_status save_alone(ckd_checkpoint *out, ckd_store *store, const ckd_sa
     return status;
 }
 
-static ckd_status make_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
+ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_tensor *tensors = calloc(s->layout->count + 1, sizeof(*tensors));
     if (!tensors) { /* the others must not wait for the description */
@@ -103,7 +103,7 @@ static ckd_status save_together(ckd_checkpoint *out, ckd_ranks *ranks, const ckd
     const ckd_plan *plan;
     ckd_save *save;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    ckd_status status = make_plan(&plan, ranks, s, err);
+    ckd_status status = slot_plan(&plan, ranks, s, err);
     THEN(status, ckd_ranks_begin(&save, ranks, options, err));
     if (status != CKD_OK) {
         return status;

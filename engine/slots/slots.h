@@ -106,12 +106,60 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, co
                      const slot_content *c, ckd_error *err);
 
 /*
+ * Plans a joint save of what the slots of a group hold. The group keeps the plan. Collective. Errors: those of
+ * ckd_ranks_plan.
+ */
+ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err);
+
+/*
  * Makes a checkpoint of a good slot in a store that only the caller writes to. It is exact,
  * has the id of the slot, and the newest checkpoint there before its step as its parent: a copy of the state, but of its
  * lineage nothing. Errors: those of slot_save.
  */
 ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
                           ckd_error *err);
+
+/* ---- slot_part.c: what one rank has of a state, in a store that only the caller writes to ---- */
+
+/* Who connects, or whose part it is. run "": somebody who asks something. world 0: a session of one process. */
+typedef struct slot_peer {
+    const char *run;
+    uint32_t rank, world;
+} slot_peer;
+
+typedef struct slot_part {
+    const shared_slot *slot;
+    const slot_content *content;
+    const ckd_plan
+        *plan; /* of all ranks: a part has what its rank writes, so that all parts together are one state */
+    slot_peer who; /* its run is not used */
+} slot_part;
+/* Bytes of its values; without a plan, of the whole slot. */
+uint64_t slot_part_bytes(const slot_part *p);
+#define SLOT_PART_PREFIX "part." /* of the runs that parts have */
+/* The run and the id that a part has in the store: those of the state may be there for other ranks, too. */
+void slot_part_run(char out[CKD_RUN_MAX + 1], const char *run, uint32_t rank);
+ckd_id slot_part_id(const ckd_id *checkpoint, uint32_t rank);
+/*
+ * Makes an exact checkpoint of a part, unless the store has it already, which is success. out: as if it were the joint
+ * checkpoint. Errors: those of slot_save.
+ */
+ckd_status slot_part_save(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
+
+typedef struct slot_part_info {
+    uint32_t rank, world;
+    ckd_id checkpoint; /* of all ranks */
+    char run[CKD_RUN_MAX + 1];
+} slot_part_info;
+/* id: the part's. Errors: NOT_FOUND (no part, or no checkpoint), UNSUPPORTED (another version), those of ckd_load_begin. */
+ckd_status slot_part_describe(slot_part_info *out, ckd_store *store, const ckd_id *id, ckd_error *err);
+/*
+ * Makes a good slot of a part, in new memory. layout: the slot's; it must not move before slot_part_free. Errors: those
+ * of slot_part_describe and ckd_load_tensor, NOMEM.
+ */
+ckd_status slot_part_load(shared_slot *out, slot_layout *layout, ckd_store *store, const ckd_id *id,
+                          ckd_error *err);
+void slot_part_free(shared_slot *slot, slot_layout *layout);
 
 /* ---- message.c: what sessions and agents say ---- */
 
@@ -188,11 +236,6 @@ typedef struct slot_link {
 
 /* Returns how long to wait: as wanted; 0: as CKPTDELTA_AGENT_WAIT in the environment has it, in seconds; or 20 s. */
 uint32_t slots_wait_ms(double wanted_s);
-/* Who connects. run "": somebody who asks something. world 0: a session of one process. */
-typedef struct slot_peer {
-    const char *run;
-    uint32_t rank, world;
-} slot_peer;
 /*
  * Connects and says hello. Errors: NOT_FOUND (no agent), UNSUPPORTED, BUSY (it does not
  * answer), the agent's.

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from support_cli import COMMAND, run
+from support_nodes import ports
 from support_python import environment, needs_package, needs_torch
 
 pytestmark = [needs_package, needs_torch]
@@ -34,14 +34,6 @@ with ckptdelta.open(store) as opened, ckptdelta.Session(opened, "net", model=mod
         print(step, loss.item().hex(), flush=True)
         session.step(step)
 """
-
-
-def ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return found
 
 
 class Nodes:

@@ -1,0 +1,370 @@
+/* Answers what other nodes' agents ask about the states that are kept here. */
+#include "agent/restart.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/ranks/ranks.h"
+
+#define PARTS_WAIT_MS 60000 /* for the other ranks' parts, whose agents have been asked at the same time */
+#define LOOK_EVERY_NS UINT64_C(100000000)
+
+/* ---- questions, as bytes ---- */
+
+static void put_id(bytes *to, const ckd_id *id) {
+    bytes_put(to, id->bytes, sizeof(id->bytes));
+}
+
+static void get_id(ckd_id *id, reader *from) {
+    const void *at = reader_take(from, sizeof(id->bytes));
+    memcpy(id->bytes, at ? at : (ckd_id){{0}}.bytes, sizeof(id->bytes));
+}
+
+void question_put(bytes *to, const question *q) {
+    bytes_put_u8(to, q->kind);
+    put_id(to, &q->store);
+    bytes_put_string(to, q->set);
+    bytes_put_string(to, q->run);
+    put_id(to, &q->checkpoint);
+    put_id(to, &q->group);
+    bytes_put_u32(to, q->rank);
+    bytes_put_u32(to, q->world);
+}
+
+static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
+    reader r = reader_of(from->data, from->size);
+    q->kind = reader_u8(&r);
+    get_id(&q->store, &r);
+    reader_string(&r, q->set, sizeof(q->set));
+    reader_string(&r, q->run, sizeof(q->run));
+    get_id(&q->checkpoint, &r);
+    get_id(&q->group, &r);
+    q->rank = reader_u32(&r);
+    q->world = reader_u32(&r);
+    return r.failed ? err_set(err, CKD_E_INVALID, "a question that has no meaning") : CKD_OK;
+}
+
+static void put_found(bytes *to, const found *f) {
+    bytes_put_string(to, f->set);
+    bytes_put_string(to, f->run);
+    bytes_put_u64(to, f->step);
+    bytes_put_u64(to, f->created_ns);
+    put_id(to, &f->checkpoint);
+    bytes_put_u32(to, f->rank);
+    bytes_put_u32(to, f->world);
+}
+
+ckd_status found_get(found *f, reader *from, ckd_error *err) {
+    reader_string(from, f->set, sizeof(f->set));
+    reader_string(from, f->run, sizeof(f->run));
+    f->step = reader_u64(from);
+    f->created_ns = reader_u64(from);
+    get_id(&f->checkpoint, from);
+    f->rank = reader_u32(from);
+    f->world = reader_u32(from);
+    bool fine = !from->failed && f->world <= CKD_WORLD_MAX && (f->world == 0 || f->rank < f->world);
+    return fine ? CKD_OK : err_set(err, CKD_E_INVALID, "an answer that has no meaning");
+}
+
+bool is_of_run(const char *run, const char *wanted) {
+    size_t length = strlen(wanted);
+    return !length || (strncmp(run, wanted, length) == 0 && (run[length] == '\0' || run[length] == '~'));
+}
+
+/* ---- sets ---- */
+
+ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err) {
+    ckd_store_options options = CKD_STORE_OPTIONS_INIT;
+    options.threads = t->agent->options.threads;
+    options.on_message = t->agent->options.on_message;
+    options.message_context = t->agent->options.message_context;
+    return ckd_store_open(out, t->agent->store, mode, &options, err);
+}
+
+static bool is_own(const char *set) {
+    return strcmp(set, OWN_SET) == 0;
+}
+
+static void close_set(ckd_store *copies, tier *t, const char *set) {
+    ckd_store_close(copies);
+    if (is_own(set)) {
+        pthread_mutex_unlock(&t->store_mutex);
+    } else {
+        peer_set_release(t->node);
+    }
+}
+
+/* Opens the copies of a node, which do not change until close_set. */
+static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error *err) {
+    char path[700];
+    *out = NULL;
+    if (is_own(set)) {
+        snprintf(path, sizeof(path), "%s/own", t->folder);
+        pthread_mutex_lock(&t->store_mutex);
+    } else {
+        ckd_status status = peer_set_hold(path, sizeof(path), t->node, set, err);
+        if (status != CKD_OK) {
+            return status;
+        }
+    }
+    ckd_status status = ckd_store_open(out, path, CKD_OPEN_READ, NULL, err);
+    if (status != CKD_OK) {
+        close_set(NULL, t, set);
+    }
+    return status;
+}
+
+/* ---- lists ---- */
+
+/* What a checkpoint among the copies is: a state, or a part of one. */
+static found describe(ckd_store *copies, const char *set, const ckd_checkpoint *c) {
+    found out = {.step = c->step, .created_ns = c->created_ns, .checkpoint = c->id};
+    slot_part_info part;
+    bool is_part = strncmp(c->run, SLOT_PART_PREFIX, strlen(SLOT_PART_PREFIX)) == 0 &&
+                   slot_part_describe(&part, copies, &c->id, NULL) == CKD_OK;
+    snprintf(out.set, sizeof(out.set), "%s", set);
+    snprintf(out.run, sizeof(out.run), "%s", is_part ? part.run : c->run);
+    if (is_part) {
+        out.checkpoint = part.checkpoint;
+        out.rank = part.rank;
+        out.world = part.world;
+    }
+    return out;
+}
+
+static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *set, const char *run,
+                           ckd_error *err) {
+    ckd_store *copies;
+    ckd_checkpoint_list *list = NULL;
+    ckd_status status = open_set(&copies, t, set, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = ckd_store_list(&list, copies, NULL, err);
+    for (size_t i = 0; status == CKD_OK && i < list->count && *count < FOUND_MAX; i++) {
+        found f = describe(copies, set, &list->items[i]);
+        if (is_of_run(f.run, run)) {
+            put_found(answer, &f);
+            (*count)++;
+        }
+    }
+    ckd_checkpoint_list_free(list);
+    close_set(copies, t, set);
+    return status;
+}
+
+/* The states of this node's own trainers are here, too: of ranks, nobody else may have this one's part. */
+static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_error *err) {
+    char **sets = NULL;
+    size_t set_count = 0;
+    uint32_t count = 0;
+    bytes states = {.size = 0};
+    ckd_status status = peer_held_sets(&sets, &set_count, t->node, err);
+    for (size_t i = 0; i < set_count; i++) {
+        if (!q->set[0] || strcmp(q->set, sets[i]) == 0) {
+            (void)list_set(&states, &count, t, sets[i], q->run, NULL); /* a set may have no manifest yet */
+        }
+        free(sets[i]);
+    }
+    free(sets);
+    if (!q->set[0]) {
+        (void)list_set(&states, &count, t, OWN_SET, q->run, NULL);
+    }
+    bytes_put_u32(answer, count);
+    bytes_put(answer, states.data, states.size);
+    bytes_free(&states);
+    return status;
+}
+
+/* ---- making copies durable ---- */
+
+static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *err) {
+    ckd_trash *trash = NULL;
+    ckd_status status = ckd_store_trash(&trash, shared, err);
+    for (size_t i = 0; status == CKD_OK && i < trash->count; i++) {
+        if (memcmp(&trash->items[i].checkpoint.id, id, sizeof(*id)) == 0) {
+            status = err_set(err, CKD_E_STATE, "it was deleted in the store");
+        }
+    }
+    ckd_trash_free(trash);
+    return status;
+}
+
+/* Every value is decoded and compared with its hash before anything of it goes to the store. */
+static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *err) {
+    ckd_checkpoint_list *list = NULL;
+    ckd_verify_result *result = NULL;
+    ckd_verify_options options = CKD_VERIFY_OPTIONS_INIT;
+    ckd_status status = ckd_store_list(&list, copies, NULL, err);
+    const ckd_checkpoint *c = NULL;
+    for (size_t i = 0; status == CKD_OK && i < list->count; i++) {
+        c = memcmp(&list->items[i].id, id, sizeof(*id)) == 0 ? &list->items[i] : c;
+    }
+    if (status == CKD_OK && !c) {
+        status = err_set(err, CKD_E_NOT_FOUND, "it is not among the copies any more");
+    }
+    if (status == CKD_OK) {
+        options.run = c->run;
+        options.step = c->step;
+        options.one_step = 1;
+        status = ckd_store_verify(&result, copies, &options, err);
+    }
+    if (status == CKD_OK && result->damage_count) {
+        status = err_set(err, CKD_E_CORRUPT, "the copy is damaged: %.400s", result->damage[0].what);
+    }
+    ckd_verify_result_free(result);
+    ckd_checkpoint_list_free(list);
+    return status;
+}
+
+static ckd_status copy_verified(ckd_store *shared, ckd_store *copies, const question *q, ckd_error *err) {
+    ckd_copy_options options = CKD_COPY_OPTIONS_INIT;
+    options.checkpoints = &q->checkpoint;
+    options.count = 1;
+    ckd_status status = verify_copy(copies, &q->checkpoint, err);
+    THEN(status, check_trash(shared, &q->checkpoint, err));
+    THEN(status, ckd_copy(NULL, shared, copies, &options, err));
+    return status;
+}
+
+static ckd_status store_copy(tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+    ckd_store *copies;
+    ckd_status status = open_set(&copies, t, q->set, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = copy_verified(shared, copies, q, err);
+    close_set(copies, t, q->set);
+    return status;
+}
+
+/* ---- making parts durable, with the agents that have the other ones ---- */
+
+static ckd_status check_stop(void *context, ckd_error *err) {
+    const tier *t = context;
+    bool stops;
+    local_wait(&t->agent->stop, 1, 0, &stops);
+    return stops ? err_set(err, CKD_E_CANCELLED, "the agent is ending") : CKD_OK;
+}
+
+static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, const question *q,
+                            ckd_error *err) {
+    ckd_store *copies;
+    ckd_id id = slot_part_id(&q->checkpoint, q->rank);
+    ckd_status status = open_set(&copies, t, q->set, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = verify_copy(copies, &id, err);
+    THEN(status, slot_part_load(out, layout, copies, &id, err));
+    close_set(copies, t, q->set);
+    return status;
+}
+
+static ckd_status join(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+    char group[CKD_ID_TEXT + 8] = "parts-";
+    ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
+    cancel_check stop = {.poll = check_stop, .context = t, .every_ns = LOOK_EVERY_NS};
+    ckd_id_text(group + strlen(group), &q->group);
+    o.rank = q->rank;
+    o.world = q->world;
+    o.group = group;
+    o.timeout_ms = PARTS_WAIT_MS;
+    return ranks_join(out, shared, &o, &stop, err);
+}
+
+static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
+    slot_content content;
+    ckd_checkpoint saved;
+    ckd_error why;
+    ckd_status status = slot_read(&content, s, &why);
+    if (status != CKD_OK) {
+        return ranks_agree(ranks, status, &why, NULL, 0, err); /* others do not wait for this part */
+    }
+    status = slot_save(&saved, shared, ranks, s, &content, err);
+    slot_content_free(&content);
+    return status;
+}
+
+/*
+ * The part becomes a slot again, which this thread saves as a rank's thread saves the slot of its trainer. All join, so
+ * that none waits for one that has failed. *bad: this part is of no use.
+ */
+static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+    slot_layout layout = {.count = 0};
+    shared_slot part = {.layout = &layout};
+    ckd_ranks *ranks = NULL;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status own = check_trash(shared, &q->checkpoint, &why);
+    THEN(own, load_part(&part, &layout, t, q, &why));
+    *bad = own != CKD_OK;
+    ckd_status status = join(&ranks, t, shared, q, err);
+    THEN(status, ranks_agree(ranks, own, &why, NULL, 0, err));
+    THEN(status, save_part(shared, ranks, &part, err));
+    ranks_break_off(ranks);
+    slot_part_free(&part, &layout);
+    return own == CKD_OK ? status : err_from(err, own, &why);
+}
+
+/* The answer is u8, is the part of no use?; u32, the status; and its message. */
+static ckd_status answer_part(bytes *answer, tier *t, ckd_store *shared, const question *q) {
+    bool bad = false;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = store_part(&bad, t, shared, q, &why);
+    bytes_put_u8(answer, bad);
+    bytes_put_u32(answer, (uint32_t)status);
+    bytes_put_string(answer, status == CKD_OK ? "" : why.message);
+    return CKD_OK;
+}
+
+/* ---- calls ---- */
+
+static void take_call(agent *a, const ckd_id *group) {
+    pthread_mutex_lock(&a->mutex);
+    for (holding *h = a->holdings; h; h = h->next) {
+        h->due |= h->world && memcmp(&h->group, group, sizeof(*group)) == 0;
+    }
+    pthread_mutex_unlock(&a->mutex);
+}
+
+/* ---- answers ---- */
+
+static ckd_status answer_from_stores(bytes *answer, tier *t, const question *q, ckd_error *err) {
+    ckd_store *shared = NULL;
+    bool lists = q->kind == QUESTION_LIST;
+    bool stores = q->kind == QUESTION_STORE;
+    ckd_status status = open_shared(&shared, t, lists ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
+    if (status == CKD_OK && memcmp(&shared->id, &q->store, sizeof(q->store)) != 0) {
+        status = err_set(err, CKD_E_MISMATCH, "its agent serves another store");
+    }
+    if (status == CKD_OK) {
+        status = lists    ? answer_list(answer, t, q, err)
+                 : stores ? store_copy(t, shared, q, err)
+                          : answer_part(answer, t, shared, q);
+    }
+    if (status == CKD_OK && stores) {
+        agent_say(t->agent, "a state of a lost node is durable, from its copy here (%s)", q->set);
+    }
+    ckd_store_close(shared);
+    return status;
+}
+
+ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_error *err) {
+    tier *t = context;
+    question q = {.kind = 0};
+    pthread_mutex_lock(&t->mutex);
+    bool ready = t->version > 0;
+    pthread_mutex_unlock(&t->mutex);
+    ckd_status status =
+        ready ? get_question(&q, asked, err) : err_set(err, CKD_E_BUSY, "its agent is beginning");
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (q.kind == QUESTION_CALL) {
+        take_call(t->agent, &q.checkpoint);
+        return CKD_OK;
+    }
+    return q.kind >= QUESTION_LIST && q.kind <= QUESTION_PART
+               ? answer_from_stores(answer, t, &q, err)
+               : err_set(err, CKD_E_UNSUPPORTED, "a question of kind %d", q.kind);
+}

@@ -1,0 +1,49 @@
+/*
+ * Questions that agents ask each other after a node was lost. Shared by restart.c, which asks, and copies.c, which
+ * answers.
+ */
+#ifndef AGENT_RESTART_H
+#define AGENT_RESTART_H
+
+#include "agent/internal.h"
+
+#define FOUND_MAX (64u << 10)
+#define OWN_SET   "own" /* this node's files; no set of a peer has this name */
+
+enum {
+    QUESTION_LIST =
+        1, /* states of `run` and its branches; run "": of all. set: only of this one; "": of all */
+    QUESTION_STORE = 2, /* make `checkpoint` of `set` durable */
+    QUESTION_PART =
+        3, /* make `checkpoint` durable together with the other ranks' parts, as `rank` of `world` */
+    QUESTION_CALL = 4 /* `checkpoint` is a group of ranks, which have to store their last deferred state */
+};
+
+typedef struct question {
+    uint8_t kind;
+    ckd_id store; /* both agents must serve the same */
+    char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
+    ckd_id checkpoint, group; /* group: of those that store parts */
+    uint32_t rank, world;
+} question;
+
+/* A state that a peer keeps, or a rank's part of one. */
+typedef struct found {
+    size_t host;
+    char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
+    uint64_t step, created_ns;
+    ckd_id checkpoint;    /* of a part: that of all ranks */
+    uint32_t rank, world; /* world 0: no part */
+    bool bad;             /* it was found to be damaged */
+} found;
+
+/* ---- copies.c ---- */
+void question_put(bytes *to, const question *q);
+/* Errors: INVALID. */
+ckd_status found_get(found *f, reader *from, ckd_error *err);
+/* Is it a run, or a branch of it? wanted "": any run is. */
+bool is_of_run(const char *run, const char *wanted);
+/* Opens the store of the agent. The store is there, or something is wrong: none is made in an empty mount point. */
+ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err);
+
+#endif

@@ -1,0 +1,177 @@
+"""Ranks on several nodes: a node that is lost leaves its ranks' parts of a state with others, who store it together."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support_cli import COMMAND, run
+from support_nodes import cluster, until  # noqa: F401
+
+TRAINER = str(Path(COMMAND).parent / "tests" / "rank_trainer")
+EVER = 10 ** 7
+
+
+class Job:
+    """A launch: a rank on each of these nodes, several on a node that is there several times."""
+
+    count = 0
+
+    def __init__(self, cluster, nodes, steps=EVER):
+        Job.count += 1
+        self.ranks = []
+        for rank, node in enumerate(nodes):
+            command = [TRAINER, cluster.store, str(rank), str(len(nodes)), f"job-{os.getpid()}-{Job.count}", str(steps)]
+            self.ranks.append(node.train(command=command))
+
+    def kill(self):
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.communicate()
+
+    def finish(self):
+        """Returns the step after which all ranks have gone on."""
+        first = {rank.communicate()[0].splitlines()[0] for rank in self.ranks}
+        assert [rank.returncode for rank in self.ranks] == [0] * len(self.ranks)
+        line, = first
+        return int(re.fullmatch(r"resumes after step (\d+)", line).group(1))
+
+
+def copied(nodes, step):
+    """Have all sessions of these nodes a state of this step or a later one on other nodes?"""
+    sessions = [s for node in set(nodes) for s in node.status()["sessions"]]
+    return len(sessions) == len(nodes) and all((s["copied_step"] or 0) >= step for s in sessions)
+
+
+def least_copied(nodes):
+    return min(s["copied_step"] for node in set(nodes) for s in node.status()["sessions"])
+
+
+def train_until_copied(cluster, nodes, step=30):
+    until(lambda: all(node.in_place() for node in nodes))
+    job = Job(cluster, nodes)
+    until(lambda: copied(nodes, step))
+    return job, least_copied(nodes)
+
+
+def check_state(cluster, steps):
+    """The state of the last step is that of a training by one rank that nothing has stopped."""
+    plain = cluster.folder / "plain"
+    environment = dict(os.environ, CKPTDELTA_AGENT="")
+    subprocess.run([TRAINER, plain, "0", "1", "plain", str(steps)], stdout=subprocess.PIPE, check=True, env=environment)
+    states = []
+    for store in (cluster.store, plain):
+        run("load", store, "--step", steps, "-o", cluster.folder / "out.safetensors", "--force")
+        states.append((cluster.folder / "out.safetensors").read_bytes())
+    assert states[0] == states[1]
+    run("verify", cluster.store)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_lost_node(cluster, rank):
+    """The state comes from the parts that the others have: copies of the lost rank's, and their own."""
+    three = cluster("abc", "--store-every", "1h")
+    lost = three.nodes[rank]
+    job, reached = train_until_copied(three, three.nodes)
+    assert three.newest() < reached
+    lost.lose()
+    job.kill()
+    lost.start("--store-every", "1h")
+    resumed = Job(three, three.nodes, reached + 40).finish()
+    assert resumed >= reached
+    first = three.nodes[0]
+    assert f"step {resumed} of run 'toy' comes from the memory of the nodes of its 3 ranks" in first.said()
+    assert f"toy@{resumed} of 3 ranks: verified, durable, chosen" in first.ask("--explain").out
+    check_state(three, reached + 40)
+    until(lambda: all(n.in_place() for n in three.nodes)
+          and not [f for node in three.nodes for f in node.memory.rglob("*.ckd")])
+    for node in three.nodes:
+        node.stop()
+
+
+def test_fewer_ranks_go_on(cluster):
+    """Two ranks a node, and one of two nodes is lost: the other one goes on with two ranks."""
+    two = cluster("ab", "--store-every", "1h")
+    nodes = [two.nodes[0], two.nodes[1]] * 2
+    job, reached = train_until_copied(two, nodes)
+    assert two.newest() < reached
+    two.nodes[0].lose()
+    job.kill()
+    assert Job(two, [two.nodes[1]] * 2, reached + 20).finish() >= reached
+    assert "of its 4 ranks" in two.nodes[1].said()
+    check_state(two, reached + 20)
+
+
+def test_damaged_parts(cluster):
+    """A part in which a bit has flipped is found out, and another copy of it used; without one, an older state is."""
+    three = cluster("abc", "--store-every", "1h", "--replicate", "2")
+    lost = three.nodes[1]
+    job, reached = train_until_copied(three, three.nodes)
+    lost.lose()
+    job.kill()
+
+    def flip(node):
+        chunks = [f for f in node.held() if f.suffix == ".ckd" and lost.address.replace(":", "_") in str(f)]
+        for chunk in chunks:
+            data = bytearray(chunk.read_bytes())
+            data[len(data) // 2] ^= 16
+            chunk.write_bytes(data)
+        return len(chunks)
+
+    assert flip(three.nodes[0]) > 0
+    lost.start("--store-every", "1h", "--replicate", "2")
+    resumed = Job(three, three.nodes, reached + 40).finish()
+    assert resumed >= reached
+    check_state(three, reached + 40)
+    job, reached = train_until_copied(three, three.nodes, reached + 70)
+    stored = three.newest()
+    lost.lose()
+    job.kill()
+    assert flip(three.nodes[0]) > 0 and flip(three.nodes[2]) > 0
+    lost.start("--store-every", "1h", "--replicate", "2")
+    assert Job(three, three.nodes, stored + 20).finish() == stored
+    assert "is not used: no sound copy of what rank 1 of 3 had" in three.nodes[0].said()
+
+
+def test_what_is_only_on_other_nodes_is_stored(cluster):
+    """A drain, the end of all trainers, and of one agent make it durable, though the ranks save nothing then."""
+    two = cluster("ab", "--store-every", "1h")
+    job, reached = train_until_copied(two, two.nodes)
+    assert two.newest() < reached
+    for rank in job.ranks:
+        rank.send_signal(signal.SIGSTOP)
+    two.nodes[1].ask("--drain", "-q")
+    reached = two.newest()
+    assert reached >= least_copied(two.nodes)
+    for rank in job.ranks:
+        rank.send_signal(signal.SIGCONT)
+    until(lambda: copied(two.nodes, reached + 20))
+    reached = least_copied(two.nodes)
+    assert two.newest() < reached
+    job.kill()
+    two.nodes[0].ask("--drain", "-q")
+    assert two.newest() >= reached
+    job, reached = train_until_copied(two, two.nodes, reached + 20)
+    two.nodes[0].agent.terminate()
+    two.nodes[0].agent.communicate()
+    assert two.nodes[0].agent.returncode == 0
+    until(lambda: two.newest() >= reached)
+    step = two.newest()
+    until(lambda: two.newest() > step + 10)  # all ranks save by themselves
+    job.kill()
+
+
+def test_an_agent_that_knows_no_others(cluster):
+    """A state of ranks is deferred by all agents, or by none."""
+    two = cluster("ab", "--store-every", "1h")
+    node, other = two.nodes
+    other.lose()
+    other.start_alone()
+    assert Job(two, two.nodes, 30).finish() == 0
+    assert "its states are not copied to other nodes: rank 1: its agent knows no other nodes (--peers)" in node.said()
+    assert {c["step"] for c in run("list", two.store, "--json").json()["checkpoints"]} == {5, 10, 15, 20, 25, 30}
+    check_state(two, 30)
