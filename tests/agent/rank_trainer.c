@@ -1,5 +1,5 @@
 /*
- * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS. The state
+ * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]. The state
  * of a step is the same for any number of ranks: each has rows of a weight, elements of its moment, and a copy of a bias.
  */
 #include <ckptdelta.h>
@@ -52,8 +52,8 @@ static void train(uint64_t first, uint64_t rows) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) {
-        fprintf(stderr, "usage: rank_trainer STORE RANK WORLD GROUP STEPS\n");
+    if (argc < 6) {
+        fprintf(stderr, "usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]\n");
         return 2;
     }
     ckd_ranks_options ranks = CKD_RANKS_OPTIONS_INIT;
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
     ckd_session_options options = CKD_SESSION_OPTIONS_INIT;
     options.save = &save;
     options.ranks = &ranks;
-    options.every_steps = 5;
+    options.every_steps = argc > 6 ? strtoull(argv[6], NULL, 10) : 5;
     ckd_session *s;
     ckd_error err;
     ckd_checkpoint from = {.step = 0};

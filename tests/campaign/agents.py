@@ -438,27 +438,28 @@ def play(reference, kind, seed, folder):
         case.close()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def drive(about, kinds, prepare, play_one):
+    """Plays cases as the arguments want. prepare(build, folder) returns what play_one gets first."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10**9)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--kind", choices=kinds)
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build/current"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     counts, failed, skipped = collections.Counter(), 0, 0
-    with tempfile.TemporaryDirectory(prefix="agents-") as top:
+    with tempfile.TemporaryDirectory(prefix="campaign-") as top:
         (Path(top) / "reference").mkdir()
-        reference = Reference(args.build.resolve(), Path(top) / "reference")
+        reference = prepare(args.build.resolve(), Path(top) / "reference")
         end = time.monotonic() + args.seconds
         for seed in range(args.seed, args.seed + args.cases):
             if time.monotonic() > end:
                 break
-            kind = args.kind or list(KINDS)[seed % len(KINDS)]
+            kind = args.kind or list(kinds)[seed % len(kinds)]
             folder = Path(top) / str(seed)
             folder.mkdir()
-            why, failure = play(reference, kind, seed, folder)
+            why, failure = play_one(reference, kind, seed, folder)
             shutil.rmtree(folder, ignore_errors=True)
             if failure:
                 print(failure, flush=True)
@@ -473,6 +474,10 @@ def main():
         args.out.write_text(json.dumps({"first_seed": args.seed, "passed": dict(sorted(counts.items())), "failed": failed, "skipped": skipped}, indent=1) + "\n")
     print(f"{sum(counts.values())} passed, {failed} failed, {skipped} skipped")
     return 1 if failed or not counts else 0
+
+
+def main():
+    return drive(__doc__, KINDS, Reference, play)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A trainer of PyTorch whose node is lost: its agent's peers have the newest state, to the last bit."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -9,8 +8,8 @@ import time
 
 import pytest
 
+from free_ports import ports
 from support_cli import COMMAND, run
-from support_nodes import ports
 from support_python import environment, needs_package, needs_torch
 
 pytestmark = [needs_package, needs_torch]

@@ -1,33 +1,21 @@
 """Agents of several nodes, as processes on one machine, with a store that they share."""
 
-import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from free_ports import ports
 from support_cli import COMMAND, run
 
 TRAINER = str(Path(COMMAND).with_name("examples") / "session")
 STEPS = 2000
 # The leak sanitizer crashes now and then while it stops the threads of UCX.
 WITHOUT_LEAKS = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
-
-
-def ports(count):
-    """Ports that nobody uses, and that the system does not give to connections meanwhile: those begin at 32768."""
-    found = []
-    while len(found) < count:
-        port = random.randrange(15000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
 
 
 def until(condition, seconds=60):

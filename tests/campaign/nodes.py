@@ -1,0 +1,312 @@
+"""Random failures of nodes with agents that keep copies for each other: of ranks, agents, nodes, networks and bits.
+
+    nodes.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE]
+
+A case draws how many nodes there are, in which domains, how many copies are wanted, and how many ranks train where; then
+it plays a few launches that end in failures. The oracle: each launch goes on from no older step than was promised (one
+that was durable, or one whose copies were in place if no more nodes were lost than there are copies), the last state is
+bit for bit that of a training without failures, and the store is intact. Options and output are those of agents.py.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import agents
+from jobs import ROOT, Failure, check, kill, wait_for
+
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from free_ports import ports  # noqa: E402
+
+SILENCE = 2  # seconds after which a peer is gone
+EVER = 10 ** 7
+NO_UCX = "no UCX"
+
+
+class Node:
+    def __init__(self, case, number, address):
+        self.case, self.address, self.agent = case, address, None
+        self.socket, self.memory = case.folder / f"socket{number}", case.folder / f"memory{number}"
+
+    def start(self):
+        words = [self.case.build / "ckptdelta", "agent", self.case.store, "--socket", self.socket, "--peers", self.case.hosts, "--self", self.address,
+                 "--secret", self.case.secret, "--copies", self.memory, "--silence", f"{SILENCE}s", "--replicate", self.case.copies,
+                 "--store-every", self.case.store_every]
+        self.agent = self.case.popen(words, stdout=subprocess.PIPE)
+        if not self.agent.stdout.readline():
+            self.case.output.seek(0)
+            raise Failure("an agent has not started" if b"need UCX" not in self.case.output.read() else NO_UCX)
+
+    def status(self):
+        done = self.case.cli("agent", self.case.store, "--socket", self.socket, "--status", "--json")
+        return json.loads(done.stdout) if done.returncode == 0 else {"sessions": [], "copies": None}
+
+    def in_place(self):
+        copies = self.status()["copies"]
+        return bool(copies) and copies["replicated"] == copies["replicate"] and all(not p["behind"] for p in copies["peers"] if p["partner"])
+
+    def lose(self):
+        """Its processes and its memory are gone, and its own ranks first."""
+        for rank in [r for r, node in self.case.ranks if node is self] + [self.agent]:
+            kill(rank.pid, signal.SIGSTOP)
+        for rank in [r for r, node in self.case.ranks if node is self] + [self.agent]:
+            kill(rank.pid)
+            rank.wait()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self.agent = None
+
+
+class Case:
+    def __init__(self, build, folder, seed):
+        self.build, self.folder, self.draw = build, folder, random.Random(seed)
+        self.store, self.hosts, self.secret = folder / "store", folder / "hosts", folder / "secret"
+        self.output = open(folder / "output", "w+b")
+        self.started, self.ranks, self.launches, self.story = [], [], 0, []
+        count = self.draw.randint(2, 4)
+        self.copies = self.draw.randint(1, min(2, count - 1))
+        self.store_every = self.draw.choice(["1h", "1h", "1s", "3s"])
+        domains = [self.draw.choice("abcd") for _ in range(count)]
+        self.nodes = [Node(self, i, f"127.0.0.1:{port}") for i, port in enumerate(ports(count))]
+        self.hosts.write_text("".join(f"{n.address} domain={d}\n" for n, d in zip(self.nodes, domains)))
+        self.secret.write_text("a secret of this campaign\n")
+        self.secret.chmod(0o600)
+        self.tell(f"{count} nodes in {''.join(domains)}, {self.copies} copies, stored every {self.store_every}")
+
+    def tell(self, what):
+        self.story.append(what)
+
+    def popen(self, words, env=None, **options):
+        process = subprocess.Popen(list(map(str, words)), cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stderr=self.output, **options)
+        self.started.append(process)
+        return process
+
+    def cli(self, *args):
+        return subprocess.run(list(map(str, [self.build / "ckptdelta", *args])), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+
+    def durable(self):
+        done = self.cli("list", self.store, "--json")
+        return max((c["step"] for c in json.loads(done.stdout)["checkpoints"]), default=0) if done.returncode == 0 else 0
+
+    def launch(self, steps, promised):
+        """Ranks on some of the nodes; they go on from no older step than was promised."""
+        for node in self.nodes:
+            if not node.agent:
+                node.start()
+        world = self.draw.randint(1, 4)
+        places = [self.draw.choice(self.nodes) for _ in range(world)]
+        self.launches += 1
+        self.ranks = []
+        every = self.draw.choice([1, 2, 5])
+        for rank, node in enumerate(places):
+            words = [self.build / "tests/rank_trainer", self.store, rank, world, f"job{self.launches}", steps, every]
+            env = dict(os.environ, CKPTDELTA_AGENT=str(node.socket), CKPTDELTA_AGENT_WAIT="5")
+            self.ranks.append((self.popen(words, env, stdout=subprocess.PIPE, text=True), node))
+        firsts = {r.stdout.readline() for r, _ in self.ranks}
+        check(len(firsts) == 1 and firsts != {""}, f"the ranks go on differently: {firsts}")
+        first = int(firsts.pop().split()[-1])
+        self.tell(f"{world} ranks on {[self.nodes.index(n) for n in places]} go on after {first}, every {every}")
+        check(first >= promised, f"they go on after step {first}, and {promised} was promised")
+        return first
+
+    def copied(self):
+        """The step whose copies are in place for all ranks; 0: there is none yet."""
+        sessions = [s for node in {n for _, n in self.ranks} for s in node.status()["sessions"] if s["connected"]]
+        steps = [s["copied_step"] or 0 for s in sessions]
+        return min(steps) if len(steps) == len(self.ranks) else 0
+
+    def train(self, first):
+        """Some steps. Returns what a loss of one node may not cost."""
+        steps = first + self.draw.randint(1, 60)
+        if self.draw.random() < 0.7 and self.store_every == "1h":
+            wait_for(lambda: self.copied() > steps or any(r.poll() is not None for r, _ in self.ranks), "a copied step", 60)
+        else:
+            wait_for(lambda: self.durable() > first or any(r.poll() is not None for r, _ in self.ranks), "a step", 60)
+        time.sleep(self.draw.random() * 0.2)
+        copied = self.copied()
+        promised = max(self.durable(), copied)
+        self.tell(f"step {copied} is copied, {promised} promised")
+        return promised
+
+    def kill_ranks(self):
+        one_first = self.draw.random() < 0.3
+        ranks = [r for r, _ in self.ranks]
+        self.draw.shuffle(ranks)
+        for number, rank in enumerate(ranks):
+            kill(rank.pid)
+            if one_first and number == 0:
+                time.sleep(self.draw.random() * 0.5)
+        for rank in ranks:
+            rank.wait()
+
+    def finish(self, promised):
+        steps = promised + 40
+        self.launch(steps, promised)
+        for rank, _ in self.ranks:
+            check(rank.wait(120) == 0, "a rank has failed")
+        check(self.cli("verify", self.store, "-q").returncode == 0, "the store is damaged")
+        environment = dict(os.environ, CKPTDELTA_AGENT="")
+        subprocess.run(list(map(str, [self.build / "tests/rank_trainer", self.folder / "plain", 0, 1, "plain", steps, steps])), check=True, env=environment,
+                       stdout=subprocess.DEVNULL, timeout=120)
+        states = []
+        for store in (self.store, self.folder / "plain"):
+            check(self.cli("load", store, "--step", steps, "-o", self.folder / "out.safetensors", "--force").returncode == 0, "the last step does not load")
+            states.append((self.folder / "out.safetensors").read_bytes())
+        check(states[0] == states[1], "the last state is another one than without failures")
+
+    def close(self):
+        for process in self.started:
+            if process.poll() is None:
+                kill(process.pid, signal.SIGCONT)
+                kill(process.pid)
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+        self.output.close()
+
+
+# ---- failures: each plays one launch, and returns the step that the next one may not fall behind ----
+
+
+def killed_ranks(case, first):
+    promised = case.train(first)
+    case.kill_ranks()
+    return promised
+
+
+def lost_node(case, first):
+    """The ranks of other nodes see it, or are killed."""
+    promised = case.train(first)
+    node = case.draw.choice([n for _, n in case.ranks] + case.nodes)
+    case.tell(f"node {case.nodes.index(node)} is lost")
+    orders = [node.lose, case.kill_ranks]
+    case.draw.shuffle(orders)
+    orders[0]()
+    time.sleep(case.draw.random() * 0.3)
+    orders[1]()
+    return promised
+
+
+def lost_nodes(case, first):
+    """As many as there are copies, or more: then what is in the store is promised."""
+    promised = case.train(first)
+    lost = case.draw.sample(case.nodes, case.draw.randint(1, len(case.nodes)))
+    if len(lost) > case.copies:
+        promised = case.durable()
+    case.tell(f"nodes {[case.nodes.index(n) for n in lost]} are lost")
+    for node in lost:
+        node.lose()
+    case.kill_ranks()
+    return promised
+
+
+def killed_agent(case, first):
+    """The ranks save by themselves; then they are killed."""
+    case.train(first)
+    node = case.draw.choice([n for _, n in case.ranks])
+    case.tell(f"the agent of node {case.nodes.index(node)} is killed")
+    node.agent.kill()
+    node.agent.wait()
+    node.agent = None
+    reached = case.durable()
+    wait_for(lambda: case.durable() > reached, "a save without the agent", 60)
+    promised = case.durable()
+    case.kill_ranks()
+    return promised
+
+
+def stopped_agent(case, first):
+    """One of a node without ranks, if there is one: it comes back, or is lost."""
+    case.train(first)
+    node = case.draw.choice([n for n in case.nodes if n not in [m for _, m in case.ranks]] or case.nodes)
+    case.tell(f"the agent of node {case.nodes.index(node)} is stopped")
+    node.agent.send_signal(signal.SIGSTOP)
+    time.sleep(case.draw.random() * 2 * SILENCE)
+    promised = case.durable()
+    if case.draw.random() < 0.5:
+        case.kill_ranks()
+    node.agent.send_signal(signal.SIGCONT)
+    case.kill_ranks()
+    return promised
+
+
+def flipped_bits(case, first):
+    """In copies that one node has; then another node is lost. With two copies, the other one is used."""
+    promised = case.train(first)
+    lost, damaged = case.draw.sample(case.nodes, 2)
+    case.kill_ranks()
+    files = [f for f in damaged.memory.rglob("held/**/*") if f.is_file()]
+    for f in case.draw.sample(files, min(len(files), 3)):
+        data = bytearray(f.read_bytes())
+        if data:
+            data[case.draw.randrange(len(data))] ^= 1 << case.draw.randrange(8)
+            f.write_bytes(data)
+    case.tell(f"node {case.nodes.index(damaged)} has flipped bits in {len(files)} files, node {case.nodes.index(lost)} is lost")
+    lost.lose()
+    return promised if case.copies > 1 else min(promised, case.durable())
+
+
+def drained(case, first):
+    case.train(first)
+    node = case.draw.choice(case.nodes)
+    reached = case.copied()
+    done = case.cli("agent", case.store, "--socket", node.socket, "--drain", "-q")
+    check(done.returncode == 0, f"a drain has failed: {done.stderr}")
+    if any(n is node for _, n in case.ranks):
+        check(case.durable() >= reached, f"step {case.durable()} is durable after a drain, and {reached} had copies")
+    promised = case.durable()
+    case.kill_ranks()
+    return promised
+
+
+def ended_agent(case, first):
+    """By SIGTERM, while its ranks train: they go on by themselves."""
+    case.train(first)
+    node = case.draw.choice([n for _, n in case.ranks])
+    reached = case.copied()
+    case.tell(f"the agent of node {case.nodes.index(node)} ends")
+    node.agent.terminate()
+    check(node.agent.wait(60) == 0, "an agent that got SIGTERM has failed")
+    node.agent = None
+    check(case.durable() >= reached, f"step {case.durable()} is durable after an agent's end, and {reached} had copies")
+    promised = case.durable()
+    case.kill_ranks()
+    return promised
+
+
+KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, killed_agent, stopped_agent, flipped_bits, drained, ended_agent)}
+
+
+def play(build, kind, seed, folder):
+    """Plays one case, of which the first failure is of this kind. Returns (None or why it was skipped, None or what went wrong)."""
+    case = Case(build, folder, seed)
+    try:
+        promised = 0
+        for number in range(case.draw.randint(1, 3)):
+            failure = KINDS[kind] if number == 0 else case.draw.choice(list(KINDS.values()))
+            first = case.launch(EVER, promised)
+            case.tell(failure.__name__)
+            promised = max(promised, failure(case, first))
+        case.finish(promised)
+        return None, None
+    except (Failure, subprocess.SubprocessError, OSError) as error:
+        if str(error) == NO_UCX:
+            return NO_UCX, None
+        case.output.seek(0)
+        said = case.output.read().decode(errors="replace").splitlines()
+        return None, "\n".join([f"{kind}, seed {seed}: {error}", *case.story, *said[-60:]])
+    finally:
+        case.close()
+
+
+def main():
+    return agents.drive(__doc__, KINDS, lambda build, folder: build, play)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
