@@ -398,7 +398,10 @@ static bool stop_comes(const agent *a) {
 bool holding_settle(connection *c) {
     agent *a = c->agent;
     holding *h = c->holding;
-    if (c->ranks && h->deferred && a->stopping) { /* other ranks may go on, and have nothing to save now */
+    pthread_mutex_lock(&a->mutex);
+    bool stops = a->stopping;
+    pthread_mutex_unlock(&a->mutex);
+    if (c->ranks && h->deferred && stops) { /* other ranks may go on, and have nothing to save now */
         (void)holding_store(c, NULL);
     }
     for (bool last = false;;) {

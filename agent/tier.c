@@ -73,6 +73,18 @@ static void name_set(tier *t) {
     }
 }
 
+/* All copies wait for any trainer: they share the network and the memory. */
+static bool trainers_are_busy(void *context) {
+    agent *a = ((tier *)context)->agent;
+    bool busy = false;
+    pthread_mutex_lock(&a->mutex);
+    for (const holding *h = a->holdings; h && !busy; h = h->next) {
+        busy = h->shown.connected && h->set && slot_is_busy(&h->set->slots[0]);
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return busy;
+}
+
 static ckd_status begin_node(tier *t, ckd_error *err) {
     char held[600];
     const ckd_agent_options *o = &t->agent->options;
@@ -86,6 +98,7 @@ static ckd_status begin_node(tier *t, ckd_error *err) {
                                            .silence_ms = (uint32_t)(o->silence_s * 1000),
                                            .answer = restart_answer,
                                            .on_change = mirror_peer_changed,
+                                           .is_busy = trainers_are_busy,
                                            .context = t},
                            err);
 }

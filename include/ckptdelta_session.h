@@ -276,7 +276,7 @@ typedef enum ckd_phase {
 /*
  * Says what training does from now on. While it is busy, saves in progress pause between tensors. The pauses of a save
  * take at most as long in total as the save itself (a second while that is not known). A save does not pause when
- * something waits for it.
+ * something waits for it. Copies that an agent sends to other nodes wait, too, within limits.
  *
  * Threads that copy a lazy snapshot pause, too, if there was an idle phase between the last two steps: the bubbles of a
  * pipeline, for example. They copy in the next one. A fence copies what is left. If it finds anything left, the idle

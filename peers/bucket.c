@@ -1,4 +1,7 @@
-/* The limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. */
+/*
+ * When blobs may be sent. A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. And not
+ * while training is busy, within limits.
+ */
 #include "peers/internal.h"
 
 #include "base/file.h"
@@ -6,12 +9,17 @@
 
 #define BURST_S  0.1
 #define PAUSE_MS 20
+#define BUSY_NS \
+    UINT64_C(100000000) /* for which a piece waits at most: training may never say that it is idle */
+#define LOOK_MS 2
 
-void bucket_init(bucket *b, uint64_t bytes_per_s, int stop) {
-    *b = (bucket){.bytes_per_s = bytes_per_s,
-                  .tokens = (double)bytes_per_s * BURST_S,
+void bucket_init(bucket *b, const peer_options *options, int stop) {
+    *b = (bucket){.bytes_per_s = options->bytes_per_s,
+                  .tokens = (double)options->bytes_per_s * BURST_S,
                   .filled_ns = clock_monotonic_ns(),
-                  .stop = stop};
+                  .stop = stop,
+                  .is_busy = options->is_busy,
+                  .context = options->context};
     pthread_mutex_init(&b->mutex, NULL);
 }
 
@@ -29,7 +37,17 @@ static bool take(bucket *b, uint64_t size) {
     return taken;
 }
 
+static void wait_while_busy(bucket *b) {
+    uint64_t until_ns = clock_monotonic_ns() + BUSY_NS;
+    bool stops = false;
+    while (b->is_busy && !stops && !atomic_load(&b->closed) && b->is_busy(b->context) &&
+           clock_monotonic_ns() < until_ns) {
+        local_wait(&b->stop, 1, LOOK_MS, &stops);
+    }
+}
+
 ckd_status bucket_take(bucket *b, uint64_t size, ckd_error *err) {
+    wait_while_busy(b);
     bool stops = atomic_load(&b->closed);
     while (!stops && b->bytes_per_s && !take(b, size)) {
         local_wait(&b->stop, 1, PAUSE_MS, &stops);

@@ -94,9 +94,11 @@ typedef struct bucket {
     uint64_t filled_ns;
     int stop;
     atomic_bool closed;
+    peer_busy_fn is_busy; /* NULL: never */
+    void *context;
 } bucket;
-void bucket_init(bucket *b, uint64_t bytes_per_s, int stop);
-/* Waits until `size` bytes may be sent. Errors: CANCELLED. */
+void bucket_init(bucket *b, const peer_options *options, int stop);
+/* Waits until `size` bytes may be sent. While training is busy, they wait for 100 ms at most. Errors: CANCELLED. */
 ckd_status bucket_take(bucket *b, uint64_t size, ckd_error *err);
 /* Nothing may be sent from now on. */
 void bucket_close(bucket *b);

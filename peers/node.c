@@ -121,7 +121,7 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     pthread_mutex_init(&node->mutex, NULL);
     pthread_cond_init(&node->changed, NULL);
     ckd_status status = local_notifier(&node->stop, err);
-    bucket_init(&node->limit, options->bytes_per_s, node->stop);
+    bucket_init(&node->limit, options, node->stop);
     node->peers = calloc(options->hosts->count, sizeof(*node->peers));
     if (status == CKD_OK && !node->peers) {
         status = err_nomem(err, options->hosts->count * sizeof(*node->peers), "the other nodes");

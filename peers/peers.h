@@ -85,6 +85,9 @@ typedef ckd_status (*peer_answer_fn)(void *context, bytes *answer, const bytes *
 /* A peer has come (alive) or gone. Runs on the peer's thread. */
 typedef void (*peer_change_fn)(void *context, size_t host, bool alive, const char *why);
 
+/* Does training need the network and the memory now? Called by threads that send blobs. */
+typedef bool (*peer_busy_fn)(void *context);
+
 typedef struct peer_options {
     const peer_hosts *hosts; /* the caller keeps it until peer_node_end */
     const peer_secret *secret;
@@ -94,6 +97,7 @@ typedef struct peer_options {
     uint32_t silence_ms;   /* a peer that shows no sign of life for that long is gone; 0: 5000 */
     peer_answer_fn answer;
     peer_change_fn on_change;
+    peer_busy_fn is_busy; /* blobs wait meanwhile, but each MiB at most 100 ms; NULL: they never do */
     void *context;
 } peer_options;
 

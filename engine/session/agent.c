@@ -83,6 +83,12 @@ void session_agent_leave(ckd_session *s) {
     }
 }
 
+void session_agent_show_phase(ckd_session *s) {
+    if (s->agent.first) {
+        slot_set_busy(s->agent.first, s->shared.phase == CKD_PHASE_BUSY && !s->shared.waiting);
+    }
+}
+
 void session_agent_free(ckd_session *s, bool in_child) {
     for (uint32_t i = 0; i < s->agent.count; i++) {
         shared_memory_release(&s->agent.slots[i].memory, in_child);
@@ -192,6 +198,12 @@ bool session_agent_take_memory(ckd_session *s, uint32_t count) {
         session_agent_free(s, false);
         store_message(s->saver.store, "the agent takes no snapshots of this session, it saves by itself: %s",
                       err.message);
+    }
+    if (s->agent.count) {
+        pthread_mutex_lock(&s->shared.mutex);
+        s->agent.first = &s->agent.slots[0];
+        session_agent_show_phase(s);
+        pthread_mutex_unlock(&s->shared.mutex);
     }
     pthread_mutex_unlock(&s->saver.store_turn);
     return s->agent.count > 0;

@@ -13,9 +13,11 @@ typedef struct session_agent {
     slot_link link;
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
-    uint32_t count;      /* 0: the session has its own snapshots */
-    bool joint;          /* of ranks: all have an agent, or none has. Changed on all at the same points */
-    ckd_id group;        /* joint: of the agents' threads; the same on all ranks */
+    uint32_t count; /* 0: the session has its own snapshots */
+    shared_slot
+        *first;   /* the one that shows the agent whether training is busy; NULL: none. Under shared.mutex */
+    bool joint;   /* of ranks: all have an agent, or none has. Changed on all at the same points */
+    ckd_id group; /* joint: of the agents' threads; the same on all ranks */
     uint32_t timeout_ms; /* joint: as in ckd_ranks_options */
     uint64_t saves;      /* joint: the ids of checkpoints follow from both */
 } session_agent;
@@ -28,6 +30,8 @@ void session_agent_open(ckd_session *s);
 bool session_agent_take_memory(ckd_session *s, uint32_t count);
 /* The memory of a snapshot; NULL: the session's own. */
 uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
+/* The agent sees whether training is busy. The caller holds shared.mutex. */
+void session_agent_show_phase(ckd_session *s);
 /* A snapshot is about to be copied into the slot. */
 void session_agent_stage(ckd_session *s, const struct session_slot *slot);
 /*

@@ -293,9 +293,11 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
 /* Waits until something changes. Saves do not pause meanwhile. The caller holds the mutex. */
 static void wait_for_saves(ckd_session *s) {
     s->shared.waiting++;
+    session_agent_show_phase(s);
     pthread_cond_broadcast(&s->shared.changed);
     pthread_cond_wait(&s->shared.changed, &s->shared.mutex);
     s->shared.waiting--;
+    session_agent_show_phase(s);
 }
 
 /* Returns false if no slot is free and the caller does not want to wait. */
@@ -509,6 +511,7 @@ void ckd_session_phase(ckd_session *s, ckd_phase phase) {
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.phase = phase;
     s->shared.idle_since_step |= phase == CKD_PHASE_IDLE;
+    session_agent_show_phase(s);
     pthread_cond_broadcast(&s->shared.changed);
     copy_threads_hold(s->copy_threads, phase == CKD_PHASE_BUSY);
     pthread_mutex_unlock(&s->shared.mutex);

@@ -6,7 +6,7 @@
 #include "base/hash.h"
 
 #define MAGIC   UINT64_C(0x31746f6c73646b63) /* "ckdslot1" */
-#define VERSION 1u
+#define VERSION 2u
 
 enum { SLOT_EMPTY = 0, SLOT_GOOD = 1 };
 
@@ -14,6 +14,7 @@ typedef struct slot_head {
     uint64_t magic;
     uint32_t version;
     _Atomic uint32_t state;
+    _Atomic uint32_t busy;
     uint64_t hash; /* of all between the head's fields above and the values */
     slot_request request;
 } slot_head;
@@ -45,6 +46,14 @@ static void hash_pieces(uint64_t *hashes, const slot_item *item, const uint8_t *
 void slot_begin(shared_slot *s) {
     atomic_store_explicit(&head_of(s)->state, SLOT_EMPTY, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst); /* nothing that is written later is seen earlier */
+}
+
+void slot_set_busy(shared_slot *s, bool busy) {
+    atomic_store_explicit(&head_of(s)->busy, busy, memory_order_relaxed);
+}
+
+bool slot_is_busy(const shared_slot *s) {
+    return atomic_load_explicit(&head_of(s)->busy, memory_order_relaxed) == 1;
 }
 
 void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimizer *optimizers) {

@@ -17,7 +17,7 @@
 
 #define SLOTS_MAX      3                   /* good, previous, being written */
 #define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
-#define SLOT_PROTOCOL  3
+#define SLOT_PROTOCOL  4
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
 
@@ -77,6 +77,9 @@ typedef struct shared_slot {
 void slot_begin(shared_slot *s);
 /* The writer: the values are complete. optimizers: by item; NULL: none. One store makes the slot good. */
 void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimizer *optimizers);
+/* The writer: training is busy, so that copies of its states wait a little. Says nothing about the slot itself. */
+void slot_set_busy(shared_slot *s, bool busy);
+bool slot_is_busy(const shared_slot *s);
 /* The writer's values of an item. */
 uint8_t *slot_data(const shared_slot *s);
 

@@ -53,6 +53,27 @@ static void test_a_session_with_an_agent(void **state) {
     assert_int_equal(times_said(""), 0);
 }
 
+/* The agent sees when training is busy, unless it waits for a save. */
+static void test_the_phase_of_training(void **state) {
+    pid_t agent = start_agent(0);
+    ckd_session_options o = options_with(agent_socket);
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    ckd_session_phase(s, CKD_PHASE_BUSY); /* before it has memory of the agent */
+    iterate_through(s, t, 1, 2);
+    assert_true(slot_is_busy(&s->agent.slots[0]));
+    ckd_session_phase(s, CKD_PHASE_IDLE);
+    assert_false(slot_is_busy(&s->agent.slots[0]));
+    ckd_session_phase(s, CKD_PHASE_BUSY);
+    assert_true(slot_is_busy(&s->agent.slots[0]));
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    assert_true(slot_is_busy(&s->agent.slots[0]));
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stop_agent(agent);
+}
+
 /* A kill at any moment: every state that was handed over whole is durable afterwards, and the newest comes back. */
 static void test_killed_trainers(void **state) {
     pid_t agent = start_agent(0);
@@ -459,6 +480,7 @@ int main(void) {
 #define agent_test(test) cmocka_unit_test_setup_teardown(test, agent_set_up, tempdir_teardown)
     const struct CMUnitTest tests[] = {
         agent_test(test_a_session_with_an_agent),
+        agent_test(test_the_phase_of_training),
         agent_test(test_killed_trainers),
         agent_test(test_a_restart_takes_values_from_memory),
         agent_test(test_the_agent_is_killed),

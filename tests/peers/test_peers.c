@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <limits.h>
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -555,7 +556,7 @@ static void test_the_bucket(void **state) {
     bucket b;
     ckd_error err;
     must(local_notifier(&stop, &err), &err);
-    bucket_init(&b, 1 << 20, stop);
+    bucket_init(&b, &(peer_options){.bytes_per_s = 1 << 20}, stop);
     uint64_t begun_ns = clock_monotonic_ns();
     for (int i = 0; i < 4; i++) {
         must(bucket_take(&b, 1 << 17, &err), &err);
@@ -570,6 +571,34 @@ static void test_the_bucket(void **state) {
     local_close(stop);
 }
 
+typedef struct phases {
+    unsigned asked, busy; /* training is busy for so many questions */
+} phases;
+
+static bool is_busy(void *context) {
+    phases *p = context;
+    return p->asked++ < p->busy;
+}
+
+/* Pieces wait until training is idle. One that never is makes each piece wait for a while. */
+static void test_training_that_is_busy(void **state) {
+    (void)state;
+    int stop;
+    bucket b;
+    ckd_error err;
+    phases p = {.busy = 3};
+    must(local_notifier(&stop, &err), &err);
+    bucket_init(&b, &(peer_options){.is_busy = is_busy, .context = &p}, stop);
+    must(bucket_take(&b, 1, &err), &err);
+    assert_int_equal(p.asked, 4);
+    p.busy = UINT_MAX;
+    uint64_t begun_ns = clock_monotonic_ns();
+    must(bucket_take(&b, 1, &err), &err);
+    assert_true(clock_monotonic_ns() - begun_ns >= UINT64_C(90000000) && p.asked > 5);
+    bucket_destroy(&b);
+    local_close(stop);
+}
+
 int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "node") == 0) {
         return run_node(argv);
@@ -577,6 +606,7 @@ int main(int argc, char **argv) {
 #define WITH_NODES(TEST) cmocka_unit_test_setup_teardown(TEST, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_bucket),
+        cmocka_unit_test(test_training_that_is_busy),
         WITH_NODES(test_blobs_travel_and_come_back),
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),
