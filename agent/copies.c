@@ -6,7 +6,8 @@
 
 #include "engine/ranks/ranks.h"
 
-#define PARTS_WAIT_MS 60000 /* for the other ranks' parts, whose agents have been asked at the same time */
+#define JOIN_MS       60000   /* for the other ranks' agents, which have been asked at the same time */
+#define PARTS_MS      3600000 /* for parts of other sizes, on nodes that may have several of them */
 #define LOOK_EVERY_NS UINT64_C(100000000)
 
 /* ---- questions, as bytes ---- */
@@ -261,16 +262,31 @@ static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, cons
     return status;
 }
 
-static ckd_status join(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
-    char group[CKD_ID_TEXT + 8] = "parts-";
+static ckd_status join(ckd_ranks **out, const char *name, uint32_t timeout_ms, tier *t, ckd_store *shared,
+                       const question *q, ckd_error *err) {
+    char group[2 * CKD_ID_TEXT];
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
     cancel_check stop = {.poll = check_stop, .context = t, .every_ns = LOOK_EVERY_NS};
-    ckd_id_text(group + strlen(group), &q->group);
+    int length = snprintf(group, sizeof(group), "%s-", name);
+    ckd_id_text(group + length, &q->group);
     o.rank = q->rank;
     o.world = q->world;
     o.group = group;
-    o.timeout_ms = PARTS_WAIT_MS;
+    o.timeout_ms = timeout_ms;
     return ranks_join(out, shared, &o, &stop, err);
+}
+
+/*
+ * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one that
+ * dies is found out at once.
+ */
+static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+    ckd_ranks *first = NULL;
+    *out = NULL;
+    ckd_status status = join(&first, "meet", JOIN_MS, t, shared, q, err);
+    ckd_ranks_leave(first);
+    THEN(status, join(out, "parts", PARTS_MS, t, shared, q, err));
+    return status;
 }
 
 static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
@@ -295,10 +311,13 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const questi
     shared_slot part = {.layout = &layout};
     ckd_ranks *ranks = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = join_twice(&ranks, t, shared, q, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_status own = check_trash(shared, &q->checkpoint, &why);
     THEN(own, load_part(&part, &layout, t, q, &why));
     *bad = own != CKD_OK;
-    ckd_status status = join(&ranks, t, shared, q, err);
     THEN(status, ranks_agree(ranks, own, &why, NULL, 0, err));
     THEN(status, save_part(shared, ranks, &part, err));
     ranks_break_off(ranks);

@@ -213,3 +213,23 @@ def test_a_launch_that_begins_without_an_agent(cluster):
     lost.start("--store-every", "1h")
     assert Job(three, three.nodes, reached + 40).finish() >= reached
     check_state(three, reached + 40)
+
+
+def test_nodes_that_cannot_be_asked(cluster):
+    """The copies of a lost node's part stay where they are until the nodes that have the other parts are there again."""
+    four = cluster("abcd", "--store-every", "1h")
+    first, lost, *away = four.nodes
+    job, reached = train_until_copied(four, four.nodes[:3])
+    lost.lose()
+    job.kill()
+    for node in away:
+        node.agent.send_signal(signal.SIGSTOP)
+    lost.start("--store-every", "1h")
+    until(lambda: "is not used: no sound copy of what rank 2 of 3 had" in lost.said())
+    assert four.newest() < reached
+    for node in away:
+        node.agent.send_signal(signal.SIGCONT)
+    until(lambda: four.newest() >= reached)
+    assert Job(four, four.nodes[:3], reached + 40).finish() >= reached
+    check_state(four, reached + 40)
+    until(lambda: all(n.in_place() for n in four.nodes))
