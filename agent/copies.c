@@ -30,6 +30,7 @@ void question_put(bytes *to, const question *q) {
     put_id(to, &q->group);
     bytes_put_u32(to, q->rank);
     bytes_put_u32(to, q->world);
+    bytes_put_u64(to, q->newest_ns);
 }
 
 static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
@@ -42,6 +43,7 @@ static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
     get_id(&q->group, &r);
     q->rank = reader_u32(&r);
     q->world = reader_u32(&r);
+    q->newest_ns = reader_u64(&r);
     return r.failed ? err_set(err, CKD_E_INVALID, "a question that has no meaning") : CKD_OK;
 }
 
@@ -289,7 +291,9 @@ static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const 
     return status;
 }
 
-static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
+/* Of what a launch stores meanwhile, nothing may become older than this state. */
+static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
+                            ckd_error *err) {
     slot_content content;
     ckd_checkpoint saved;
     ckd_error why;
@@ -297,6 +301,7 @@ static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_sl
     if (status != CKD_OK) {
         return ranks_agree(ranks, status, &why, NULL, 0, err); /* others do not wait for this part */
     }
+    content.request.newest_ns = newest_ns;
     status = slot_save(&saved, shared, ranks, s, &content, err);
     slot_content_free(&content);
     return status;
@@ -319,7 +324,7 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const questi
     THEN(own, load_part(&part, &layout, t, q, &why));
     *bad = own != CKD_OK;
     THEN(status, ranks_agree(ranks, own, &why, NULL, 0, err));
-    THEN(status, save_part(shared, ranks, &part, err));
+    THEN(status, save_part(shared, ranks, &part, q->newest_ns, err));
     ranks_break_off(ranks);
     slot_part_free(&part, &layout);
     return own == CKD_OK ? status : err_from(err, own, &why);

@@ -187,7 +187,8 @@ static uint32_t find_parts(part_call *calls, search *s, const found *state) {
 }
 
 /* All at once: they wait for each other. Returns the first failure, and marks parts that are of no use. */
-static ckd_status call_parts(part_call *calls, search *s, const found *state, ckd_error *err) {
+static ckd_status call_parts(part_call *calls, search *s, const found *state, uint64_t newest_ns,
+                             ckd_error *err) {
     question q = s->question;
     ckd_status status = ckd_id_new(&q.group, err);
     if (status != CKD_OK) {
@@ -196,6 +197,7 @@ static ckd_status call_parts(part_call *calls, search *s, const found *state, ck
     q.kind = QUESTION_PART;
     q.checkpoint = state->checkpoint;
     q.world = state->world;
+    q.newest_ns = newest_ns;
     for (uint32_t rank = 0; rank < state->world; rank++) {
         part_call *p = &calls[rank];
         p->of = s->of;
@@ -248,7 +250,7 @@ static void give_up_state(search *s, const found *state) {
     }
 }
 
-static bool make_parts_durable(search *s, const found *state) {
+static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns) {
     tier *t = s->of;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     found wanted = *state; /* it may become bad */
@@ -269,7 +271,7 @@ static bool make_parts_durable(search *s, const found *state) {
                     (unsigned)wanted.world);
             break;
         }
-        ckd_status status = call_parts(calls, s, &wanted, &why);
+        ckd_status status = call_parts(calls, s, &wanted, newest_ns, &why);
         bool again = false;
         for (uint32_t rank = 0; rank < wanted.world; rank++) {
             again |= calls[rank].bad;
@@ -360,7 +362,7 @@ static void choose(search *s, const char *root) {
                    same ? "the newest one in the store already" : "older than the store's");
             break;
         }
-        done = f->world ? make_parts_durable(s, f) : make_durable(s, f);
+        done = f->world ? make_parts_durable(s, f, any ? stored.created_ns : 0) : make_durable(s, f);
     }
     s->later &= !done; /* what is stored now is newer than all others' states */
     if (any && !done && !s->quiet) {
