@@ -264,17 +264,18 @@ static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, cons
     return status;
 }
 
-static ckd_status join(ckd_ranks **out, const char *name, uint32_t timeout_ms, tier *t, ckd_store *shared,
-                       const question *q, ckd_error *err) {
+/* meets: only to find out whether all come. */
+static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, const question *q,
+                       ckd_error *err) {
     char group[2 * CKD_ID_TEXT];
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
     cancel_check stop = {.poll = check_stop, .context = t, .every_ns = LOOK_EVERY_NS};
-    int length = snprintf(group, sizeof(group), "%s-", name);
+    int length = snprintf(group, sizeof(group), meets ? "meet-" : "parts-");
     ckd_id_text(group + length, &q->group);
     o.rank = q->rank;
     o.world = q->world;
     o.group = group;
-    o.timeout_ms = timeout_ms;
+    o.timeout_ms = meets ? JOIN_MS : PARTS_MS;
     return ranks_join(out, shared, &o, &stop, err);
 }
 
@@ -285,9 +286,9 @@ static ckd_status join(ckd_ranks **out, const char *name, uint32_t timeout_ms, t
 static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
     ckd_ranks *first = NULL;
     *out = NULL;
-    ckd_status status = join(&first, "meet", JOIN_MS, t, shared, q, err);
+    ckd_status status = join(&first, true, t, shared, q, err);
     ckd_ranks_leave(first);
-    THEN(status, join(out, "parts", PARTS_MS, t, shared, q, err));
+    THEN(status, join(out, false, t, shared, q, err));
     return status;
 }
 
