@@ -135,6 +135,7 @@ static ckd_status end_threads(agent *a, ckd_error *err) {
                         (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
         }
     }
+    THEN(status, holdings_put_together(a, err));
     pthread_mutex_unlock(&a->mutex);
     return status;
 }

@@ -80,7 +80,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     if (status == CKD_OK && a->tier &&
         hello.rank == 0) { /* the trainer of this run may have been on another node, which is lost */
         peer_node_await_first_look(a->tier->node);
-        restart_from_peers(a->tier, hello.run);
+        (void)restart_from_peers(a->tier, hello.run);
     }
     return answer_status(c, status, &err) && status == CKD_OK;
 }
@@ -317,14 +317,17 @@ static void serve(bool *goodbye, connection *c) {
 
 /*
  * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the run
- * may have states that are only there, and forgets them itself.
+ * may have states that are only there, and forgets them itself. durable: the store has the newest state of this one; if
+ * it has stored none, the files are those of a launch before it, of which nothing is known here.
  */
 static void forget_copies(const connection *c, const char *run, const slot_peer *who, bool durable) {
     agent *a = c->agent;
     bool used = false;
     pthread_mutex_lock(&a->mutex);
     for (const holding *h = a->holdings; h; h = h->next) {
-        used |= h->shown.connected && (strcmp(h->saves_to, run) == 0 || strcmp(h->shown.run, run) == 0);
+        bool same = h->rank == who->rank && (h->world > 0) == (who->world > 0); /* each rank has its own */
+        used |=
+            same && h->shown.connected && (strcmp(h->saves_to, run) == 0 || strcmp(h->shown.run, run) == 0);
     }
     pthread_mutex_unlock(&a->mutex);
     if (a->tier && durable && !used) {
@@ -360,7 +363,7 @@ static void end_session(connection *c, bool *goodbye) {
     pthread_mutex_unlock(&a->mutex);
     bool stored = store_rest(c, goodbye);
     pthread_mutex_lock(&a->mutex);
-    bool settles = !stored && holding_has_state(h), durable = !h->deferred;
+    bool settles = !stored && holding_has_state(h), durable = !h->deferred && h->stored_ns > 0;
     if (!settles) {
         holding_remove(a, h);
         record_write(a);

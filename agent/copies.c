@@ -6,7 +6,8 @@
 
 #include "engine/ranks/ranks.h"
 
-#define PARTS_WAIT_MS 60000 /* for the other ranks' parts, whose agents have been asked at the same time */
+#define JOIN_MS       60000   /* for the other ranks' agents, which have been asked at the same time */
+#define PARTS_MS      3600000 /* for parts of other sizes, on nodes that may have several of them */
 #define LOOK_EVERY_NS UINT64_C(100000000)
 
 /* ---- questions, as bytes ---- */
@@ -29,6 +30,7 @@ void question_put(bytes *to, const question *q) {
     put_id(to, &q->group);
     bytes_put_u32(to, q->rank);
     bytes_put_u32(to, q->world);
+    bytes_put_u64(to, q->newest_ns);
 }
 
 static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
@@ -41,6 +43,7 @@ static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
     get_id(&q->group, &r);
     q->rank = reader_u32(&r);
     q->world = reader_u32(&r);
+    q->newest_ns = reader_u64(&r);
     return r.failed ? err_set(err, CKD_E_INVALID, "a question that has no meaning") : CKD_OK;
 }
 
@@ -261,19 +264,37 @@ static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, cons
     return status;
 }
 
-static ckd_status join(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
-    char group[CKD_ID_TEXT + 8] = "parts-";
+/* meets: only to find out whether all come. */
+static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, const question *q,
+                       ckd_error *err) {
+    char group[2 * CKD_ID_TEXT];
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
     cancel_check stop = {.poll = check_stop, .context = t, .every_ns = LOOK_EVERY_NS};
-    ckd_id_text(group + strlen(group), &q->group);
+    int length = snprintf(group, sizeof(group), meets ? "meet-" : "parts-");
+    ckd_id_text(group + length, &q->group);
     o.rank = q->rank;
     o.world = q->world;
     o.group = group;
-    o.timeout_ms = PARTS_WAIT_MS;
+    o.timeout_ms = meets ? JOIN_MS : PARTS_MS;
     return ranks_join(out, shared, &o, &stop, err);
 }
 
-static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
+/*
+ * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one that
+ * dies is found out at once.
+ */
+static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+    ckd_ranks *first = NULL;
+    *out = NULL;
+    ckd_status status = join(&first, true, t, shared, q, err);
+    ckd_ranks_leave(first);
+    THEN(status, join(out, false, t, shared, q, err));
+    return status;
+}
+
+/* Of what a launch stores meanwhile, nothing may become older than this state. */
+static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
+                            ckd_error *err) {
     slot_content content;
     ckd_checkpoint saved;
     ckd_error why;
@@ -281,6 +302,7 @@ static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_sl
     if (status != CKD_OK) {
         return ranks_agree(ranks, status, &why, NULL, 0, err); /* others do not wait for this part */
     }
+    content.request.newest_ns = newest_ns;
     status = slot_save(&saved, shared, ranks, s, &content, err);
     slot_content_free(&content);
     return status;
@@ -295,12 +317,15 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const questi
     shared_slot part = {.layout = &layout};
     ckd_ranks *ranks = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = join_twice(&ranks, t, shared, q, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     ckd_status own = check_trash(shared, &q->checkpoint, &why);
     THEN(own, load_part(&part, &layout, t, q, &why));
     *bad = own != CKD_OK;
-    ckd_status status = join(&ranks, t, shared, q, err);
     THEN(status, ranks_agree(ranks, own, &why, NULL, 0, err));
-    THEN(status, save_part(shared, ranks, &part, err));
+    THEN(status, save_part(shared, ranks, &part, q->newest_ns, err));
     ranks_break_off(ranks);
     slot_part_free(&part, &layout);
     return own == CKD_OK ? status : err_from(err, own, &why);

@@ -362,6 +362,11 @@ static ckd_status save_left(connection *c, ckd_error *err) {
                 c->agent,
                 "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
                 c->holding->shown.run, (unsigned long long)saved.step);
+        } else if (status != CKD_OK && end == SAVE_DONE && c->ranks && c->holding->deferred) {
+            agent_say(c->agent,
+                      "step %llu of run '%s' cannot be stored by its ranks alone, and copied states become "
+                      "durable when the job starts again, from the memory of its nodes: %s",
+                      (unsigned long long)saved.step, c->holding->shown.run, err->message);
         } else if (status != CKD_OK && end == SAVE_DONE) {
             agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
                       (unsigned long long)saved.step, c->holding->shown.run, err->message);
@@ -410,7 +415,7 @@ bool holding_settle(connection *c) {
         pthread_mutex_lock(&a->mutex);
         bool first = status != CKD_OK && !h->stuck;
         h->settled = status == CKD_OK;
-        bool durable = h->settled && !h->deferred;
+        bool durable = h->settled && !h->deferred && h->stored_ns > 0;
         h->stuck = status != CKD_OK;
         h->ended_ns = clock_monotonic_ns();
         h->fd = status == CKD_OK || last ? -1 : h->fd; /* once it is settled, others may remove it */
@@ -427,6 +432,34 @@ bool holding_settle(connection *c) {
     }
 }
 
+ckd_status holdings_put_together(agent *a, ckd_error *err) {
+    for (;;) {
+        char run[CKD_RUN_MAX + 1];
+        const holding *left = a->holdings;
+        while (left && !(left->settled && left->deferred && left->world)) {
+            left = left->next;
+        }
+        if (!left) {
+            return CKD_OK;
+        }
+        ckd_id id = left->deferred_id;
+        snprintf(run, sizeof(run), "%s", left->shown.run);
+        pthread_mutex_unlock(&a->mutex);
+        bool all = restart_is_stored(a->tier, &id) || restart_from_peers(a->tier, run) ||
+                   restart_is_stored(a->tier, &id);
+        pthread_mutex_lock(&a->mutex);
+        if (!all) {
+            return err_set(err, CKD_E_BUSY,
+                           "a state of run '%s' is only in the memory of several nodes, and cannot be put "
+                           "together at present",
+                           run);
+        }
+        for (holding *h = a->holdings; h; h = h->next) {
+            h->deferred = h->settled && strcmp(h->shown.run, run) == 0 ? 0 : h->deferred;
+        }
+    }
+}
+
 ckd_status holdings_drain(agent *a, ckd_error *err) {
     for (bool waiting = true; waiting;) {
         waiting = false;
@@ -437,17 +470,18 @@ ckd_status holdings_drain(agent *a, ckd_error *err) {
                                (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
             }
             bool ended = h->fd < 0 || local_peer_gone(h->fd, h->watch);
-            waiting |= h->saving || h->deferred || (ended && !h->settled);
+            waiting |= h->saving || (h->deferred && !h->settled) || (ended && !h->settled);
         }
         if (waiting) {
             pthread_cond_wait(&a->changed, &a->mutex);
         }
     }
-    for (holding *h = a->holdings, *next; h; h = next) {
+    ckd_status status = holdings_put_together(a, err);
+    for (holding *h = a->holdings, *next; h && status == CKD_OK; h = next) {
         next = h->next;
         if (h->settled) {
             holding_remove(a, h);
         }
     }
-    return CKD_OK;
+    return status;
 }

@@ -153,11 +153,16 @@ const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_i
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_error *err);
 /*
  * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent stops.
- * Returns false if a state remains that is only in memory, here or on other nodes.
+ * Returns false if a state remains that is only in memory, here or on other nodes, or if the session has stored none.
  */
 bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
+/*
+ * What ranks have left that they could not store, as a node was lost, is put together from what all nodes have. Under the
+ * mutex, which is released meanwhile. Errors: BUSY (it may be possible later).
+ */
+ckd_status holdings_put_together(agent *a, ckd_error *err);
 
 /* Has any session a state that is not in the store, because copies of it are on other nodes? */
 bool holdings_defer(agent *a);
@@ -197,9 +202,11 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
 /* ---- restart.c ---- */
 /*
  * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one made
- * durable.
+ * durable. Returns false if a state of several ranks could not be put together now, but may be later.
  */
-void restart_from_peers(tier *t, const char *run);
+bool restart_from_peers(tier *t, const char *run);
+/* Has the store the state now? */
+bool restart_is_stored(tier *t, const ckd_id *id);
 /*
  * The same for all runs of which this node's last life has left copies, with peers that were not asked yet, or could not make it durable: they
  * are asked again now and then. Their copies are not replaced before.

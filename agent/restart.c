@@ -23,7 +23,9 @@ typedef struct search {
     found *items;
     size_t count, capacity;
     ckd_store *shared;
-    bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: what goes wrong was said before */
+    bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: only those that were not asked are */
+    bool quiet;                                      /* what goes wrong was said before */
+    bool later; /* a state of several ranks could not be put together, but may be later */
 } search;
 
 static void decide(tier *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -84,7 +86,7 @@ static void ask_everybody(search *s) {
         ckd_status status = ask(&answer, t, host, &s->question, &why);
         THEN(status, take_list(s, host, &answer, &why));
         s->asked[host] = status == CKD_OK;
-        if (status != CKD_OK && !s->again) {
+        if (status != CKD_OK && !s->quiet) {
             decide(t, "node %s: not asked: %.300s", t->hosts.items[host].name, why.message);
         }
         bytes_free(&answer);
@@ -185,7 +187,8 @@ static uint32_t find_parts(part_call *calls, search *s, const found *state) {
 }
 
 /* All at once: they wait for each other. Returns the first failure, and marks parts that are of no use. */
-static ckd_status call_parts(part_call *calls, search *s, const found *state, ckd_error *err) {
+static ckd_status call_parts(part_call *calls, search *s, const found *state, uint64_t newest_ns,
+                             ckd_error *err) {
     question q = s->question;
     ckd_status status = ckd_id_new(&q.group, err);
     if (status != CKD_OK) {
@@ -194,6 +197,7 @@ static ckd_status call_parts(part_call *calls, search *s, const found *state, ck
     q.kind = QUESTION_PART;
     q.checkpoint = state->checkpoint;
     q.world = state->world;
+    q.newest_ns = newest_ns;
     for (uint32_t rank = 0; rank < state->world; rank++) {
         part_call *p = &calls[rank];
         p->of = s->of;
@@ -216,12 +220,11 @@ static ckd_status call_parts(part_call *calls, search *s, const found *state, ck
     return status;
 }
 
-/* Has the store the state? A call may have failed after the commit. */
-static bool is_stored(search *s, const ckd_id *id) {
+bool restart_is_stored(tier *t, const ckd_id *id) {
     ckd_store *shared = NULL; /* a new look: the one of the search has an older catalog */
     ckd_checkpoint_list *list = NULL;
     bool found_it = false;
-    if (open_shared(&shared, s->of, CKD_OPEN_READ, NULL) == CKD_OK &&
+    if (open_shared(&shared, t, CKD_OPEN_READ, NULL) == CKD_OK &&
         ckd_store_list(&list, shared, NULL, NULL) == CKD_OK) {
         for (size_t i = 0; i < list->count; i++) {
             found_it |= memcmp(&list->items[i].id, id, sizeof(*id)) == 0;
@@ -232,6 +235,14 @@ static bool is_stored(search *s, const ckd_id *id) {
     return found_it;
 }
 
+static bool all_asked(const search *s) {
+    bool all = true;
+    for (size_t host = 0; host < s->of->hosts.count; host++) {
+        all &= s->asked[host];
+    }
+    return all;
+}
+
 /* Marks a state that cannot be put together, so that its other parts are not tried. */
 static void give_up_state(search *s, const found *state) {
     for (size_t i = 0; i < s->count; i++) {
@@ -239,26 +250,35 @@ static void give_up_state(search *s, const found *state) {
     }
 }
 
-static bool make_parts_durable(search *s, const found *state) {
+static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns) {
     tier *t = s->of;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     found wanted = *state; /* it may become bad */
     for (size_t tries = 0; tries <= t->hosts.count; tries++) {
+        bool stops; /* this node would not join the others */
+        local_wait(&t->agent->stop, 1, 0, &stops);
+        if (stops) {
+            err_set(&why, CKD_E_CANCELLED, "the agent is ending");
+            s->later = true;
+            break;
+        }
         part_call *calls = calloc(wanted.world, sizeof(*calls));
         uint32_t missing = calls ? find_parts(calls, s, &wanted) : 0;
         if (!calls || missing < wanted.world) {
+            s->later |= !calls || !all_asked(s);
             free(calls);
             err_set(&why, CKD_E_NOT_FOUND, "no sound copy of what rank %u of %u had", (unsigned)missing,
                     (unsigned)wanted.world);
             break;
         }
-        ckd_status status = call_parts(calls, s, &wanted, &why);
+        ckd_status status = call_parts(calls, s, &wanted, newest_ns, &why);
         bool again = false;
         for (uint32_t rank = 0; rank < wanted.world; rank++) {
             again |= calls[rank].bad;
         }
         free(calls);
-        if (status == CKD_OK || is_stored(s, &wanted.checkpoint)) {
+        /* a call may have failed after the commit */
+        if (status == CKD_OK || restart_is_stored(t, &wanted.checkpoint)) {
             decide(t, "%s@%" PRIu64 " of %u ranks: verified, durable, chosen", wanted.run, wanted.step,
                    (unsigned)wanted.world);
             agent_say(t->agent,
@@ -267,11 +287,15 @@ static bool make_parts_durable(search *s, const found *state) {
                       wanted.step, wanted.run, (unsigned)wanted.world);
             return true;
         }
-        if (!again) {
+        if (!again) { /* STATE: some rank's node did not come */
+            s->later |= may_succeed_later(status) || status == CKD_E_STATE;
             break;
         }
     }
     give_up_state(s, &wanted);
+    if (s->quiet) {
+        return false;
+    }
     decide(t, "%s@%" PRIu64 " of %u ranks: not used: %.300s", wanted.run, wanted.step, (unsigned)wanted.world,
            why.message);
     agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of %u ranks' nodes is not used: %s",
@@ -307,7 +331,7 @@ static bool make_durable(search *s, const found *f) {
         agent_say(t->agent,
                   "step %" PRIu64 " of run '%s' comes from the memory of node %s, verified: it is durable",
                   f->step, f->run, name);
-    } else if (may_succeed_later(status) && s->again) {
+    } else if (may_succeed_later(status) && s->quiet) {
         s->asked[f->host] = false;
     } else {
         s->asked[f->host] = !may_succeed_later(status);
@@ -328,7 +352,8 @@ static void choose(search *s, const char *root) {
         found *f = &s->items[i];
         char own_root[CKD_RUN_MAX + 1];
         run_root(own_root, f->run);
-        if (strcmp(own_root, root) != 0 || f->bad) {
+        if (strcmp(own_root, root) != 0 || f->bad ||
+            (f->world && s->of_last_life)) { /* the other ranks' parts are elsewhere */
             continue;
         }
         bool same = any && memcmp(&stored.id, &f->checkpoint, sizeof(stored.id)) == 0;
@@ -337,9 +362,10 @@ static void choose(search *s, const char *root) {
                    same ? "the newest one in the store already" : "older than the store's");
             break;
         }
-        done = f->world ? make_parts_durable(s, f) : make_durable(s, f);
+        done = f->world ? make_parts_durable(s, f, any ? stored.created_ns : 0) : make_durable(s, f);
     }
-    if (any && !done && !s->again) {
+    s->later &= !done; /* what is stored now is newer than all others' states */
+    if (any && !done && !s->quiet) {
         decide(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
     }
 }
@@ -388,31 +414,48 @@ static void search_peers(search *s) {
     if (status == CKD_OK) {
         s->question.store = s->shared->id;
         ask_everybody(s);
-        if (s->question.run[0]) {
+        if (s->question.run[0] && !s->quiet) {
             say_not_asked(s);
         }
         choose_each(s);
-    } else if (!s->again) {
+    } else if (!s->quiet) {
         agent_say(t->agent, "other nodes were not asked for states, as the store cannot be opened: %s",
                   why.message);
     }
     if (status == CKD_OK && s->of_last_life && !s->again) {
         record_report(t->agent, s->shared);
     }
+    s->later |= status != CKD_OK;
     ckd_store_close(s->shared);
     s->shared = NULL;
     pthread_mutex_unlock(&t->restart_mutex);
 }
 
-void restart_from_peers(tier *t, const char *run) {
-    search s = {.of = t, .question = {.kind = QUESTION_LIST}};
+static bool search_run(tier *t, const char *run, bool quiet) {
+    search s = {.of = t, .question = {.kind = QUESTION_LIST}, .quiet = quiet};
     run_root(s.question.run, run);
     search_peers(&s);
     free(s.items);
+    return !s.later;
+}
+
+bool restart_from_peers(tier *t, const char *run) {
+    return search_run(t, run, false);
+}
+
+/* The peers that have parts of the run's states are asked again, and keep them until then. */
+static void ask_again(search *s, const char *root) {
+    for (size_t i = 0; i < s->count; i++) {
+        char other[CKD_RUN_MAX + 1];
+        run_root(other, s->items[i].run);
+        if (s->items[i].world && strcmp(other, root) == 0) {
+            s->asked[s->items[i].host] = false;
+        }
+    }
 }
 
 /* Of states of several ranks, this node's last life has left parts. The other ones are elsewhere. */
-static void search_for_parts(const search *s) {
+static void search_for_parts(search *s) {
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];
         run_root(root, s->items[i].run);
@@ -421,8 +464,8 @@ static void search_for_parts(const search *s) {
             run_root(earlier, s->items[k].run);
             first = !s->items[k].world || strcmp(root, earlier) != 0;
         }
-        if (first) {
-            restart_from_peers(s->of, root);
+        if (first && !search_run(s->of, root, s->quiet)) {
+            ask_again(s, root);
         }
     }
 }
@@ -436,7 +479,7 @@ void restart_last_life(tier *t) {
         wanted |= !t->peers[host].asked && peer_alive(t->node, host);
     }
     wanted = wanted && (!t->asked_ns || now_ns - t->asked_ns > t->ask_pause_ns);
-    s.again = t->ask_pause_ns > 0;
+    s.again = s.quiet = t->ask_pause_ns > 0;
     if (wanted) {
         uint64_t pause_ns = s.again ? t->ask_pause_ns * 2 : PAUSE_MIN_NS;
         t->ask_pause_ns = pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS;

@@ -25,6 +25,7 @@ typedef struct question {
     char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
     ckd_id checkpoint, group; /* group: of those that store parts */
     uint32_t rank, world;
+    uint64_t newest_ns; /* the latest date in the store, as whoever asks knows it; 0: there is none */
 } question;
 
 /* A state that a peer keeps, or a rank's part of one. */

@@ -359,7 +359,7 @@ static ckd_status publish(shared_slot *to, part_head *head, ckd_error *err) {
                        : err_set(err, CKD_E_CORRUPT, "a part of a state is malformed");
     }
     memcpy(optimizers, numbers, count * sizeof(*optimizers));
-    head->request.newest_ns = 0; /* whoever loads it knows that the store has nothing newer */
+    head->request.newest_ns = 0; /* whoever loads it knows what the store has now */
     slot_publish(to, &head->request, optimizers);
     free(optimizers);
     return CKD_OK;

@@ -175,3 +175,61 @@ def test_an_agent_that_knows_no_others(cluster):
     assert "its states are not copied to other nodes: rank 1: its agent knows no other nodes (--peers)" in node.said()
     assert {c["step"] for c in run("list", two.store, "--json").json()["checkpoints"]} == {5, 10, 15, 20, 25, 30}
     check_state(two, 30)
+
+
+@pytest.mark.parametrize("ends", ["drain", "term"])
+def test_the_end_of_agents_after_a_loss(cluster, ends):
+    """What the ranks that are left cannot store alone is put together by a drain; an agent that ends leaves its copies."""
+    three = cluster("abc", "--store-every", "1h", "--replicate", "2")
+    first, lost, last = three.nodes
+    job, reached = train_until_copied(three, three.nodes)
+    assert three.newest() < reached
+    lost.lose()
+    job.kill()
+    until(lambda: all(not s["connected"] for s in first.status()["sessions"]))
+    if ends == "drain":
+        last.ask("--drain", "-q")
+        assert three.newest() >= reached
+    else:
+        first.agent.terminate()
+        first.agent.communicate()
+        assert first.agent.returncode != 0
+        assert "cannot be put together at present" in first.said()
+        first.start("--store-every", "1h", "--replicate", "2")
+    lost.start("--store-every", "1h", "--replicate", "2")
+    assert Job(three, three.nodes, reached + 40).finish() >= reached
+    check_state(three, reached + 40)
+
+
+def test_a_launch_that_begins_without_an_agent(cluster):
+    """It saves nothing, and the parts of the states before it stay where they are."""
+    three = cluster("abc", "--store-every", "1h")
+    lost = three.nodes[0]
+    job, reached = train_until_copied(three, three.nodes)
+    stored = three.newest()
+    lost.lose()
+    job.kill()
+    assert Job(three, three.nodes, 1).finish() == stored  # rank 0 has no agent, which would have found it
+    lost.start("--store-every", "1h")
+    assert Job(three, three.nodes, reached + 40).finish() >= reached
+    check_state(three, reached + 40)
+
+
+def test_nodes_that_cannot_be_asked(cluster):
+    """The copies of a lost node's part stay where they are until the nodes that have the other parts are there again."""
+    four = cluster("abcd", "--store-every", "1h")
+    first, lost, *away = four.nodes
+    job, reached = train_until_copied(four, four.nodes[:3])
+    lost.lose()
+    job.kill()
+    for node in away:
+        node.agent.send_signal(signal.SIGSTOP)
+    lost.start("--store-every", "1h")
+    until(lambda: "is not used: no sound copy of what rank 2 of 3 had" in lost.said())
+    assert four.newest() < reached
+    for node in away:
+        node.agent.send_signal(signal.SIGCONT)
+    until(lambda: four.newest() >= reached)
+    assert Job(four, four.nodes[:3], reached + 40).finish() >= reached
+    check_state(four, reached + 40)
+    until(lambda: all(n.in_place() for n in four.nodes))
