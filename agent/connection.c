@@ -168,7 +168,9 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.world = h->world;
     o.group = group;
     o.timeout_ms = wanted.timeout_ms;
+    pthread_mutex_lock(&c->agent->mutex);
     h->group = wanted.group;
+    pthread_mutex_unlock(&c->agent->mutex);
     cancel_check stop = {.poll = check_wanted, .context = c, .every_ns = LOOK_EVERY_NS};
     THEN(status, ranks_join(&c->ranks, c->store, &o, &stop, err));
     THEN(status, agree_on_copies(c, err));

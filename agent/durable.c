@@ -150,9 +150,9 @@ static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *defer
     ckd_id id = own == CKD_OK ? content->request.options.checkpoint_id : (ckd_id){{0}}, first = id;
     ckd_error mine = *why;
     own = c->holding->rank == 0 ? own : CKD_OK;
-    own = c->storing ? err_set(&mine, CKD_E_BUSY, "a state is stored that only other nodes have") : own;
+    own = c->storing ? err_set(&mine, CKD_E_EXISTS, "a state is stored that only other nodes have") : own;
     ckd_status status = ranks_agree(c->ranks, own, &mine, &first, sizeof(first), why);
-    *deferred = status == CKD_E_BUSY;
+    *deferred = status == CKD_E_EXISTS; /* no exchange fails with this */
     if (*deferred) {
         return agree_on_deferred(content, k, c, why);
     }
@@ -293,7 +293,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
     THEN(status, save_content(out, c, s, &content, &why));
     /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
     bool ended = !c->holding->shown.connected;
-    bool done = status == CKD_OK || (ended && is_final(status, s, &content));
+    bool done = status == CKD_OK || (ended && !c->storing && is_final(status, s, &content));
     *end = other ? SAVE_OF_OTHER : done ? SAVE_DONE : SAVE_FAILED;
     why.status = status; /* another try may have succeeded */
     end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);

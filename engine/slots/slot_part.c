@@ -263,6 +263,9 @@ static ckd_status load_head(part_head *out, void **data, ckd_load *load, ckd_err
         return err_set(err, CKD_E_CORRUPT, "a part of a state is malformed");
     }
     memcpy(&out->request, request, sizeof(out->request));
+    if (out->request.options.rank != out->rank) {
+        return err_set(err, CKD_E_CORRUPT, "a part of a state is malformed");
+    }
     out->request.run[sizeof(out->request.run) - 1] = '\0';
     out->rest = r;
     return CKD_OK;
