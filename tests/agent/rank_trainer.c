@@ -1,5 +1,6 @@
 /*
- * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]. The state
+ * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]. STEPS is the
+ * last step, or +N: so many after the restored one. The state
  * of a step is the same for any number of ranks: each has rows of a weight, elements of its moment, and a copy of a bias.
  */
 #include <ckptdelta.h>
@@ -61,7 +62,6 @@ int main(int argc, char **argv) {
     ranks.world = (uint32_t)atoi(argv[3]);
     ranks.group = argv[4];
     ranks.timeout_ms = 60000;
-    uint64_t steps = strtoull(argv[5], NULL, 10);
     uint64_t first = ROWS * (uint64_t)ranks.rank / ranks.world;
     uint64_t rows = ROWS * (uint64_t)(ranks.rank + 1) / ranks.world - first;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
@@ -80,6 +80,7 @@ int main(int argc, char **argv) {
     }
     printf("resumes after step %d\n", (int)from.step);
     fflush(stdout);
+    uint64_t steps = strtoull(argv[5], NULL, 10) + (argv[5][0] == '+' ? from.step : 0);
     for (uint64_t step = from.step + 1; step <= steps; step++) {
         ckd_session_fence(s);
         train(first, rows);

@@ -39,7 +39,7 @@ def test_a_lost_node(cluster):
     reached = lose_while_training(lost)
     assert four.newest() < reached
     lost.start("--store-every", "1h")
-    out = lost.train(reached + 40).communicate()[0].splitlines()
+    out = lost.train(reached + 300).communicate()[0].splitlines()
     resumed = int(re.fullmatch(r"resumes after step (\d+)", out[0]).group(1))
     assert resumed >= reached
     assert f"step {resumed} of run 'toy' comes from the memory of node" in lost.said()
@@ -49,7 +49,7 @@ def test_a_lost_node(cluster):
     check_documented(lost.status(), "`agent --status`", seen=seen)
     assert {"agent_copies", "agent_peer"} <= seen
     run("verify", four.store)
-    check_weights(four, reached + 40)
+    check_weights(four, reached + 300)
     # A session that was closed leaves nothing on other nodes but the files of an empty store.
     until(lambda: lost.in_place() and not [f for node in four.nodes for f in node.held() if f.suffix == ".ckd"])
     for node in four.nodes:
@@ -64,9 +64,9 @@ def test_another_node_takes_over(cluster):
     reached = lose_while_training(three.nodes[0])
     partner = next(i for i in (1, 2) if three.nodes[i].held())
     other = three.nodes[3 - partner]
-    out = other.train(reached + 50).communicate()[0].splitlines()
+    out = other.train(reached + 300).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
-    check_weights(three, reached + 50)
+    check_weights(three, reached + 300)
 
 
 def test_a_node_is_lost_twice(cluster):
@@ -81,18 +81,18 @@ def test_a_node_is_lost_twice(cluster):
         reached = node.status()["sessions"][0]["copied_step"]
         node.lose()
     node.start()
-    out = node.train(reached + 20).communicate()[0].splitlines()
+    out = node.train(reached + 300).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
-    check_weights(two, reached + 20)
+    check_weights(two, reached + 300)
 
 
 def test_the_partner_takes_over(cluster):
     """The restart is on the node that has the copies."""
     two = cluster("ab", "--store-every", "1h")
     reached = lose_while_training(two.nodes[0])
-    out = two.nodes[1].train(reached + 20).communicate()[0].splitlines()
+    out = two.nodes[1].train(reached + 300).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
-    check_weights(two, reached + 20)
+    check_weights(two, reached + 300)
 
 
 def test_a_partner_that_comes_back_late(cluster):
@@ -163,10 +163,10 @@ def test_damaged_copies(cluster):
     assert len(holders) == 2
     assert flip_chunks(holders[0]) > 0
     lost.start("--store-every", "1h", "--replicate", "2")
-    out = lost.train(reached + 60).communicate()[0].splitlines()
+    out = lost.train(reached + 300).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
     assert f"comes from the memory of node {holders[1].address}" in lost.said()
-    check_weights(four, reached + 60)
+    check_weights(four, reached + 300)
     # All of them
     stored = four.newest()
     lost.train()
@@ -279,10 +279,10 @@ def test_a_small_budget(cluster):
     assert node.said().count("no room for two states") == 1
     reached = two.newest()
     node.start("--copies-budget", "300K")
-    out = node.train(reached + 50).communicate()[0].splitlines()
+    out = node.train(reached + 300).communicate()[0].splitlines()
     assert int(out[0].split()[-1]) >= reached
-    assert node.said().count("is not copied to other nodes") == 1 and two.newest() == reached + 50
-    check_weights(two, reached + 50)
+    assert node.said().count("is not copied to other nodes") == 1 and two.newest() == reached + 300
+    check_weights(two, reached + 300)
 
 
 def test_wrong_usage(tmp_path):

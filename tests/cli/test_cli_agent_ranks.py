@@ -81,12 +81,12 @@ def test_a_lost_node(cluster, rank):
     lost.lose()
     job.kill()
     lost.start("--store-every", "1h")
-    resumed = Job(three, three.nodes, reached + 40).finish()
+    resumed = Job(three, three.nodes, "+40").finish()
     assert resumed >= reached
     first = three.nodes[0]
     assert f"step {resumed} of run 'toy' comes from the memory of the nodes of its 3 ranks" in first.said()
     assert f"toy@{resumed} of 3 ranks: verified, durable, chosen" in first.ask("--explain").out
-    check_state(three, reached + 40)
+    check_state(three, resumed + 40)
     until(lambda: all(n.in_place() for n in three.nodes)
           and not [f for node in three.nodes for f in node.memory.rglob("*.ckd")])
     for node in three.nodes:
@@ -101,9 +101,10 @@ def test_fewer_ranks_go_on(cluster):
     assert two.newest() < reached
     two.nodes[0].lose()
     job.kill()
-    assert Job(two, [two.nodes[1]] * 2, reached + 20).finish() >= reached
+    resumed = Job(two, [two.nodes[1]] * 2, "+20").finish()
+    assert resumed >= reached
     assert "of its 4 ranks" in two.nodes[1].said()
-    check_state(two, reached + 20)
+    check_state(two, resumed + 20)
 
 
 def test_damaged_parts(cluster):
@@ -124,16 +125,17 @@ def test_damaged_parts(cluster):
 
     assert flip(three.nodes[0]) > 0
     lost.start("--store-every", "1h", "--replicate", "2")
-    resumed = Job(three, three.nodes, reached + 40).finish()
+    resumed = Job(three, three.nodes, "+40").finish()
     assert resumed >= reached
-    check_state(three, reached + 40)
+    check_state(three, resumed + 40)
     job, reached = train_until_copied(three, three.nodes, reached + 70)
     stored = three.newest()
     lost.lose()
     job.kill()
     assert flip(three.nodes[0]) > 0 and flip(three.nodes[2]) > 0
     lost.start("--store-every", "1h", "--replicate", "2")
-    assert Job(three, three.nodes, stored + 20).finish() == stored
+    resumed = Job(three, three.nodes, "+20").finish()
+    assert resumed == stored
     assert "is not used: no sound copy of what rank 1 of 3 had" in three.nodes[0].said()
 
 
@@ -197,8 +199,9 @@ def test_the_end_of_agents_after_a_loss(cluster, ends):
         assert "cannot be put together at present" in first.said()
         first.start("--store-every", "1h", "--replicate", "2")
     lost.start("--store-every", "1h", "--replicate", "2")
-    assert Job(three, three.nodes, reached + 40).finish() >= reached
-    check_state(three, reached + 40)
+    resumed = Job(three, three.nodes, "+40").finish()
+    assert resumed >= reached
+    check_state(three, resumed + 40)
 
 
 def test_a_launch_that_begins_without_an_agent(cluster):
@@ -211,8 +214,9 @@ def test_a_launch_that_begins_without_an_agent(cluster):
     job.kill()
     assert Job(three, three.nodes, 1).finish() == stored  # rank 0 has no agent, which would have found it
     lost.start("--store-every", "1h")
-    assert Job(three, three.nodes, reached + 40).finish() >= reached
-    check_state(three, reached + 40)
+    resumed = Job(three, three.nodes, "+40").finish()
+    assert resumed >= reached
+    check_state(three, resumed + 40)
 
 
 def test_nodes_that_cannot_be_asked(cluster):
@@ -230,6 +234,7 @@ def test_nodes_that_cannot_be_asked(cluster):
     for node in away:
         node.agent.send_signal(signal.SIGCONT)
     until(lambda: four.newest() >= reached)
-    assert Job(four, four.nodes[:3], reached + 40).finish() >= reached
-    check_state(four, reached + 40)
+    resumed = Job(four, four.nodes[:3], "+40").finish()
+    assert resumed >= reached
+    check_state(four, resumed + 40)
     until(lambda: all(n.in_place() for n in four.nodes))
