@@ -189,6 +189,32 @@ static void test_listings_that_are_refused(void **state) {
     }
 }
 
+static ckd_status count_element(void *context, const char *path, const char *text, ckd_error *err) {
+    (void)path, (void)text, (void)err;
+    ++*(size_t *)context;
+    return CKD_OK;
+}
+
+/*
+ * expat reports the end of an empty element even if its beginning stopped the parser. The name is so long that a path that
+ * is cut by it lies far from anything mapped.
+ */
+static void test_an_empty_element_is_refused(void **state) {
+    (void)state;
+    static const char *const before[] = {"<a><a><a><a><a><a><a><a>",
+                                         ""}; /* too deep; a path that is too long */
+    for (size_t i = 0; i < 2; i++) {
+        bytes text = bytes_of(before[i]);
+        size_t count = 0, size = S3_ANSWER_MAX - 100;
+        bytes_put_u8(&text, '<');
+        memset(bytes_extend(&text, size), 'b', size);
+        bytes_put(&text, "/>", 2);
+        assert_int_equal(s3_xml_parse(text.data, text.size, count_element, &count, NULL), CKD_E_CORRUPT);
+        assert_int_equal(count, 0);
+        bytes_free(&text);
+    }
+}
+
 static void test_sizes_of_answers_are_bounded(void **state) {
     (void)state;
     object_page page;
@@ -466,6 +492,7 @@ int main(void) {
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_listings),
         cmocka_unit_test(test_listings_that_are_refused),
+        cmocka_unit_test(test_an_empty_element_is_refused),
         cmocka_unit_test(test_sizes_of_answers_are_bounded),
         cmocka_unit_test(test_problems),
         cmocka_unit_test(test_uploads),
