@@ -132,7 +132,8 @@ static ckd_status set_url(const s3_place *p, CURL *easy, const s3_request *r, ck
     }
     bytes_put(&url, r->query.data, r->query.size);
     bytes_put_u8(&url, 0);
-    CURLcode code = url.failed ? CURLE_OUT_OF_MEMORY : curl_easy_setopt(easy, CURLOPT_URL, (char *)url.data);
+    bool failed = url.failed || r->query.failed;
+    CURLcode code = failed ? CURLE_OUT_OF_MEMORY : curl_easy_setopt(easy, CURLOPT_URL, (char *)url.data);
     bytes_free(&url);
     return code == CURLE_OK ? CKD_OK : err_nomem(err, OBJECT_KEY_MAX, "the URL of an object");
 }

@@ -484,6 +484,22 @@ static void test_places(void **state) {
     }
 }
 
+/* Without its query, a request that removes an upload would remove the object. */
+static void test_a_query_that_found_no_memory_is_not_sent(void **state) {
+    (void)state;
+    object_store store;
+    object_options own = {.endpoint = "http://127.0.0.1:1"};
+    assert_int_equal(ckd_s3_backend()->open(&store, "s3://bucket", &own, NULL), CKD_OK);
+    CURL *easy = curl_easy_init();
+    s3_request r;
+    assert_int_equal(s3_request_make(&r, store.place, "DELETE", "key", NULL), CKD_OK);
+    r.query.failed = true;
+    assert_int_equal(s3_attempt_prepare(store.place, easy, &r, NULL), CKD_E_NOMEM);
+    curl_easy_cleanup(easy);
+    s3_request_free(&r);
+    store.functions->close(store.place);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_addresses),
@@ -502,6 +518,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_tried_again),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_places),
+        cmocka_unit_test(test_a_query_that_found_no_memory_is_not_sent),
     };
     return cmocka_run_group_tests_name("s3_parse", tests, NULL, NULL);
 }
