@@ -73,12 +73,45 @@ void s3_lanes_close(s3_place *p) {
 
 /* ---- one attempt ---- */
 
-/* The body of a success goes where the caller wants it, all else into `answer`. More than was asked for is an error. */
+/* `bytes 5-9/20`, or an asterisk for the total. False if it makes no sense. */
+static bool parse_range(s3_request *r, const char *text) {
+    unsigned long long first = 0, last = 0, total = UINT64_MAX;
+    int size = 0;
+    if (sscanf(text, " bytes %llu-%llu/%n", &first, &last, &size) != 2 || size == 0 || last < first) {
+        return false;
+    }
+    if (text[size] != '*' && (sscanf(text + size, "%llu", &total) != 1 || last >= total)) {
+        return false;
+    }
+    r->first = first;
+    r->last = last;
+    r->total = total;
+    return true;
+}
+
+/* May the body go where the caller wants the range's bytes? */
+static bool range_fits(s3_request *r) {
+    if (r->ranged) {
+        return r->first == r->range.offset && r->last - r->first < r->range.size;
+    }
+    /* The whole object: right for whoever wants all of it. */
+    r->whole = r->status == 200 && r->range.offset > 0;
+    return r->status == 200 && !r->whole;
+}
+
+/*
+ * The body of a success goes where the caller wants it, all else into `answer`. Other bytes than were asked for are an error,
+ * and so are more.
+ */
 static size_t on_data(char *data, size_t unit, size_t count, void *context) {
     s3_request *r = context;
     size_t size = unit * count;
     if (r->range.to && (r->status == 200 || r->status == 206)) {
+        if (r->received == 0 && !range_fits(r)) {
+            return 0;
+        }
         if (size > r->range.size - r->received) {
+            r->whole = r->status == 200 && !r->ranged;
             return 0;
         }
         memcpy((uint8_t *)r->range.to + r->received, data, size);
@@ -92,18 +125,21 @@ static size_t on_data(char *data, size_t unit, size_t count, void *context) {
     return r->answer.failed ? 0 : size;
 }
 
-/* The status is known before the body comes. */
+/* The status and the range are known before the body comes. */
 static size_t on_header(char *line, size_t unit, size_t count, void *context) {
+    static const char range[] = "content-range:";
     s3_request *r = context;
     size_t size = unit * count;
-    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) {
-        char text[64] = {0};
-        memcpy(text, line, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
+    char text[128] = {0};
+    memcpy(text, line, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
+    if (strncmp(text, "HTTP/", 5) == 0) {
         const char *space = strchr(text, ' ');
         r->status = space ? strtol(space, NULL, 10) : 0;
-        r->headed = false;
+        r->headed = r->ranged = false;
     } else if (size == 2 && memcmp(line, "\r\n", 2) == 0) {
         r->headed = true;
+    } else if (strncasecmp(text, range, sizeof(range) - 1) == 0) {
+        r->ranged = parse_range(r, text + sizeof(range) - 1);
     }
     return size;
 }
@@ -207,7 +243,7 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     curl_slist_free_all(r->sent_headers);
     r->sent_headers = NULL;
     r->status = 0;
-    r->headed = r->measured = r->placed = false;
+    r->headed = r->measured = r->ranged = r->whole = false;
     r->received = 0;
     r->retry_after_s = 0;
     r->writer[0] = r->etag[0] = r->detail[0] = 0;
@@ -239,6 +275,18 @@ static void copy_header(char *out, size_t size, CURL *easy, const char *name) {
     }
 }
 
+/*
+ * Did a read get what it asked for, or all that the object has? A body without a length may end early, and proxies cut
+ * ranges: that is no reason to call an object damaged.
+ */
+static bool range_complete(const s3_request *r) {
+    bool all = r->received == r->range.size;
+    if (!r->ranged) {
+        return r->status == 200 && (all || (r->measured && r->length == r->received));
+    }
+    return r->received == r->last - r->first + 1 && (all || r->total == r->last + 1);
+}
+
 void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r) {
     curl_off_t length = -1, after = 0;
     /* libcurl takes headers that a closed connection cut off for whole ones. */
@@ -255,10 +303,11 @@ void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r) {
     r->length = length > 0 ? (uint64_t)length : 0;
     r->retry_after_s = after > 0 ? (uint64_t)after : 0;
     copy_header(r->writer, sizeof(r->writer), easy, S3_WRITER_HEADER);
-    char place[64], wanted[64];
-    copy_header(place, sizeof(place), easy, "content-range");
-    snprintf(wanted, sizeof(wanted), "bytes %llu-", (unsigned long long)r->range.offset);
-    r->placed = strncmp(place, wanted, strlen(wanted)) == 0;
+    if (r->range.to && s3_succeeded(r) && !range_complete(r)) {
+        r->failure = CURLE_PARTIAL_FILE;
+        r->status = 0;
+        return;
+    }
     copy_header(r->etag, sizeof(r->etag), easy, "etag");
     copy_header(r->problem.region, sizeof(r->problem.region), easy, "x-amz-bucket-region");
     /* Some operations say 200, work, and then say in the body that they failed. */

@@ -25,11 +25,6 @@ ckd_status s3_get(void *place, const char *key, const object_range *range, const
     r.range = *range;
     r.what = "read it";
     THEN(status, s3_send(p, &r, call, err));
-    /* A server that ignores ranges sends the object from its beginning. Some send a range with status 200. */
-    if (status == CKD_OK && !r.placed && (range->offset > 0 || r.status == 206)) {
-        status = err_set(err, CKD_E_UNSUPPORTED, "%s does not read ranges of objects, as a store needs it",
-                         p->host);
-    }
     if (status == CKD_OK && r.received != range->size) {
         status = short_object(&r, err);
     }

@@ -74,9 +74,11 @@ bool s3_passes(const s3_request *r) {
                                         "XAmzContentSHA256Mismatch",
                                         "IncompleteBody",
                                         "BadDigest"};
-    static const CURLcode lasting[] = {
-        CURLE_URL_MALFORMAT,      CURLE_UNSUPPORTED_PROTOCOL, CURLE_PEER_FAILED_VERIFICATION,
-        CURLE_SSL_CACERT_BADFILE, CURLE_OUT_OF_MEMORY,        CURLE_NOT_BUILT_IN};
+    static const CURLcode lasting[] = {CURLE_URL_MALFORMAT, CURLE_PEER_FAILED_VERIFICATION,
+                                       CURLE_SSL_CACERT_BADFILE, CURLE_OUT_OF_MEMORY, CURLE_NOT_BUILT_IN};
+    if (r->whole) {
+        return false; /* it would send the object again */
+    }
     if (r->failure != CURLE_OK) {
         for (size_t i = 0; i < sizeof(lasting) / sizeof(lasting[0]); i++) {
             if (r->failure == lasting[i]) {

@@ -158,7 +158,7 @@ typedef struct s3_request {
     bool once;  /* never sent twice: `finish` gets whatever becomes of it */
     bool quiet; /* 404 is an answer as good as others */
     /* where the answer goes */
-    object_range range; /* `to` set: 206 or 200 fills it */
+    object_range range; /* `to` set: 206 or 200 fills it. The object may be shorter: see `received` */
     size_t received;
     bytes answer;
     /* what came */
@@ -168,7 +168,9 @@ typedef struct s3_request {
     uint64_t length, retry_after_s;
     bool headed;   /* all headers came */
     bool measured; /* `length` is known */
-    bool placed;   /* the answer says that it begins at the range's offset */
+    bool ranged;   /* the answer has a Content-Range, whose numbers follow. total UINT64_MAX: not told */
+    uint64_t first, last, total;
+    bool whole; /* the object's bytes came from the beginning, although others were asked for */
     char writer[S3_WRITER_SIZE], etag[80];
     s3_problem problem;
     char detail[CURL_ERROR_SIZE];

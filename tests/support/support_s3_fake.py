@@ -1,5 +1,8 @@
 """A server that says what a test wants, to requests of S3 and of services that give credentials. It keeps what it was asked."""
 
+import contextlib
+import email
+import socket
 import ssl
 import threading
 import types
@@ -67,3 +70,40 @@ def signer(request):
 
 def problem(status, code, more="", headers=None):
     return status, headers or {}, f"<Error><Code>{code}</Code><Message>from the test</Message>{more}</Error>".encode()
+
+
+class RawFake:
+    """answer(request) returns the bytes that are sent; then the connection ends. For answers that no sane server gives."""
+
+    def __init__(self, answer):
+        self.requests, self.answer = [], answer
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def serve(self, client):
+        with client, client.makefile("rb") as lines, contextlib.suppress(OSError):
+            method, path, _ = lines.readline().decode().split(" ", 2)
+            headers = email.message_from_bytes(b"".join(iter(lines.readline, b"\r\n")))
+            body = lines.read(int(headers.get("Content-Length", 0)))
+            request = types.SimpleNamespace(method=method, path=path, headers=headers, body=body)
+            self.requests.append(request)
+            client.sendall(self.answer(request))
+            client.shutdown(socket.SHUT_WR)
+            client.recv(1)  # an end with unread data would be a reset
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()

@@ -1,0 +1,60 @@
+"""objects/ on servers, proxies and networks that answer wrongly: what is damaged is sent again, and nothing wrong is believed."""
+
+import pytest
+from support_s3 import Store, without_backend
+from support_s3_fake import Fake, RawFake
+
+pytestmark = pytest.mark.skipif(without_backend() is not None, reason=str(without_backend()))
+
+
+def store(fake):
+    return Store("s3://bucket/p", fake.endpoint)
+
+
+def ranged(start, body, last=None, total=10, more=b""):
+    """A 206 that says it has the bytes from `start` to `last` of `total`."""
+    last = start + len(body) - 1 if last is None else last
+    return b"HTTP/1.1 206 Partial\r\nContent-Range: bytes %d-%d/%s\r\n%s\r\n%s" % (start, last, str(total).encode(), more, body)
+
+
+WHOLE = b"0123456789"
+
+
+@pytest.mark.parametrize("damaged", [
+    ranged(2, b"23", 5),  # the connection ended too early, and no length says so
+    ranged(2, b"23"),  # fewer bytes than were asked for, although the object has them
+    ranged(2, b"23", total="*"),
+    ranged(0, b"0123"),
+    ranged(4, b"4567"),
+    ranged(2, b"2345", 4),
+    b"HTTP/1.1 206 Partial\r\nContent-Range: nonsense\r\nContent-Length: 4\r\n\r\n2345",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n",
+    b"2345",
+])
+def test_damaged_ranges_are_read_again(damaged):
+    with RawFake(lambda request: damaged if len(fake.requests) == 1 else ranged(2, b"2345")) as fake:
+        assert store(fake).run("get", "key", 2, 4) == "2345"
+        assert len(fake.requests) == 2
+    with RawFake(lambda request: damaged) as fake:
+        failed = store(fake).try_run("get", "key", 2, 4, ATTEMPTS=2)
+        assert failed.status == "IO" and "2 attempts" in failed.err, failed.err
+
+
+@pytest.mark.parametrize("answer", [ranged(2, b"23", total=4), b"HTTP/1.1 416 Range\r\nContent-Length: 0\r\n\r\n"])
+def test_only_a_short_object_is_corrupt(answer):
+    with RawFake(lambda request: answer) as fake:
+        assert store(fake).try_run("get", "key", 2, 4).status == "CORRUPT"
+        assert len(fake.requests) == 1
+
+
+def test_a_server_without_ranges_is_asked_once():
+    with Fake(lambda request: (200, {}, WHOLE)) as fake:
+        assert store(fake).run("get", "key", 0, 10) == WHOLE.decode()
+        assert store(fake).try_run("get", "key", 0, 11).status == "CORRUPT"
+        fake.requests.clear()
+        for offset, size in ((0, 4), (2, 4), (2, 100)):
+            failed = store(fake).try_run("get", "key", offset, size)
+            assert failed.status == "UNSUPPORTED" and "does not read ranges" in failed.err
+        assert len(fake.requests) == 3
