@@ -90,7 +90,8 @@ ckd_status objects_put_new(object_store *store, const char *key, const object_so
                            const object_call *call, ckd_error *err);
 /*
  * Writes and removes a few objects to find out whether this place honours objects_put_new, also in a race. Sets *honoured.
- * Errors: as objects_put; a place that cannot be written is an error.
+ * A probe that is killed leaves objects whose keys begin with `probe-`. Errors: as objects_put; a place that cannot be
+ * written is an error.
  */
 ckd_status objects_probe(object_store *store, bool *honoured, const object_call *call, ckd_error *err);
 

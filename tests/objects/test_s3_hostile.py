@@ -2,7 +2,7 @@
 
 import pytest
 from support_s3 import Store, without_backend
-from support_s3_fake import Fake, RawFake
+from support_s3_fake import Bucket, Fake, RawFake, problem
 
 pytestmark = pytest.mark.skipif(without_backend() is not None, reason=str(without_backend()))
 
@@ -58,3 +58,36 @@ def test_a_server_without_ranges_is_asked_once():
             failed = store(fake).try_run("get", "key", offset, size)
             assert failed.status == "UNSUPPORTED" and "does not read ranges" in failed.err
         assert len(fake.requests) == 3
+
+
+@pytest.mark.parametrize("conditions, found", [(True, "honoured"), (False, "ignored")])
+def test_a_probe_is_not_misled_by_lost_answers(conditions, found):
+    for lost in ({1}, {2}, {1, 2, 3}, {3, 5, 8}, {3, 4, 5, 6, 7, 8, 9, 10}):
+        def damage(request, answer):
+            counts.append(request.method == "PUT")
+            return problem(500, "InternalError") if request.method == "PUT" and sum(counts) in lost else answer
+        counts, bucket = [], Bucket(damage, conditions)
+        with Fake(bucket) as fake:
+            assert store(fake).run("probe").strip() == found, lost
+        assert not bucket.objects
+
+
+def test_a_probe_is_not_misled_by_a_refusal_of_its_own_request():
+    """A network delivers the first put twice, and the second answer comes."""
+    first = []
+    def damage(request, answer):
+        first.append(request.method)
+        return problem(412, "PreconditionFailed") if len(first) == 1 else answer
+    with Fake(Bucket(damage)) as fake:
+        assert store(fake).run("probe").strip() == "honoured"
+
+
+def test_a_probe_that_fails_says_why_and_leaves_nothing():
+    def damage(request, answer):
+        return problem(503, "SlowDown") if request.method == "PUT" else answer
+    bucket = Bucket(damage)
+    with Fake(bucket) as fake:
+        failed = store(fake).try_run("probe", ATTEMPTS=3)
+        assert failed.status == "IO" and "503 SlowDown" in failed.err
+        assert store(fake).try_run("probe", CANCEL_AFTER=20, ATTEMPTS=1000, PAUSE_MS=2000).status == "CANCELLED"
+    assert len([r for r in fake.requests if r.method == "PUT"]) > 3 and not bucket.objects

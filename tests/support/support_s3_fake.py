@@ -107,3 +107,28 @@ class RawFake:
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
+
+
+class Bucket:
+    """The answers of a server that keeps objects in memory, for Fake. `damage(request, answer)` may replace an answer once it was carried out."""
+
+    def __init__(self, damage=lambda request, answer: answer, conditions=True):
+        self.objects, self.lock, self.damage, self.conditions = {}, threading.Lock(), damage, conditions
+
+    def __call__(self, request):
+        with self.lock:
+            return self.damage(request, self.carry_out(request))
+
+    def carry_out(self, request):
+        if request.method == "PUT":
+            if self.conditions and request.headers.get("If-None-Match") and request.path in self.objects:
+                return problem(412, "PreconditionFailed")
+            self.objects[request.path] = request
+            return 200, {"ETag": '"tag"'}, b""
+        if request.method == "DELETE":
+            self.objects.pop(request.path, None)
+            return 204, {}, b""
+        there = self.objects.get(request.path)
+        if not there:
+            return problem(404, "NoSuchKey")
+        return 200, {"x-amz-meta-ckptdelta-writer": there.headers["x-amz-meta-ckptdelta-writer"]}, there.body
