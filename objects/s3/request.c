@@ -92,8 +92,9 @@ bool s3_passes(const s3_request *r) {
             return true;
         }
     }
-    return r->status == 429 || r->status == 500 || r->status == 502 || r->status == 503 || r->status == 504 ||
-           r->status == 408;
+    /* Proxies have statuses of their own, as 520 to 530. */
+    return r->status == 408 || r->status == 429 ||
+           (r->status >= 500 && r->status != 501 && r->status != 505 && r->status != 507);
 }
 
 uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s) {
@@ -106,7 +107,7 @@ uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s
     (void)random_bytes(&random, sizeof(random), &ignored);
     uint64_t pause = bound > 0 ? random % bound : 0;
     uint64_t asked = retry_after_s < 20 ? retry_after_s * UINT64_C(1000000000) : PAUSE_MAX;
-    return pause > asked ? pause : asked;
+    return asked + pause; /* not all at once */
 }
 
 ckd_status s3_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err) {
