@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- connections: a call borrows them, so that a later one finds them open ---- */
@@ -226,16 +227,28 @@ static void set_method(CURL *easy, const s3_request *r) {
     }
 }
 
-/* Headers of the attempt: those of the request, and the keys' token, which may differ next time. */
-static ckd_status attempt_headers(struct curl_slist **out, const s3_request *r, ckd_error *err) {
-    for (const struct curl_slist *h = r->headers; h; h = h->next) {
-        struct curl_slist *longer = curl_slist_append(*out, h->data);
-        if (!longer) {
-            return err_nomem(err, strlen(h->data), "a request");
-        }
-        *out = longer;
+static ckd_status add_header(struct curl_slist **list, const char *line, ckd_error *err) {
+    struct curl_slist *longer = curl_slist_append(*list, line);
+    *list = longer ? longer : *list;
+    return longer ? CKD_OK : err_nomem(err, strlen(line), "a request");
+}
+
+/* Headers of the attempt: those of the request, and what may differ next time: the keys' token, and the time. */
+static ckd_status attempt_headers(struct curl_slist **out, const s3_place *p, s3_request *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (const struct curl_slist *h = r->headers; h && status == CKD_OK; h = h->next) {
+        status = add_header(out, h->data, err);
     }
-    return CKD_OK;
+    r->skew_s = p->skew_s;
+    if (status == CKD_OK && r->skew_s != 0) {
+        char line[64];
+        time_t there = (time_t)(clock_wall_ns() / 1000000000) + (time_t)r->skew_s;
+        struct tm t;
+        if (gmtime_r(&there, &t) && strftime(line, sizeof(line), "X-Amz-Date: %Y%m%dT%H%M%SZ", &t) > 0) {
+            status = add_header(out, line, err); /* libcurl signs for this time then */
+        }
+    }
+    return status;
 }
 
 ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error *err) {
@@ -246,6 +259,8 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     r->headed = r->measured = r->ranged = r->whole = false;
     r->received = 0;
     r->retry_after_s = 0;
+    r->date_s = 0;
+    r->skewed = false;
     r->writer[0] = r->etag[0] = r->detail[0] = 0;
     r->problem = (s3_problem){0};
     (void)bytes_reset(&r->answer);
@@ -258,7 +273,7 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     curl_easy_setopt(easy, CURLOPT_HEADERDATA, r);
     curl_easy_setopt(easy, CURLOPT_PRIVATE, r);
     ckd_status status = set_url(p, easy, r, err);
-    THEN(status, attempt_headers(&r->sent_headers, r, err));
+    THEN(status, attempt_headers(&r->sent_headers, p, r, err));
     THEN(status, set_keys(p, easy, r, err));
     if (status == CKD_OK && curl_easy_setopt(easy, CURLOPT_HTTPHEADER, r->sent_headers) != CURLE_OK) {
         status = err_nomem(err, 0, "a request");
@@ -308,6 +323,10 @@ void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r) {
         r->status = 0;
         return;
     }
+    char date[64];
+    copy_header(date, sizeof(date), easy, "date");
+    time_t at = date[0] ? curl_getdate(date, NULL) : -1;
+    r->date_s = at > 0 ? (int64_t)at : 0;
     copy_header(r->etag, sizeof(r->etag), easy, "etag");
     copy_header(r->problem.region, sizeof(r->problem.region), easy, "x-amz-bucket-region");
     /* Some operations say 200, work, and then say in the body that they failed. */

@@ -6,6 +6,7 @@
 
 #define NAP_NS     UINT64_C(100000000) /* how often limits of the call are checked */
 #define PAUSE_MAX  UINT64_C(20000000000)
+#define SKEW_MAX_S 300 /* less is no reason for a refusal */
 #define EMPTY_HASH "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 void s3_request_free(s3_request *r) {
@@ -60,6 +61,22 @@ static ckd_status add_hash(s3_request *r, ckd_error *err) {
 
 /* ---- pauses ---- */
 
+/*
+ * Servers take no request whose time is more than a quarter of an hour from theirs. Then we reckon with their clock. A
+ * refused HEAD has no code.
+ */
+static void set_clock(s3_place *p, s3_request *r) {
+    const char *code = r->problem.code;
+    bool refused = r->failure == CURLE_OK && (r->status == 403 || r->status == 400);
+    bool by_time = strcmp(code, "RequestTimeTooSkewed") == 0 || strcmp(code, "RequestExpired") == 0 ||
+                   (!*code && strcmp(r->method, "HEAD") == 0);
+    int64_t skew = r->date_s - (int64_t)(clock_wall_ns() / 1000000000), wrong = skew - r->skew_s;
+    if (refused && by_time && r->date_s > 0 && (wrong > SKEW_MAX_S || wrong < -SKEW_MAX_S)) {
+        p->skew_s = skew;
+        r->skewed = true;
+    }
+}
+
 bool s3_passes(const s3_request *r) {
     static const char *const codes[] = {"RequestTimeout",
                                         "SlowDown",
@@ -91,6 +108,9 @@ bool s3_passes(const s3_request *r) {
         if (strcmp(r->problem.code, codes[i]) == 0) {
             return true;
         }
+    }
+    if (r->skewed) {
+        return true;
     }
     /* Proxies have statuses of their own, as 520 to 530. */
     return r->status == 408 || r->status == 429 ||
@@ -172,7 +192,8 @@ static ckd_status start_due(run *x, uint64_t *wait, ckd_error *err) {
 }
 
 /* Keys that the server calls expired are replaced, and that attempt is not the last one. */
-static bool goes_again(run *x, const s3_request *r) {
+static bool goes_again(run *x, s3_request *r) {
+    set_clock(x->p, r);
     if (strcmp(r->problem.code, "ExpiredToken") == 0) {
         s3_wallet_renew(&x->p->wallet, r->keys_serial);
     }

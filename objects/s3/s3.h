@@ -139,7 +139,8 @@ typedef struct s3_place {
     uint64_t part_size;
     bool http2;
     s3_wallet wallet;
-    int64_t process; /* that opened it: a forked child must not use its connections */
+    int64_t process;        /* that opened it: a forked child must not use its connections */
+    _Atomic int64_t skew_s; /* the server's clock less ours, as far as it refused requests */
     pthread_mutex_t mutex;
     s3_lane *idle;
 } s3_place;
@@ -166,9 +167,12 @@ typedef struct s3_request {
     CURLcode failure;
     long status; /* 0: no whole answer */
     uint64_t length, retry_after_s;
-    bool headed;   /* all headers came */
-    bool measured; /* `length` is known */
-    bool ranged;   /* the answer has a Content-Range, whose numbers follow. total UINT64_MAX: not told */
+    int64_t skew_s; /* that it was signed with */
+    int64_t date_s; /* the server's; 0: unknown */
+    bool skewed;    /* our clock was the reason for the refusal, and is put right now */
+    bool headed;    /* all headers came */
+    bool measured;  /* `length` is known */
+    bool ranged;    /* the answer has a Content-Range, whose numbers follow. total UINT64_MAX: not told */
     uint64_t first, last, total;
     bool whole; /* the object's bytes came from the beginning, although others were asked for */
     char writer[S3_WRITER_SIZE], etag[80];
@@ -218,7 +222,7 @@ struct s3_lane {
 ckd_status s3_lane_take(s3_place *p, s3_lane **out, ckd_error *err);
 void s3_lane_return(s3_place *p, s3_lane *lane);
 void s3_lanes_close(s3_place *p);
-/* Prepares a handle for one attempt: signs with present keys. Errors: STATE (no keys), NOMEM. */
+/* Prepares a handle for one attempt: signs with present keys, for the time on the server's clock. Errors: STATE (no keys), NOMEM. */
 ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error *err);
 /* Takes down what came of an attempt. */
 void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r);

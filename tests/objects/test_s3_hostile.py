@@ -1,8 +1,10 @@
 """objects/ on servers, proxies and networks that answer wrongly: what is damaged is sent again, and nothing wrong is believed."""
 
+import datetime
+
 import pytest
-from support_s3 import Store, without_backend
-from support_s3_fake import Bucket, Fake, RawFake, problem
+from support_s3 import KEYS, Store, without_backend
+from support_s3_fake import Bucket, Fake, RawFake, problem, signature_valid
 
 pytestmark = pytest.mark.skipif(without_backend() is not None, reason=str(without_backend()))
 
@@ -91,3 +93,36 @@ def test_a_probe_that_fails_says_why_and_leaves_nothing():
         assert failed.status == "IO" and "503 SlowDown" in failed.err
         assert store(fake).try_run("probe", CANCEL_AFTER=20, ATTEMPTS=1000, PAUSE_MS=2000).status == "CANCELLED"
     assert len([r for r in fake.requests if r.method == "PUT"]) > 3 and not bucket.objects
+
+
+@pytest.mark.parametrize("ahead", [-7200, 100000])
+def test_a_wrong_clock_is_set_by_the_server(ahead):
+    """A HEAD is refused without a code."""
+    skews = []
+
+    def demanding(request):
+        now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=ahead)
+        date = datetime.datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc)
+        assert signature_valid(request, KEYS["AWS_SECRET_ACCESS_KEY"])
+        skews.append(abs(date - now) > datetime.timedelta(minutes=15))
+        headers = {"Date": now.strftime("%a, %d %b %Y %H:%M:%S GMT")}
+        return problem(403, "RequestTimeTooSkewed", headers=headers) if skews[-1] else bucket(request)
+    bucket = Bucket()
+    for command in (("put", "key", "x"), ("put-new", "new", "x"), ("size", "key"), ("get", "key", 0, 1)):
+        skews.clear()
+        with Fake(demanding) as fake:
+            store(fake).run(*command)
+        assert skews == [True, False]
+    with Fake(demanding) as fake:  # several are refused at the same time, and later ones know it
+        store(fake).run("delete", *[f"key{i}" for i in range(40)], CONNECTIONS=4)
+        assert 41 <= len(fake.requests) <= 44
+
+
+def test_a_refusal_is_not_taken_for_a_wrong_clock():
+    with Fake(lambda request: problem(403, "AccessDenied")) as fake:
+        for command in (("put", "key", "x"), ("size", "key")):
+            assert store(fake).try_run(*command).status == "READ_ONLY"
+        assert len(fake.requests) == 2
+    with Fake(lambda request: problem(403, "RequestTimeTooSkewed")) as fake:  # its clock is ours, so what could be tried?
+        failed = store(fake).try_run("put", "key", "x")
+        assert failed.status == "IO" and "by NTP" in failed.err and len(fake.requests) == 1

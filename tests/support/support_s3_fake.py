@@ -2,6 +2,8 @@
 
 import contextlib
 import email
+import hashlib
+import hmac
 import socket
 import ssl
 import threading
@@ -28,7 +30,8 @@ class Fake:
                 request = types.SimpleNamespace(method=self.command, path=self.path, headers=self.headers, body=body)
                 fake.requests.append(request)
                 status, headers, body = answer(request)
-                self.send_response(status)
+                self.send_response_only(status)
+                headers.setdefault("Date", self.date_time_string())
                 for name, value in headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
@@ -66,6 +69,22 @@ class Fake:
 def signer(request):
     """The access key that signed a request."""
     return request.headers["Authorization"].split("Credential=")[1].split("/")[0]
+
+
+def signature_valid(request, secret):
+    """Computes the signature of version 4 from what came, without the code under test."""
+    fields = dict(part.strip().split("=", 1) for part in request.headers["Authorization"].split(" ", 1)[1].split(","))
+    names, date = fields["SignedHeaders"].split(";"), request.headers["x-amz-date"]
+    path, _, query = request.path.partition("?")
+    canonical = "\n".join([request.method, path, query, *(f"{n}:{request.headers[n].strip()}" for n in names), "",
+                           ";".join(names), request.headers["x-amz-content-sha256"]])
+    scope = fields["Credential"].split("/")[1:]
+    text = "\n".join(["AWS4-HMAC-SHA256", date, "/".join(scope), hashlib.sha256(canonical.encode()).hexdigest()])
+    key = b"AWS4" + secret.encode()
+    for part in [*scope, text]:
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    body = hashlib.sha256(request.body).hexdigest() == request.headers["x-amz-content-sha256"]
+    return body and scope[0] == date[:8] and hmac.compare_digest(key.hex(), fields["Signature"])
 
 
 def problem(status, code, more="", headers=None):
