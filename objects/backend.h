@@ -36,7 +36,7 @@ struct object_store {
 ckd_status directory_open(object_store *out, const char *path, ckd_error *err);
 
 /* ---- S3, in libckptdelta_s3.so ---- */
-enum { S3_VERSION = 1 };
+enum { S3_VERSION = 2 };
 typedef struct s3_backend {
     uint32_t version;
     ckd_status (*open)(object_store *out, const char *address, const object_options *options, ckd_error *err);

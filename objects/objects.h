@@ -19,7 +19,8 @@ typedef struct object_store object_store;
 
 /* Zero-initialise; every zero stands for a default. Strings are copied. A directory needs none of them. */
 typedef struct object_options {
-    const char *endpoint; /* http(s)://HOST[:PORT]; else as the environment or the profile says, else AWS */
+    /* http(s)://HOST[:PORT][/PATH]; NULL: as the environment or the profile says, else AWS. The bucket comes behind it. */
+    const char *endpoint;
     const char *region;
     const char *profile;  /* then credentials in the environment are not used */
     uint32_t connections; /* of one call; 4 */
@@ -28,6 +29,8 @@ typedef struct object_options {
     uint32_t stall_ms;    /* a connection that moves nothing for so long is given up; 30000 */
     uint64_t part_size;   /* larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB */
     bool http2;           /* over TLS, if the server has it */
+    bool
+        bucket_in_host; /* BUCKET.HOST of the endpoint, as some services demand; AWS is asked so in any case */
 } object_options;
 
 /*

@@ -13,6 +13,20 @@ def store(fake):
     return Store("s3://bucket/p", fake.endpoint)
 
 
+def test_signatures_cover_paths_queries_and_tokens():
+    """The endpoint has a path, as behind some gateways."""
+    def answer(request):
+        assert request.path.startswith("/storage/v1/bucket") and signature_valid(request, "a/+= secret")
+        return 200, {}, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    with Fake(answer) as fake:
+        settings = {"AWS_SECRET_ACCESS_KEY": "a/+= secret", "AWS_SESSION_TOKEN": "to/ken+=="}
+        behind = Store("s3://bucket/p.q/r", fake.endpoint + "/storage/v1/", **settings)
+        for command in (("put", "a/b-c_d.e", "x"), ("put", "empty", ""), ("put-new", "n", "x"), ("size", "a"), ("list", "a/", "a/b"), ("delete", "a")):
+            behind.run(*command)
+        assert len(fake.requests) == 6
+        assert not signature_valid(fake.requests[0], "another")
+
+
 def ranged(start, body, last=None, total=10, more=b""):
     """A 206 that says it has the bytes from `start` to `last` of `total`."""
     last = start + len(body) - 1 if last is None else last

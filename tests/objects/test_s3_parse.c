@@ -464,8 +464,15 @@ static void check_place(const char *address, const object_options *options, cons
 
 static void test_places(void **state) {
     (void)state;
-    static const char *const bad[] = {"ftp://h", "http://", "http://a/b", "http://user:topsecret@h",
-                                      "https://h?x"};
+    static const char *const bad[] = {"ftp://h",
+                                      "http://",
+                                      "http:///b",
+                                      "http://a/../b",
+                                      "http://a//b",
+                                      "http://a/%62",
+                                      "http://user:topsecret@h",
+                                      "https://h?x",
+                                      "https://h/a?x"};
     object_options none = {0};
     setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent", 1);
     setenv("AWS_CONFIG_FILE", "/nonexistent", 1);
@@ -477,6 +484,16 @@ static void test_places(void **state) {
         unsetenv(unset[i]);
     }
     check_place("s3://bucket/a", &none, "https://bucket.s3.us-east-1.amazonaws.com", "us-east-1");
+    /* Names of hosts have no upper case: the bucket of another owner would be meant. */
+    check_place("s3://Bucket/a", &none, "https://s3.us-east-1.amazonaws.com/Bucket", "us-east-1");
+    check_place("s3://my_bucket/a", &none, "https://s3.us-east-1.amazonaws.com/my_bucket", "us-east-1");
+    check_place("s3://bucket-/a", &none, "https://s3.us-east-1.amazonaws.com/bucket-", "us-east-1");
+    object_options china = {.region = "cn-north-1"};
+    check_place("s3://bucket", &china, "https://bucket.s3.cn-north-1.amazonaws.com.cn", "cn-north-1");
+    object_options below = {.endpoint = "https://host:8/storage/v1/s3/"};
+    check_place("s3://bucket/a", &below, "https://host:8/storage/v1/s3/bucket", "us-east-1");
+    object_options virtual = {.endpoint = "https://host:8/a", .bucket_in_host = true};
+    check_place("s3://bucket/a", &virtual, "https://bucket.host:8/a", "us-east-1");
     setenv("AWS_DEFAULT_REGION", "eu-west-1", 1);
     check_place("s3://my.bucket/a", &none, "https://s3.eu-west-1.amazonaws.com/my.bucket", "eu-west-1");
     setenv("AWS_REGION", "eu-north-1", 1);
@@ -493,6 +510,8 @@ static void test_places(void **state) {
         assert_int_equal(ckd_s3_backend()->open(&store, "s3://bucket", &own, &err), CKD_E_INVALID);
         assert_null(strstr(err.message, "topsecret"));
     }
+    object_store store;
+    assert_int_equal(ckd_s3_backend()->open(&store, "s3://Bucket", &virtual, NULL), CKD_E_INVALID);
 }
 
 /* Without its query, a request that removes an upload would remove the object. */
