@@ -83,7 +83,7 @@ typedef struct s3_keys {
     uint64_t serial;           /* how often the wallet has looked for keys */
 } s3_keys;
 void s3_keys_free(s3_keys *keys); /* overwrites them first */
-/* Errors: NOMEM; *out is empty then. */
+/* Errors: INVALID (a control character), NOMEM; *out is empty then. */
 ckd_status s3_keys_set(s3_keys *out, const char *id, const char *secret, const char *token, ckd_error *err);
 /* A time as 2026-01-31T12:00:00Z, with or without a fraction or an offset of hours. 0 if it is none. */
 uint64_t s3_time_parse(const char *text);

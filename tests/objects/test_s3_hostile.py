@@ -140,3 +140,27 @@ def test_a_refusal_is_not_taken_for_a_wrong_clock():
     with Fake(lambda request: problem(403, "RequestTimeTooSkewed")) as fake:  # its clock is ours, so what could be tried?
         failed = store(fake).try_run("put", "key", "x")
         assert failed.status == "IO" and "by NTP" in failed.err and len(fake.requests) == 1
+
+
+def test_an_address_with_a_secret_is_not_shown():
+    for address in ("s3://AKIA:topsecret@bucket/p", "s3://bucket/topsecret@x"):
+        failed = Store(address).try_run("size", "k")
+        assert failed.status == "INVALID" and "s3://BUCKET/PREFIX" in failed.err  # try_run looks for the secret
+
+
+def test_keys_with_line_breaks_are_refused():
+    """Files of secrets end with one more often than not, and a token with one would add a header."""
+    with Fake(Bucket()) as fake:
+        for settings in ({"AWS_SECRET_ACCESS_KEY": "topsecret\n"}, {"AWS_ACCESS_KEY_ID": "id\r"}, {"AWS_SESSION_TOKEN": "t\r\nx-evil: 1"}):
+            failed = store(fake).try_run("put", "key", "x", **settings)
+            assert failed.status == "INVALID" and "line break" in failed.err
+        assert not fake.requests
+
+
+def test_a_web_identity_is_not_passed_over():
+    """Else the role of the machine would be taken, which may do other things."""
+    none = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None, "AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_ROLE_ARN": "arn"}
+    with Fake(Bucket()) as fake:
+        failed = store(fake).try_run("put", "key", "x", **none)
+        assert failed.status == "UNSUPPORTED" and "AWS_WEB_IDENTITY_TOKEN_FILE" in failed.err and "credential_process" in failed.err
+        store(fake).run("put", "key", "x", AWS_WEB_IDENTITY_TOKEN_FILE="/token", AWS_ROLE_ARN="arn")
