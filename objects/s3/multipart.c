@@ -83,23 +83,48 @@ static bool is_complete(const parts *u, const object_call *call) {
     return ours;
 }
 
-static ckd_status complete_upload(parts *u, const object_call *call, ckd_error *err) {
+/* *unclear: the status came, which comes before the work is done, but not the whole answer that says how it ended. */
+static ckd_status send_completion(const parts *u, const bytes *list, bool *unclear, const object_call *call,
+                                  ckd_error *err) {
     s3_request r;
+    char etag[1024];
+    ckd_status status = s3_request_make(&r, u->p, "POST", u->key, err);
+    s3_query(&r.query, (const char *const[]){"uploadId", u->id, NULL});
+    r.what = "complete an upload of it";
+    r.body = list->data;
+    r.body_size = list->size;
+    THEN(status, s3_request_header(&r, "Content-Type", "application/xml", err));
+    THEN(status, s3_send(u->p, &r, call, err));
+    *unclear = status == CKD_OK &&
+               s3_text_parse(etag, sizeof(etag), "ETag", r.answer.data, r.answer.size, NULL) != CKD_OK;
+    if (*unclear) {
+        status =
+            err_set(err, CKD_E_IO,
+                    "cannot complete an upload of %.200s: %s began an answer, and did not say how the upload "
+                    "ended: try again",
+                    u->key, u->p->host);
+    }
+    s3_request_free(&r);
+    return status;
+}
+
+static ckd_status complete_upload(const parts *u, const object_call *call, ckd_error *err) {
     bytes list = {0};
     ckd_error why = {0};
     list_parts(&list, u);
-    ckd_status status = s3_request_make(&r, u->p, "POST", u->key, &why);
-    s3_query(&r.query, (const char *const[]){"uploadId", u->id, NULL});
-    r.what = "complete an upload of it";
-    r.body = list.data;
-    r.body_size = list.size;
-    THEN(status, list.failed ? err_nomem(&why, list.size, "a list of parts") : CKD_OK);
-    THEN(status, s3_request_header(&r, "Content-Type", "application/xml", &why));
-    THEN(status, s3_send(u->p, &r, call, &why));
-    if (status != CKD_OK && status != CKD_E_CANCELLED && status != CKD_E_NOMEM && is_complete(u, call)) {
-        status = CKD_OK;
+    ckd_status status = list.failed ? err_nomem(&why, list.size, "a list of parts") : CKD_OK;
+    bool again = status == CKD_OK;
+    for (uint32_t i = 1; again; i++) {
+        status = send_completion(u, &list, &again, call, &why);
+        if (status != CKD_OK && status != CKD_E_CANCELLED && status != CKD_E_NOMEM && is_complete(u, call)) {
+            status = CKD_OK;
+        }
+        again = again && status != CKD_OK && i < u->p->attempts;
+        if (again) {
+            status = s3_sleep(call, s3_pause_ns(u->p, i, 0), "a put", &why);
+            again = status == CKD_OK;
+        }
     }
-    s3_request_free(&r);
     bytes_free(&list);
     return err_from(err, status, &why);
 }

@@ -164,3 +164,27 @@ def test_a_web_identity_is_not_passed_over():
         failed = store(fake).try_run("put", "key", "x", **none)
         assert failed.status == "UNSUPPORTED" and "AWS_WEB_IDENTITY_TOKEN_FILE" in failed.err and "credential_process" in failed.err
         store(fake).run("put", "key", "x", AWS_WEB_IDENTITY_TOKEN_FILE="/token", AWS_ROLE_ARN="arn")
+
+
+@pytest.mark.parametrize("there", ["at once", "later", "never"])
+@pytest.mark.parametrize("body", [b"", b"   ", b"<?xml version='1.0'?><Error><Code>Inter", b"<CompleteMultipartUploadResult><ETag>&quot;t"])
+def test_a_completion_without_its_end_is_no_success(body, there):
+    """The status comes before the work is done, and the connection may end in between."""
+    size, seen = (5 << 20) + 1, []
+
+    def answer(request):
+        seen.append(request.method)
+        if request.method == "POST" and request.path.endswith("?uploads="):
+            seen.append(request.headers["x-amz-meta-ckptdelta-writer"])
+            return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n<A><UploadId>id</UploadId></A>"
+        if request.method == "POST":
+            second = there == "later" and seen.count("HEAD") > 0
+            return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + (b"<B><ETag>whole</ETag></B>" if second else body)
+        if request.method == "HEAD" and there == "at once":
+            return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nx-amz-meta-ckptdelta-writer: %s\r\n\r\n" % (size, seen[1].encode())
+        status = b"404 Not Found" if request.method == "HEAD" else b"200 OK"
+        return b"HTTP/1.1 %s\r\nETag: tag\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status
+    with RawFake(answer) as fake:
+        result = store(fake).try_run("make", "key", size, 1, PART=5 << 20, ATTEMPTS=2)
+    assert result.status == ("IO" if there == "never" else "OK"), result.err
+    assert "HEAD" in seen and ("DELETE" in seen) == (there == "never")
