@@ -223,6 +223,12 @@ static ckd_status abort_old(s3_place *p, const s3_uploads *list, uint64_t before
     return status;
 }
 
+/* Does a page continue behind the last one? A server that names the same place again would be asked for ever. */
+static bool goes_on(char *const after[2], const s3_uploads *list) {
+    bool same_key = after[0] && strcmp(list->next_key, after[0]) == 0;
+    return !same_key || (list->next_id && (!after[1] || strcmp(list->next_id, after[1]) != 0));
+}
+
 ckd_status s3_abort_uploads(void *place, uint64_t age_s, uint64_t *count, const object_call *call,
                             ckd_error *err) {
     s3_place *p = place;
@@ -234,10 +240,11 @@ ckd_status s3_abort_uploads(void *place, uint64_t age_s, uint64_t *count, const 
         s3_uploads list = {0};
         status = list_uploads(p, &list, after, call, err);
         THEN(status, abort_old(p, &list, before, count, call, err));
-        /* A server that names the same place again would be asked for ever. */
-        more =
-            list.next_key && !(after[0] && after[1] && list.next_id && strcmp(after[0], list.next_key) == 0 &&
-                               strcmp(after[1], list.next_id) == 0);
+        more = list.next_key != NULL;
+        if (status == CKD_OK && more && !goes_on(after, &list)) {
+            status = err_set(err, CKD_E_CORRUPT, "the list of uploads of %s does not go on where it says",
+                             p->host);
+        }
         free(after[0]);
         free(after[1]);
         after[0] = list.next_key;

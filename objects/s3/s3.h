@@ -52,12 +52,16 @@ void s3_problem_parse(s3_problem *out, const void *data, size_t size);
 typedef struct s3_listed {
     const char *prefix; /* the store's */
     const char *after;  /* what keys come after, with the prefix; "": all */
+    const char *within; /* what keys begin with: the prefix, and perhaps more */
+    uint32_t limit;     /* how many keys come at most */
 } s3_listed;
 /*
- * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. Errors: CORRUPT
- * (no such document; a key without the prefix), UNSUPPORTED (keys out of order), NOMEM.
+ * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. *token, for free,
+ * is set if the page is empty, but the list goes on there; else NULL. Errors: CORRUPT (no such document; a key that was not
+ * asked for), UNSUPPORTED (keys out of order), NOMEM.
  */
-ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, ckd_error *err);
+ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, char **token,
+                            ckd_error *err);
 typedef struct s3_upload {
     char *key, *id, *begun;
 } s3_upload;

@@ -188,3 +188,43 @@ def test_a_completion_without_its_end_is_no_success(body, there):
         result = store(fake).try_run("make", "key", size, 1, PART=5 << 20, ATTEMPTS=2)
     assert result.status == ("IO" if there == "never" else "OK"), result.err
     assert "HEAD" in seen and ("DELETE" in seen) == (there == "never")
+
+
+def listing(*keys, truncated=False, token=""):
+    items = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return 200, {}, f"<ListBucketResult>{items}<IsTruncated>{str(truncated).lower()}</IsTruncated>{more}</ListBucketResult>".encode()
+
+
+def test_empty_pages_are_not_the_end_of_a_list():
+    """Servers with many deleted keys send them."""
+    def answer(request):
+        if "continuation-token=a%2B%2F1" in request.path:
+            return listing(truncated=True, token="second&amp;")
+        if "continuation-token=second%26" in request.path:
+            return listing("p/a", "p/b", truncated=True, token="third")
+        return listing("p/c") if "start-after=p%2Fb" in request.path else listing(truncated=True, token="a+/1")
+    with Fake(answer) as fake:
+        assert store(fake).keys() == ([("a", "1"), ("b", "1"), ("c", "1")], 2)
+        assert all(signature_valid(r, KEYS["AWS_SECRET_ACCESS_KEY"]) for r in fake.requests) and len(fake.requests) == 4
+    with Fake(lambda request: listing(truncated=True, token="same")) as fake:
+        failed = store(fake).try_run("list")
+        assert failed.status == "CORRUPT" and len(fake.requests) == 2
+
+
+def test_keys_that_were_not_asked_for_are_refused():
+    """Who deletes what begins with a prefix must get nothing else."""
+    with Fake(lambda request: listing("p/a/1", "p/b/1")) as fake:
+        assert store(fake).keys("")[0] == [("a/1", "1"), ("b/1", "1")]
+        failed = store(fake).try_run("list", "a/")
+        assert failed.status == "CORRUPT" and "p/a/" in failed.err
+
+
+@pytest.mark.parametrize("markers", ["<NextKeyMarker>p/a</NextKeyMarker>", "<NextKeyMarker>p/a</NextKeyMarker><NextUploadIdMarker>1</NextUploadIdMarker>"])
+def test_a_list_of_uploads_that_does_not_go_on_ends(markers):
+    body = ("<ListMultipartUploadsResult><Upload><Key>p/a</Key><UploadId>1</UploadId><Initiated>2026-01-02T03:04:05Z</Initiated></Upload>"
+            f"<IsTruncated>true</IsTruncated>{markers}</ListMultipartUploadsResult>").encode()
+    with Fake(lambda request: (200, {}, body) if request.method == "GET" else (204, {}, b"")) as fake:
+        failed = store(fake).try_run("abort", 0, DEADLINE_MS=30000)
+        assert failed.status == "CORRUPT" and "does not go on" in failed.err
+        assert len([r for r in fake.requests if r.method == "GET"]) == 2

@@ -114,9 +114,11 @@ static void test_hashes(void **state) {
 static ckd_status list(object_page *page, const char *prefix, const char *after, const char *text,
                        ckd_error *err) {
     bytes answer = bytes_of(text);
-    s3_listed asked = {prefix, after};
+    s3_listed asked = {prefix, after, prefix, 3};
+    char *token = NULL;
     *page = (object_page){0};
-    ckd_status status = s3_listing_parse(page, &asked, &answer, err);
+    ckd_status status = s3_listing_parse(page, &asked, &answer, &token, err);
+    assert_null(token);
     bytes_free(&answer);
     if (status != CKD_OK) {
         object_page_free(page);
@@ -146,7 +148,8 @@ static void test_listings(void **state) {
     assert_string_equal(page.next, "z");
     object_page_free(&page);
     assert_int_equal(list(&page, "", "",
-                          "<ListBucketResult>" ITEM("a&amp;b", "1") ITEM("b", "2") "</ListBucketResult>",
+                          "<ListBucketResult>" ITEM("a&amp;b", "1")
+                              ITEM("b", "2") "<IsTruncated>false</IsTruncated></ListBucketResult>",
                           &err),
                      CKD_OK);
     assert_int_equal(page.count, 1);
@@ -174,6 +177,10 @@ static void test_listings_that_are_refused(void **state) {
         {"<ListBucketResult>" ITEM("p/a", "1") ITEM("p/a", "1") "</ListBucketResult>", CKD_E_UNSUPPORTED},
         {"<ListBucketResult>" ITEM("p/A", "1") "</ListBucketResult>", CKD_E_UNSUPPORTED}, /* not after p/X */
         {"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", CKD_E_CORRUPT},
+        {"<ListBucketResult>" ITEM("p/a", "1") "</ListBucketResult>", CKD_E_CORRUPT}, /* is there more? */
+        {"<ListBucketResult>" ITEM("p/Y", "1") ITEM("p/a", "1") ITEM("p/b", "1")
+             ITEM("p/c", "1") "<IsTruncated>false</IsTruncated></ListBucketResult>",
+         CKD_E_CORRUPT}, /* three were asked for */
         {"<!DOCTYPE x [<!ENTITY a 'aaaaaaaa'>]><ListBucketResult>" ITEM("p/&a;", "1") "</ListBucketResult>",
          CKD_E_CORRUPT},
         {"<!DOCTYPE x SYSTEM 'file:///etc/passwd'><ListBucketResult></ListBucketResult>", CKD_E_CORRUPT},
