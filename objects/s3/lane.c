@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -74,6 +75,14 @@ void s3_lanes_close(s3_place *p) {
 
 /* ---- one attempt ---- */
 
+enum { HEADERS_MAX = 64 << 10 };
+
+/* Programs that are started meanwhile do not inherit connections: they would keep them open. */
+static curl_socket_t open_socket(void *context, curlsocktype purpose, struct curl_sockaddr *address) {
+    (void)context, (void)purpose;
+    return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+}
+
 /* `bytes 5-9/20`, or an asterisk for the total. False if it makes no sense. */
 static bool parse_range(s3_request *r, const char *text) {
     unsigned long long first = 0, last = 0, total = UINT64_MAX;
@@ -132,6 +141,10 @@ static size_t on_header(char *line, size_t unit, size_t count, void *context) {
     s3_request *r = context;
     size_t size = unit * count;
     char text[128] = {0};
+    r->headers_size += size;
+    if (r->headers_size > HEADERS_MAX) {
+        return 0;
+    }
     memcpy(text, line, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
     if (strncmp(text, "HTTP/", 5) == 0) {
         const char *space = strchr(text, ' ');
@@ -147,6 +160,7 @@ static size_t on_header(char *line, size_t unit, size_t count, void *context) {
 
 static void set_limits(const s3_place *p, CURL *easy) {
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, p->stall_ms < 10000 ? (long)p->stall_ms : 10000L);
@@ -257,7 +271,7 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     r->sent_headers = NULL;
     r->status = 0;
     r->headed = r->measured = r->ranged = r->whole = false;
-    r->received = 0;
+    r->received = r->headers_size = 0;
     r->retry_after_s = 0;
     r->date_s = 0;
     r->skewed = false;

@@ -164,7 +164,7 @@ typedef struct s3_request {
     bool quiet; /* 404 is an answer as good as others */
     /* where the answer goes */
     object_range range; /* `to` set: 206 or 200 fills it. The object may be shorter: see `received` */
-    size_t received;
+    size_t received, headers_size;
     bytes answer;
     /* what came */
     uint64_t keys_serial; /* of the keys that signed it */

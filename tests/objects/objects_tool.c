@@ -3,9 +3,11 @@
  * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
  * prints `STATUS: message` and ends with 1.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,6 +195,20 @@ static ckd_status after_fork(tool *t, ckd_error *err) {
     return status;
 }
 
+/* Prints how many connections a program that is started now would inherit. */
+static ckd_status inherited(tool *t, ckd_error *err) {
+    int count = 0;
+    ckd_status status = put_text(t, err);
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof(peer);
+        bool far = getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.ss_family != AF_UNIX;
+        count += far && !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    printf("%d\n", count);
+    return status;
+}
+
 /* ---- WRITERS ROUNDS KEY: in each round all writers put the same new key at the same time ---- */
 
 enum { WRITERS_MAX = 32 };
@@ -317,7 +333,7 @@ static const struct {
                 {"make", put_made},       {"check", check_made},   {"get", get},
                 {"size", size_of},        {"delete", delete_keys}, {"list", list},
                 {"abort", abort_uploads}, {"probe", probe},        {"race", run_race},
-                {"storm", storm},         {"fork", after_fork}};
+                {"storm", storm},         {"fork", after_fork},    {"inherited", inherited}};
 
 static ckd_status run(tool *t, const char *command, ckd_error *err) {
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {

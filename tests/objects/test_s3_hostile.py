@@ -228,3 +228,16 @@ def test_a_list_of_uploads_that_does_not_go_on_ends(markers):
         failed = store(fake).try_run("abort", 0, DEADLINE_MS=30000)
         assert failed.status == "CORRUPT" and "does not go on" in failed.err
         assert len([r for r in fake.requests if r.method == "GET"]) == 2
+
+
+def test_programs_that_are_started_inherit_no_connection():
+    with Fake(Bucket()) as fake:
+        assert store(fake).run("inherited", "key", "x").strip() == "0"
+
+
+def test_headers_without_end_are_refused():
+    def answer(request):
+        return b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-header-%d: %s\r\n" % (i, b"x" * 1000) for i in range(100)) + b"\r\n"
+    with RawFake(answer) as fake:
+        failed = store(fake).try_run("put", "key", "x", ATTEMPTS=1)
+        assert failed.status == "IO" and "writing header" in failed.err
