@@ -53,7 +53,7 @@ static ckd_status read_entries(entry **out, size_t *count, const char *path, ckd
             continue;
         }
         snprintf(entries[*count].name, sizeof(entries[*count].name), "%s%s", name,
-                 dir_exists(below) ? "/" : "");
+                 directory_is_folder(below) ? "/" : "");
         (*count)++;
     }
     dir_list_free(&list);

@@ -60,7 +60,8 @@ typedef struct object_call {
 
 /*
  * A key has 1 to OBJECT_KEY_MAX bytes of A-Z a-z 0-9 . _ - and /, its parts between slashes are 1 to OBJECT_PART_MAX
- * bytes long, and none begins with a dot. The prefix of a store follows the same rules.
+ * bytes long, and none begins with a dot. The prefix of a store follows the same rules. A directory cannot have both `a`
+ * and `a/b`: what comes second is INVALID there.
  */
 enum { OBJECT_KEY_MAX = 512, OBJECT_PART_MAX = 200 };
 bool object_key_valid(const char *key);

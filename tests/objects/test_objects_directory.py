@@ -91,3 +91,46 @@ def test_a_call_ends_when_it_is_cancelled(store, tmp_path):
     assert store.keys() == ([], 1)
     assert not list(tmp_path.iterdir()), "a temporary file was left"
     assert store.try_run("list", CANCEL_AFTER=1).status == "CANCELLED"
+
+
+def test_links_to_folders_are_folders(store, tmp_path):
+    """Whoever moves a folder to another place of the disk, and links to it, finds all objects in it."""
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "data").symlink_to(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    linked = Store(str(tmp_path / "link"))
+    linked.run("put", "data/c/one", "1")
+    linked.run("put-new", "data/two", "22")
+    assert linked.keys() == ([("data/c/one", "1"), ("data/two", "2")], 1)
+    assert [path.name for path in sorted((tmp_path / "moved").iterdir())] == ["c", "two"]
+
+
+def test_a_folder_is_no_object(store):
+    """As on S3, but for keys that would need a file and a folder of one name."""
+    store.run("put", "a/b", "x")
+    assert store.try_run("get", "a", 0, 1).status == "NOT_FOUND"
+    assert store.try_run("size", "a").status == "NOT_FOUND"
+    store.run("delete", "a")
+    for command in (("put", "a", "y"), ("put-new", "a", "y"), ("put", "a/b/c", "y"), ("put-new", "a/b/c", "y")):
+        failed = store.try_run(*command)
+        assert failed.status == "INVALID" and "a folder" in failed.err, failed.err
+    assert store.try_run("get", "a/b/c", 0, 1).status == "NOT_FOUND"
+    assert store.try_run("size", "a/b/c").status == "NOT_FOUND"
+    store.run("delete", "a/b/c")
+    assert store.keys() == ([("a/b", "1")], 1)
+
+
+def test_an_empty_range_lies_within_the_object(store):
+    store.run("put", "key", "abc")
+    assert store.run("get", "key", 3, 0) == ""
+    assert store.try_run("get", "key", 4, 0).status == "CORRUPT"
+
+
+def test_a_probe_writes(store, tmp_path):
+    assert store.run("probe").strip() == "honoured"
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "gone").mkdir()
+    gone = Store(f"/proc/{os.getpid()}/task")  # no files can be made there, not even by root
+    failed = gone.try_run("probe")
+    assert failed.status in ("READ_ONLY", "NOT_FOUND", "IO"), failed.err

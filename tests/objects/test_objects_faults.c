@@ -1,0 +1,75 @@
+/* objects/ in a directory whose steps fail: an object is there as a whole or not at all, and messages say which. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <errno.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "objects/objects.h"
+#include "tests/support/tempdir.h"
+
+typedef struct faults {
+    long left; /* steps until the one that fails */
+    int errnum;
+} faults;
+
+static int fail_one(void *context, file_op step, const char *path) {
+    faults *f = context;
+    (void)step, (void)path;
+    return f->left-- == 0 ? f->errnum : 0;
+}
+
+static const char content[] = "what a commit says";
+
+static bool has_content(object_store *store, const char *key) {
+    char there[sizeof(content)] = {0};
+    object_range range = {0, there, sizeof(content)};
+    ckd_status status = objects_get(store, key, &range, NULL, NULL);
+    assert_true(status == CKD_OK || status == CKD_E_NOT_FOUND);
+    assert_true(status != CKD_OK || strcmp(there, content) == 0);
+    return status == CKD_OK;
+}
+
+/* Puts with one failing step after the other, until a put has no such step. Returns how many failed. */
+static size_t sweep(object_store *store, int errnum, bool only_new) {
+    object_source from = {.data = content, .size = sizeof(content)};
+    for (size_t i = 0;; i++) {
+        char key[64];
+        ckd_error err = {0};
+        uint64_t left = 0;
+        faults f = {(long)i, errnum};
+        snprintf(key, sizeof(key), "c%zu.%d/%d/key", i, errnum, only_new);
+        file_set_fault_hook(fail_one, &f);
+        ckd_status status = (only_new ? objects_put_new : objects_put)(store, key, &from, NULL, &err);
+        file_set_fault_hook(NULL, NULL);
+        bool there = has_content(store, key);
+        assert_true(there || status != CKD_OK);
+        assert_int_equal(there && status != CKD_OK, strstr(err.message, "may have been written") != NULL);
+        assert_int_equal(objects_abort_uploads(store, 0, &left, NULL, NULL), CKD_OK);
+        assert_int_equal(left, 0);
+        if (f.left >= 0) {
+            assert_int_equal(status, CKD_OK);
+            return i;
+        }
+        assert_true(status == CKD_E_IO || status == CKD_E_NOSPACE);
+    }
+}
+
+static void test_each_step_of_a_put_may_fail(void **state) {
+    object_store *store = NULL;
+    assert_int_equal(objects_open(&store, *state, NULL, NULL), CKD_OK);
+    for (int only_new = 0; only_new < 2; only_new++) {
+        assert_true(sweep(store, EIO, only_new) >= 8);
+        assert_true(sweep(store, -5, only_new) >= 8); /* a write that ends after 4 bytes on a full disk */
+    }
+    objects_close(store);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_each_step_of_a_put_may_fail),
+    };
+    return cmocka_run_group_tests_name("objects_faults", tests, NULL, NULL);
+}
