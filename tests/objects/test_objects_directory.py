@@ -67,6 +67,10 @@ def test_one_of_several_writers_wins(store):
     assert store.run("probe").strip() == "honoured"
 
 
+def test_all_operations(store):
+    assert store.run("mix", 8, 200, 3).splitlines()[-1] == "right 1600 failed 0 wrong 0"
+
+
 def test_without_the_library_of_s3(monkeypatch):
     monkeypatch.setenv("CKD_S3", "/nonexistent/libckptdelta_s3.so")
     result = Store("s3://bucket/a").try_run("size", "k")
