@@ -1,6 +1,7 @@
 """objects/ on a directory: what is stored, in which order it is listed, and that one writer wins."""
 
 import os
+import random
 import time
 
 import pytest
@@ -59,6 +60,30 @@ def test_keys_are_listed_by_their_bytes(store, tmp_path):
         assert [key for key, _ in store.keys(after=after)[0]] == [key for key in order if key > after]
     for prefix in ("a", "a/", "a/b", "a-", "x", "B/x"):
         assert [key for key, _ in store.keys(prefix)[0]] == [key for key in order if key.startswith(prefix)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_names_that_begin_like_folders_are_listed_in_order(store, tmp_path, seed):
+    draw = random.Random(seed)
+    parts = ["a", "a-", "a.", "a--", "a-.", "a.-b", "a-b", "a-b.c", "a0", "a_", "b"]
+    keys = sorted({"/".join(draw.choices(parts, k=draw.choice((1, 2, 2, 3)))) for _ in range(60)})
+    keys = [key for key in keys if not any(other.startswith(key + "/") for other in keys)]
+    for key in keys:
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_text("1")
+    for limit in (0, 1, 7):
+        assert [key for key, _ in store.keys(limit=limit)[0]] == keys
+    for text in [*draw.sample(keys, 8), "a", "a-", "a/", "a-b/a"]:
+        assert [key for key, _ in store.keys(after=text)[0]] == [key for key in keys if key > text]
+        assert [key for key, _ in store.keys(text)[0]] == [key for key in keys if key.startswith(text)]
+
+
+def test_the_longest_keys_are_listed(store):
+    key = "a" * 200 + "/" + "b" * 200 + "/" + "c" * 110
+    assert len(key) == 512
+    store.run("put", key, "1")
+    assert store.try_run("put", key + "d", "1").status == "INVALID"
+    assert store.keys() == ([(key, "1")], 1)
 
 
 def test_one_of_several_writers_wins(store):
