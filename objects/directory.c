@@ -51,13 +51,17 @@ static ckd_status sync_folders(const directory *d, char *path, ckd_error *err) {
     return status;
 }
 
-static ckd_status copy_source(file_writer *to, const object_source *from, const object_call *call,
-                              ckd_error *err) {
+static ckd_status copy_source(directory *d, file_writer *to, const object_source *from,
+                              const object_call *call, ckd_error *err) {
     bytes scratch = {0};
     ckd_status status = object_call_check(call, "a put", err);
     for (uint64_t at = 0; at < from->size && status == CKD_OK;) {
         size_t size = from->size - at < PIECE ? (size_t)(from->size - at) : (size_t)PIECE;
         ckd_error why = {0};
+        status = object_rate_wait(&d->rate, size, call, "a put", err);
+        if (status != CKD_OK) {
+            break;
+        }
         const void *data = object_source_bytes(from, at, size, &scratch, &why);
         status = data ? file_append(to, data, size, err) : err_from(err, why.status, &why);
         at += size;
@@ -67,15 +71,20 @@ static ckd_status copy_source(file_writer *to, const object_source *from, const 
     return status;
 }
 
+typedef struct put_names {
+    const char *temp, *path;
+} put_names;
+
 /* Writes the temporary file, and gives it its name. */
-static ckd_status write_and_name(const char *temp, const char *path, bool only_new, const object_source *from,
-                                 const object_call *call, ckd_error *err) {
+static ckd_status write_and_name(directory *d, const put_names *names, bool only_new,
+                                 const object_source *from, const object_call *call, ckd_error *err) {
+    const char *temp = names->temp, *path = names->path;
     file_writer *writer = NULL;
     ckd_status status = file_create(&writer, temp, 0, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = copy_source(writer, from, call, err);
+    status = copy_source(d, writer, from, call, err);
     THEN(status, file_sync(writer, err));
     if (status != CKD_OK) {
         file_discard(writer);
@@ -107,7 +116,7 @@ static ckd_status sync_name(const directory *d, char *path, ckd_error *err) {
                : err_set(err, status, "%.400s; the object may have been written all the same", why.message);
 }
 
-static ckd_status put(const directory *d, const char *key, const object_source *from, bool only_new,
+static ckd_status put(directory *d, const char *key, const object_source *from, bool only_new,
                       const object_call *call, ckd_error *err) {
     uint64_t id[2];
     char *path = directory_path(d, key, err), temp[64];
@@ -120,7 +129,9 @@ static ckd_status put(const directory *d, const char *key, const object_source *
                  (unsigned long long)id[1]);
         char *unfinished = directory_path(d, temp, err);
         status = unfinished ? each_folder(d, path, make_folder, err) : CKD_E_NOMEM;
-        THEN(status, refuse_folder(path, write_and_name(unfinished, path, only_new, from, call, err), err));
+        THEN(status,
+             refuse_folder(path, write_and_name(d, &(put_names){unfinished, path}, only_new, from, call, err),
+                           err));
         THEN(status, sync_name(d, path, err));
         free(unfinished);
     }
@@ -187,6 +198,7 @@ static ckd_status open_object(file_reader **out, const directory *d, const char 
 
 static ckd_status directory_get(void *place, const char *key, const object_range *range,
                                 const object_call *call, ckd_error *err) {
+    directory *d = place;
     file_reader *file = NULL;
     ckd_status status = object_call_check(call, "a get", err);
     THEN(status, open_object(&file, place, key, err));
@@ -196,7 +208,8 @@ static ckd_status directory_get(void *place, const char *key, const object_range
     }
     for (size_t at = 0; at < range->size && status == CKD_OK;) {
         size_t size = range->size - at < PIECE ? range->size - at : (size_t)PIECE;
-        status = file_read_at(file, range->offset + at, (uint8_t *)range->to + at, size, err);
+        status = object_rate_wait(&d->rate, size, call, "a get", err);
+        THEN(status, file_read_at(file, range->offset + at, (uint8_t *)range->to + at, size, err));
         at += size;
         THEN(status, object_call_check(call, "a get", err));
     }
@@ -230,6 +243,7 @@ static ckd_status directory_delete(void *place, const char *const *keys, size_t 
 
 static void directory_close(void *place) {
     directory *d = place;
+    object_rate_destroy(&d->rate);
     free(d->root);
     free(d);
 }
@@ -246,7 +260,8 @@ static const object_functions functions = {
     .close = directory_close,
 };
 
-ckd_status directory_open(object_store *out, const char *path, ckd_error *err) {
+ckd_status directory_open(object_store *out, const char *path, const object_options *options,
+                          ckd_error *err) {
     if (!directory_is_folder(path)) {
         return err_set(err, CKD_E_NOT_FOUND, "%s is no directory: create it first", path);
     }
@@ -257,6 +272,7 @@ ckd_status directory_open(object_store *out, const char *path, ckd_error *err) {
         return err_nomem(err, strlen(path), "the path of an object store");
     }
     d->root = root;
+    object_rate_init(&d->rate, options->bytes_per_s, clock_monotonic_ns());
     *out = (object_store){&functions, d};
     return CKD_OK;
 }

@@ -6,6 +6,7 @@
 
 typedef struct directory {
     char *root;
+    object_rate rate;
 } directory;
 
 /* Temporary files are in the root. No key begins with a dot. */

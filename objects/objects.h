@@ -17,7 +17,7 @@
 
 typedef struct object_store object_store;
 
-/* Zero-initialise; every zero stands for a default. Strings are copied. A directory needs none of them. */
+/* Zero-initialise; every zero stands for a default. Strings are copied. A directory heeds only bytes_per_s. */
 typedef struct object_options {
     /* http(s)://HOST[:PORT][/PATH]; NULL: as the environment or the profile says, else AWS. The bucket comes behind it. */
     const char *endpoint;
@@ -27,6 +27,7 @@ typedef struct object_options {
     uint32_t attempts;    /* of one request; 8 */
     uint32_t pause_ms;    /* bound of the first pause between attempts, which doubles each time; 200 */
     uint32_t stall_ms;    /* a connection that moves nothing for so long is given up; 30000 */
+    uint64_t bytes_per_s; /* of all calls on the store together, sent and received, on average; no limit */
     uint64_t part_size;   /* larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB */
     bool http2;           /* over TLS, if the server has it */
     bool

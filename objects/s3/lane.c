@@ -75,7 +75,7 @@ void s3_lanes_close(s3_place *p) {
 
 /* ---- one attempt ---- */
 
-enum { HEADERS_MAX = 64 << 10 };
+enum { HEADERS_MAX = 64 << 10, SMOOTH_MIN = 256 << 10 };
 
 /* Programs that are started meanwhile do not inherit connections: they would keep them open. */
 static curl_socket_t open_socket(void *context, curlsocktype purpose, struct curl_sockaddr *address) {
@@ -169,6 +169,11 @@ static void set_limits(const s3_place *p, CURL *easy) {
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, p->http2 ? CURL_HTTP_VERSION_2TLS : CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
     curl_easy_setopt(easy, CURLOPT_ACCEPT_ENCODING, NULL); /* bytes come as they are stored */
+    if (p->rate.bytes_per_s >= SMOOTH_MIN) {
+        /* Attempts begin as the rate allows, and a large one does not then take the whole line. */
+        curl_easy_setopt(easy, CURLOPT_MAX_SEND_SPEED_LARGE, (curl_off_t)p->rate.bytes_per_s);
+        curl_easy_setopt(easy, CURLOPT_MAX_RECV_SPEED_LARGE, (curl_off_t)p->rate.bytes_per_s);
+    }
     if (p->ca_file) {
         curl_easy_setopt(easy, CURLOPT_CAINFO, p->ca_file);
     }

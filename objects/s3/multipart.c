@@ -121,7 +121,7 @@ static ckd_status complete_upload(const parts *u, const object_call *call, ckd_e
         }
         again = again && status != CKD_OK && i < u->p->attempts;
         if (again) {
-            status = s3_sleep(call, s3_pause_ns(u->p, i, 0), "a put", &why);
+            status = object_call_sleep(call, s3_pause_ns(u->p, i, 0), "a put", &why);
             again = status == CKD_OK;
         }
     }

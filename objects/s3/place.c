@@ -115,6 +115,7 @@ static void set_numbers(s3_place *p, const object_options *o) {
     p->part_size = p->part_size > UINT64_C(5) << 20 ? p->part_size : UINT64_C(5) << 20;
     p->part_size = p->part_size < UINT64_C(1) << 30 ? p->part_size : UINT64_C(1) << 30;
     p->http2 = o->http2;
+    object_rate_init(&p->rate, o->bytes_per_s, clock_monotonic_ns());
 }
 
 static void close_place(void *place) {
@@ -122,6 +123,7 @@ static void close_place(void *place) {
     s3_lanes_close(p);
     s3_wallet_close(&p->wallet);
     pthread_mutex_destroy(&p->mutex);
+    object_rate_destroy(&p->rate);
     free(p->url);
     free(p->host);
     free(p->region);

@@ -95,7 +95,7 @@ ckd_status s3_probe(void *place, bool *honoured, const object_call *call, ckd_er
     ckd_status status = s3_writer_make(mark, err);
     while (status == CKD_OK && found == UNCLEAR && rounds < most) {
         if (rounds > 0) {
-            status = s3_sleep(call, s3_pause_ns(p, rounds, 0), "a probe", err);
+            status = object_call_sleep(call, s3_pause_ns(p, rounds, 0), "a probe", err);
         }
         snprintf(keys[rounds][0], sizeof(keys[0][0]), "probe-%s-%u-1", mark, rounds);
         snprintf(keys[rounds][1], sizeof(keys[0][1]), "probe-%s-%u-2", mark, rounds);

@@ -130,16 +130,6 @@ uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s
     return asked + pause; /* not all at once */
 }
 
-ckd_status s3_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err) {
-    uint64_t until = clock_monotonic_ns() + ns;
-    ckd_status status = object_call_check(call, what, err);
-    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
-        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
-        status = object_call_check(call, what, err);
-    }
-    return status;
-}
-
 /* ---- a batch under way ---- */
 
 typedef struct slot {
@@ -158,8 +148,16 @@ typedef struct run {
     size_t next, done;
 } run;
 
+/* Starts an attempt, or pauses first if the rate wants it. */
 static ckd_status start(run *x, uint32_t i, ckd_error *err) {
     slot *s = &x->slots[i];
+    uint64_t now = clock_monotonic_ns(), size = s->request.body_size + s->request.range.size,
+             wait = object_rate_take(&x->p->rate, size, now);
+    if (wait > 0) {
+        s->until = now + wait;
+        s->state = SLOT_PAUSED;
+        return CKD_OK;
+    }
     ckd_status status = s3_attempt_prepare(x->p, x->lane->easy[i], &s->request, err);
     if (status == CKD_OK && curl_multi_add_handle(x->lane->multi, x->lane->easy[i]) != CURLM_OK) {
         status = err_nomem(err, 0, "a request");
@@ -184,7 +182,8 @@ static ckd_status start_due(run *x, uint64_t *wait, ckd_error *err) {
             THEN(status, start(x, i, err));
         } else if (s->state == SLOT_PAUSED && s->until <= now) {
             status = start(x, i, err);
-        } else if (s->state == SLOT_PAUSED && s->until - now < *wait) {
+        }
+        if (s->state == SLOT_PAUSED && s->until - now < *wait) {
             *wait = s->until - now;
         }
     }

@@ -143,7 +143,8 @@ typedef struct s3_place {
     uint64_t part_size;
     bool http2;
     s3_wallet wallet;
-    int64_t process;        /* that opened it: a forked child must not use its connections */
+    int64_t process; /* that opened it: a forked child must not use its connections */
+    object_rate rate;
     _Atomic int64_t skew_s; /* the server's clock less ours, as far as it refused requests */
     pthread_mutex_t mutex;
     s3_lane *idle;
@@ -209,8 +210,6 @@ ckd_status s3_send(s3_place *p, s3_request *r, const object_call *call, ckd_erro
 bool s3_passes(const s3_request *r);
 /* Pauses before attempt `attempt` (from 1), in ns; random. */
 uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s);
-/* Sleeps that long, unless the call ends earlier. */
-ckd_status s3_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err);
 /* Is it answered with success? */
 static inline bool s3_succeeded(const s3_request *r) {
     return r->failure == CURLE_OK && r->status >= 200 && r->status < 300;

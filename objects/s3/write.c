@@ -157,7 +157,7 @@ ckd_status s3_put_new(void *place, const char *key, const object_source *from, c
         status = attempt(&n, &again, &maybe, &pause, &why);
         again = again && i < n.p->attempts;
         if (again) {
-            ckd_status ended = s3_sleep(call, s3_pause_ns(n.p, i, pause), "a put", &why);
+            ckd_status ended = object_call_sleep(call, s3_pause_ns(n.p, i, pause), "a put", &why);
             again = ended == CKD_OK;
             status = again ? status : ended;
         }

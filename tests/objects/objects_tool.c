@@ -1,6 +1,6 @@
 /*
  * Drives objects/ from the tests in Python: objects_tool ADDRESS COMMAND ARGUMENT... Options come from the environment:
- * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
+ * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _BYTES_PER_S, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
  * prints `STATUS: message` and ends with 1.
  */
 #include <fcntl.h>
@@ -520,6 +520,7 @@ int main(int argc, char **argv) {
                               .stall_ms = (uint32_t)setting("STALL_MS"),
                               .connections = (uint32_t)setting("CONNECTIONS"),
                               .part_size = setting("PART"),
+                              .bytes_per_s = setting("BYTES_PER_S"),
                               .profile = getenv("CKD_TEST_PROFILE")};
     tool t = {.arguments = argv + 3, .count = argc - 3};
     ckd_error err = {0};

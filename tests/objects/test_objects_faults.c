@@ -1,4 +1,7 @@
-/* objects/ in a directory whose steps fail: an object is there as a whole or not at all, and messages say which. */
+/*
+ * objects/ in a directory whose steps fail: an object is there as a whole or not at all, and messages say which. The limit
+ * of bytes per second.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "objects/objects.h"
+#include "objects/backend.h"
 #include "tests/support/tempdir.h"
 
 typedef struct faults {
@@ -67,8 +70,37 @@ static void test_each_step_of_a_put_may_fail(void **state) {
     objects_close(store);
 }
 
+static void test_a_rate_is_kept_on_average(void **state) {
+    (void)state;
+    object_rate r;
+    uint64_t now = 1000, sent = 0;
+    object_rate_init(&r, 1000000, now);
+    assert_int_equal(object_rate_take(&r, 250000, now), 0); /* a debt of 0.15 s */
+    uint64_t wait = object_rate_take(&r, 1, now);
+    assert_true(wait > 149999000 && wait < 150001000);
+    assert_true(object_rate_take(&r, 1, now - 500) == wait); /* a thread whose clock was read earlier */
+    assert_int_equal(object_rate_take(&r, 0, now), 0);
+    now += wait + 1000;
+    for (uint64_t until = now + UINT64_C(10000000000); now < until;) {
+        wait = object_rate_take(&r, 70000, now);
+        sent += wait == 0 ? 70000 : 0;
+        now += wait;
+    }
+    assert_true(sent > 9800000 && sent < 10200000);
+    now += UINT64_C(100000000000); /* what was not used does not add up */
+    assert_int_equal(object_rate_take(&r, 99999, now), 0);
+    assert_int_equal(object_rate_take(&r, 2, now), 0);
+    assert_true(object_rate_take(&r, 1, now) > 0);
+    object_rate_destroy(&r);
+    object_rate_init(&r, 0, now);
+    assert_int_equal(object_rate_take(&r, UINT64_MAX, now), 0);
+    assert_int_equal(object_rate_take(&r, UINT64_MAX, now), 0);
+    object_rate_destroy(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_rate_is_kept_on_average),
         tempdir_test(test_each_step_of_a_put_may_fail),
     };
     return cmocka_run_group_tests_name("objects_faults", tests, NULL, NULL);

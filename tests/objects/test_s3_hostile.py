@@ -241,3 +241,13 @@ def test_headers_without_end_are_refused():
     with RawFake(answer) as fake:
         failed = store(fake).try_run("put", "key", "x", ATTEMPTS=1)
         assert failed.status == "IO" and "writing header" in failed.err
+
+
+def test_a_call_waits_until_the_rate_lets_it(tmp_path):
+    """The put leaves a debt of hours, for which the read waits until its deadline."""
+    with Fake(Bucket()) as fake:
+        for place in (store(fake), Store(str(tmp_path))):
+            slow = place.try_run("storm", 1, 9, BYTES_PER_S=1, DEADLINE_MS=2000)
+            assert slow.out.strip() == "right 0 failed 1 wrong 0" and "before its deadline" in slow.err
+            assert place.run("storm", 1, 9, BYTES_PER_S=1 << 30).strip() == "right 1 failed 0 wrong 0"
+        assert [r.method for r in fake.requests] == ["PUT", "PUT", "GET"]
