@@ -117,7 +117,9 @@ static ckd_status list_folder(listing *l, const char *folder, ckd_error *err) {
     path[strlen(path) - 1] = 0; /* the slash at the end */
     dir_list names = {0};
     ckd_error why = {0};
-    status = err_except(err, dir_list_read(&names, path, &why), CKD_E_NOT_FOUND, &why);
+    status = dir_list_read(&names, path, &why);
+    /* A folder may go meanwhile, but without the root nothing is known. */
+    status = *folder ? err_except(err, status, CKD_E_NOT_FOUND, &why) : err_from(err, status, &why);
     free(path);
     size_t *open = status == CKD_OK ? calloc(names.count + 1, sizeof(*open)) : NULL;
     if (status == CKD_OK) {

@@ -70,6 +70,22 @@ static void test_each_step_of_a_put_may_fail(void **state) {
     objects_close(store);
 }
 
+/* A disk that is no longer mounted: nobody must take its objects for deleted. */
+static void test_a_directory_that_is_gone_has_no_empty_list(void **state) {
+    object_store *store = NULL;
+    object_page page;
+    object_query query = {0};
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/root", (const char *)*state);
+    assert_int_equal(dir_create(path, false, NULL), CKD_OK);
+    assert_int_equal(objects_open(&store, path, NULL, NULL), CKD_OK);
+    assert_int_equal(objects_list(store, &query, &page, NULL, NULL), CKD_OK);
+    object_page_free(&page);
+    assert_int_equal(dir_remove(path, NULL), CKD_OK);
+    assert_int_equal(objects_list(store, &query, &page, NULL, NULL), CKD_E_NOT_FOUND);
+    objects_close(store);
+}
+
 static void test_a_rate_is_kept_on_average(void **state) {
     (void)state;
     object_rate r;
@@ -101,6 +117,7 @@ static void test_a_rate_is_kept_on_average(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_rate_is_kept_on_average),
+        tempdir_test(test_a_directory_that_is_gone_has_no_empty_list),
         tempdir_test(test_each_step_of_a_put_may_fail),
     };
     return cmocka_run_group_tests_name("objects_faults", tests, NULL, NULL);
