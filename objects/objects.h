@@ -28,8 +28,9 @@ typedef struct object_options {
     uint32_t pause_ms;    /* bound of the first pause between attempts, which doubles each time; 200 */
     uint32_t stall_ms;    /* a connection that moves nothing for so long is given up; 30000 */
     uint64_t bytes_per_s; /* of all calls on the store together, sent and received, on average; no limit */
-    uint64_t part_size;   /* larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB */
-    bool http2;           /* over TLS, if the server has it */
+    /* Larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB. A file is read a part for each connection. */
+    uint64_t part_size;
+    bool http2; /* over TLS, if the server has it */
     bool
         bucket_in_host; /* BUCKET.HOST of the endpoint, as some services demand; AWS is asked so in any case */
 } object_options;

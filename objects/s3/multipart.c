@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PARTS_MAX = 10000 };
-
 typedef struct parts {
     s3_place *p;
     const char *key;
@@ -142,10 +140,7 @@ static void abort_upload(s3_place *p, const char *key, const char *id) {
 }
 
 static void plan_parts(parts *u) {
-    uint64_t size = u->p->part_size;
-    while (u->from->size / size >= PARTS_MAX) {
-        size *= 2;
-    }
+    uint64_t size = s3_part_size(u->p->part_size, u->from->size);
     u->part_size = size;
     u->count = (size_t)((u->from->size + size - 1) / size);
 }

@@ -98,6 +98,20 @@ static void test_encoded_text(void **state) {
     assert_string_equal(back, "a b/+");
 }
 
+/* Parts that are larger than needed take memory for nothing. */
+static void test_sizes_of_parts(void **state) {
+    (void)state;
+    const uint64_t mib = UINT64_C(1) << 20, usual = 16 * mib;
+    static const uint64_t sizes[] = {1, 100, 156, 157, 1000, 1024, 5 * 1024}; /* GiB */
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        uint64_t size = sizes[i] * 1024 * mib, part = s3_part_size(usual, size);
+        assert_true(part >= usual && part % mib == 0 && (size + part - 1) / part <= 10000);
+        assert_true(part == usual || size > (part - mib) * 10000);
+    }
+    assert_true(s3_part_size(usual, usual * 10000) == usual);
+    assert_true(s3_part_size(usual, usual * 10000 + 1) == usual + mib);
+}
+
 static void test_hashes(void **state) {
     (void)state;
     char sha[65], md5[32];
@@ -340,6 +354,23 @@ static void test_profiles(void **state) {
     s3_profile_free(&p);
 }
 
+/* Keys of one file never go with a secret or a token of the other. */
+static void test_keys_are_of_one_file(void **state) {
+    (void)state;
+    s3_profile p = {0};
+    bool found = false;
+    bytes credentials = bytes_of("[default]\naws_access_key_id = A\naws_secret_access_key = S\n");
+    bytes config = bytes_of("[default]\naws_access_key_id = B\naws_session_token = T\nregion = r\n");
+    assert_int_equal(s3_profile_parse(&p, "default", false, &credentials, &found, NULL), CKD_OK);
+    assert_int_equal(s3_profile_parse(&p, "default", true, &config, &found, NULL), CKD_OK);
+    assert_string_equal(p.id, "A");
+    assert_null(p.token);
+    assert_string_equal(p.region, "r");
+    s3_profile_free(&p);
+    bytes_free(&credentials);
+    bytes_free(&config);
+}
+
 static void test_keys_from_json(void **state) {
     (void)state;
     static const char *const bad[] = {
@@ -542,6 +573,7 @@ int main(void) {
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_queries_are_canonical),
         cmocka_unit_test(test_encoded_text),
+        cmocka_unit_test(test_sizes_of_parts),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_listings),
         cmocka_unit_test(test_listings_that_are_refused),
@@ -550,6 +582,7 @@ int main(void) {
         cmocka_unit_test(test_problems),
         cmocka_unit_test(test_uploads),
         cmocka_unit_test(test_profiles),
+        cmocka_unit_test(test_keys_are_of_one_file),
         cmocka_unit_test(test_keys_from_json),
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_what_is_tried_again),
