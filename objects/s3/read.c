@@ -4,6 +4,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Before an object is called too short, its size must say so: an answer may have been that of another request. */
+static ckd_status confirm_short(s3_place *p, const char *key, const object_range *range,
+                                const object_call *call, ckd_error *err) {
+    uint64_t size = 0;
+    ckd_error why = {0};
+    ckd_status status = s3_size(p, key, &size, call, &why);
+    if (status != CKD_OK) {
+        return err_from(err, status, &why);
+    }
+    return size < range->offset + range->size
+               ? CKD_E_CORRUPT
+               : err_set(
+                     err, CKD_E_IO,
+                     "cannot read it: s3://%s/%s%.200s: %s has %llu bytes of it, and answered as if there were "
+                     "fewer: try again",
+                     p->address.bucket, p->address.prefix, key, p->host, (unsigned long long)size);
+}
+
 static ckd_status short_object(const s3_request *r, ckd_error *err) {
     return err_set(err, CKD_E_CORRUPT, "%.300s has fewer bytes than were asked for: %zu of %zu came", r->key,
                    r->received, r->range.size);
@@ -27,6 +45,9 @@ ckd_status s3_get(void *place, const char *key, const object_range *range, const
     THEN(status, s3_send(p, &r, call, err));
     if (status == CKD_OK && r.received != range->size) {
         status = short_object(&r, err);
+    }
+    if (status == CKD_E_CORRUPT) {
+        status = confirm_short(p, key, range, call, err);
     }
     s3_request_free(&r);
     return status;

@@ -58,11 +58,13 @@ def test_damaged_ranges_are_read_again(damaged):
         assert failed.status == "IO" and "2 attempts" in failed.err, failed.err
 
 
+@pytest.mark.parametrize("size, status", [(4, "CORRUPT"), (6, "IO")])
 @pytest.mark.parametrize("answer", [ranged(2, b"23", total=4), b"HTTP/1.1 416 Range\r\nContent-Length: 0\r\n\r\n"])
-def test_only_a_short_object_is_corrupt(answer):
-    with RawFake(lambda request: answer) as fake:
-        assert store(fake).try_run("get", "key", 2, 4).status == "CORRUPT"
-        assert len(fake.requests) == 1
+def test_only_a_short_object_is_corrupt(answer, size, status):
+    """A proxy may have sent the answer to another request."""
+    with RawFake(lambda request: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size if request.method == "HEAD" else answer) as fake:
+        assert store(fake).try_run("get", "key", 2, 4).status == status
+        assert [r.method for r in fake.requests] == ["GET", "HEAD"]
 
 
 def test_a_server_without_ranges_is_asked_once():
