@@ -5,6 +5,8 @@
 #ifndef OBJECTS_BACKEND_H
 #define OBJECTS_BACKEND_H
 
+#include <pthread.h>
+
 #include "objects/objects.h"
 
 enum { OBJECT_LIST_MAX = 1000 };
@@ -33,10 +35,10 @@ struct object_store {
 };
 
 /* ---- a directory ---- */
-ckd_status directory_open(object_store *out, const char *path, ckd_error *err);
+ckd_status directory_open(object_store *out, const char *path, const object_options *options, ckd_error *err);
 
 /* ---- S3, in libckptdelta_s3.so ---- */
-enum { S3_VERSION = 1 };
+enum { S3_VERSION = 2 };
 typedef struct s3_backend {
     uint32_t version;
     ckd_status (*open)(object_store *out, const char *address, const object_options *options, ckd_error *err);
@@ -47,6 +49,24 @@ typedef const s3_backend *(*s3_entry)(void);
 ckd_status s3_backend_load(const s3_backend **out, ckd_error *err);
 
 /* ---- shared ---- */
+/*
+ * A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. Whoever takes more than is in it
+ * leaves a debt, for which the next one waits. Thread-safe. bytes_per_s 0: no limit.
+ */
+typedef struct object_rate {
+    pthread_mutex_t mutex;
+    uint64_t bytes_per_s, filled_ns;
+    double tokens;
+} object_rate;
+void object_rate_init(object_rate *r, uint64_t bytes_per_s, uint64_t now_ns);
+void object_rate_destroy(object_rate *r);
+/* Takes `size` bytes and returns 0, or takes nothing and returns how long to wait, in ns. */
+uint64_t object_rate_take(object_rate *r, uint64_t size, uint64_t now_ns);
+/* Takes them, and sleeps until it may. Errors: those of object_call_check. */
+ckd_status object_rate_wait(object_rate *r, uint64_t size, const object_call *call, const char *what,
+                            ckd_error *err);
+/* Sleeps, unless the call ends earlier. Errors: those of object_call_check. */
+ckd_status object_call_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err);
 /* Returns CKD_OK, CANCELLED or what the callback says, or BUSY if the deadline has passed. `what` begins the message. */
 ckd_status object_call_check(const object_call *call, const char *what, ckd_error *err);
 /* The source's bytes [at, at + size): in memory, or read into `scratch`. NULL on failure. */

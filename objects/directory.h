@@ -6,6 +6,7 @@
 
 typedef struct directory {
     char *root;
+    object_rate rate;
 } directory;
 
 /* Temporary files are in the root. No key begins with a dot. */
@@ -13,6 +14,8 @@ typedef struct directory {
 
 /* Release it with free. NULL on failure. */
 char *directory_path(const directory *d, const char *key, ckd_error *err);
+
+bool directory_is_folder(const char *path);
 
 ckd_status directory_list(void *place, const object_query *query, object_page *out, const object_call *call,
                           ckd_error *err);

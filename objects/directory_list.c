@@ -4,11 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A folder's name ends with a slash, as its keys go on after it: `a-b` comes before `a/b`. */
-typedef struct entry {
-    char name[OBJECT_PART_MAX + 2];
-} entry;
-
 typedef struct listing {
     const directory *d;
     const object_query *query;
@@ -16,10 +11,6 @@ typedef struct listing {
     object_page *page;
     bool full;
 } listing;
-
-static int compare_entries(const void *a, const void *b) {
-    return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
-}
 
 /* Might a folder have keys that begin with the prefix and come after `after`? `folder` ends with a slash. */
 static bool folder_matters(const object_query *q, const char *folder) {
@@ -32,37 +23,6 @@ static bool folder_matters(const object_query *q, const char *folder) {
 
 static bool key_matters(const object_query *q, const char *key) {
     return strncmp(key, q->prefix, strlen(q->prefix)) == 0 && strcmp(key, q->after) > 0;
-}
-
-/* The entries of a folder, sorted. Names that are no part of a key are left out. */
-static ckd_status read_entries(entry **out, size_t *count, const char *path, ckd_error *err) {
-    dir_list list = {0};
-    ckd_error why = {0};
-    ckd_status status = dir_list_read(&list, path, &why);
-    *out = NULL;
-    *count = 0;
-    if (status != CKD_OK) {
-        return err_except(err, status, CKD_E_NOT_FOUND, &why);
-    }
-    entry *entries = calloc(list.count ? list.count : 1, sizeof(*entries));
-    for (size_t i = 0; entries && i < list.count; i++) {
-        const char *name = list.names[i];
-        char below[4096];
-        if (!object_key_valid(name) ||
-            snprintf(below, sizeof(below), "%s/%s", path, name) >= (int)sizeof(below)) {
-            continue;
-        }
-        snprintf(entries[*count].name, sizeof(entries[*count].name), "%s%s", name,
-                 dir_exists(below) ? "/" : "");
-        (*count)++;
-    }
-    dir_list_free(&list);
-    if (!entries) {
-        return err_nomem(err, sizeof(*entries), "the entries of a folder");
-    }
-    qsort(entries, *count, sizeof(*entries), compare_entries);
-    *out = entries;
-    return CKD_OK;
 }
 
 static ckd_status add_file(listing *l, const char *key, ckd_error *err) {
@@ -85,6 +45,68 @@ static ckd_status add_file(listing *l, const char *key, ckd_error *err) {
     return status;
 }
 
+/* Does `name` come before the keys in the folder `other`? `a-b` and `a.b` come before `a/b`. */
+static bool precedes(const char *name, const char *other) {
+    size_t size = strlen(other);
+    return strncmp(name, other, size) == 0 && (name[size] == '-' || name[size] == '.');
+}
+
+/* Takes what has this name in a folder: adds a file, or says that it is a folder with keys that matter. */
+static ckd_status take_name(listing *l, const char *folder, const char *name, bool *open, ckd_error *err) {
+    char key[OBJECT_KEY_MAX + 2];
+    *open = false;
+    if (!object_key_valid(name) ||
+        snprintf(key, sizeof(key), "%s%s/", folder, name) > OBJECT_KEY_MAX + 1) { /* with the slash */
+        return CKD_OK;
+    }
+    bool inside = folder_matters(l->query, key);
+    key[strlen(key) - 1] = 0;
+    if (!inside && !key_matters(l->query, key)) {
+        return CKD_OK; /* to ask the file system about each of a million names would take long */
+    }
+    char *path = directory_path(l->d, key, err);
+    if (!path) {
+        return CKD_E_NOMEM;
+    }
+    bool is_folder = directory_is_folder(path);
+    free(path);
+    *open = is_folder && inside;
+    return is_folder ? CKD_OK : add_file(l, key, err);
+}
+
+static ckd_status list_folder(listing *l, const char *folder, ckd_error *err);
+
+static ckd_status list_below(listing *l, const char *folder, const char *name, ckd_error *err) {
+    char below[OBJECT_KEY_MAX + 2];
+    snprintf(below, sizeof(below), "%s%s/", folder, name);
+    return list_folder(l, below, err);
+}
+
+/*
+ * Goes through the names in the order of bytes. A folder waits in `open` until the names are over that come before its
+ * keys.
+ */
+static ckd_status list_names(listing *l, const char *folder, const dir_list *names, size_t *open,
+                             ckd_error *err) {
+    ckd_status status = CKD_OK;
+    size_t waiting = 0;
+    for (size_t i = 0; i <= names->count && status == CKD_OK && !l->full; i++) {
+        const char *name = i < names->count ? names->names[i] : "";
+        bool is_open = false;
+        while (waiting > 0 && status == CKD_OK && !l->full &&
+               !precedes(name, names->names[open[waiting - 1]])) {
+            status = list_below(l, folder, names->names[open[--waiting]], err);
+        }
+        if (i < names->count && status == CKD_OK && !l->full) {
+            status = take_name(l, folder, name, &is_open, err);
+        }
+        if (is_open) {
+            open[waiting++] = i;
+        }
+    }
+    return status;
+}
+
 /* `folder` is "" or ends with a slash. Keys are bounded, and so is the depth. */
 static ckd_status list_folder(listing *l, const char *folder, ckd_error *err) {
     ckd_status status = object_call_check(l->call, "a listing", err);
@@ -93,25 +115,19 @@ static ckd_status list_folder(listing *l, const char *folder, ckd_error *err) {
         return status == CKD_OK ? CKD_E_NOMEM : status;
     }
     path[strlen(path) - 1] = 0; /* the slash at the end */
-    entry *entries = NULL;
-    size_t count = 0;
-    status = read_entries(&entries, &count, path, err);
+    dir_list names = {0};
+    ckd_error why = {0};
+    status = dir_list_read(&names, path, &why);
+    /* A folder may go meanwhile, but without the root nothing is known. */
+    status = *folder ? err_except(err, status, CKD_E_NOT_FOUND, &why) : err_from(err, status, &why);
     free(path);
-    for (size_t i = 0; i < count && status == CKD_OK && !l->full; i++) {
-        size_t above = strlen(folder), size = above + strlen(entries[i].name);
-        char key[OBJECT_KEY_MAX + 1];
-        if (size > OBJECT_KEY_MAX) {
-            continue;
-        }
-        memcpy(key, folder, above);
-        memcpy(key + above, entries[i].name, size - above + 1);
-        if (key[size - 1] != '/') {
-            status = add_file(l, key, err);
-        } else if (folder_matters(l->query, key)) {
-            status = list_folder(l, key, err);
-        }
+    size_t *open = status == CKD_OK ? calloc(names.count + 1, sizeof(*open)) : NULL;
+    if (status == CKD_OK) {
+        status = open ? list_names(l, folder, &names, open, err)
+                      : err_nomem(err, names.count * sizeof(*open), "the folders of a listing");
     }
-    free(entries);
+    free(open);
+    dir_list_free(&names);
     return status;
 }
 

@@ -22,7 +22,7 @@ ckd_status objects_open(object_store **out, const char *address, const object_op
         status = s3_backend_load(&s3, err);
         THEN(status, s3->open(store, address, options ? options : &defaults, err));
     } else {
-        status = directory_open(store, address, err);
+        status = directory_open(store, address, options ? options : &defaults, err);
     }
     if (status != CKD_OK) {
         free(store);

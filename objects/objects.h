@@ -17,17 +17,22 @@
 
 typedef struct object_store object_store;
 
-/* Zero-initialise; every zero stands for a default. Strings are copied. A directory needs none of them. */
+/* Zero-initialise; every zero stands for a default. Strings are copied. A directory heeds only bytes_per_s. */
 typedef struct object_options {
-    const char *endpoint; /* http(s)://HOST[:PORT]; else as the environment or the profile says, else AWS */
+    /* http(s)://HOST[:PORT][/PATH]; NULL: as the environment or the profile says, else AWS. The bucket comes behind it. */
+    const char *endpoint;
     const char *region;
     const char *profile;  /* then credentials in the environment are not used */
     uint32_t connections; /* of one call; 4 */
     uint32_t attempts;    /* of one request; 8 */
     uint32_t pause_ms;    /* bound of the first pause between attempts, which doubles each time; 200 */
     uint32_t stall_ms;    /* a connection that moves nothing for so long is given up; 30000 */
-    uint64_t part_size;   /* larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB */
-    bool http2;           /* over TLS, if the server has it */
+    uint64_t bytes_per_s; /* of all calls on the store together, sent and received, on average; no limit */
+    /* Larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB. A file is read a part for each connection. */
+    uint64_t part_size;
+    bool http2; /* over TLS, if the server has it */
+    bool
+        bucket_in_host; /* BUCKET.HOST of the endpoint, as some services demand; AWS is asked so in any case */
 } object_options;
 
 /*
@@ -57,7 +62,8 @@ typedef struct object_call {
 
 /*
  * A key has 1 to OBJECT_KEY_MAX bytes of A-Z a-z 0-9 . _ - and /, its parts between slashes are 1 to OBJECT_PART_MAX
- * bytes long, and none begins with a dot. The prefix of a store follows the same rules.
+ * bytes long, and none begins with a dot. The prefix of a store follows the same rules. A directory cannot have both `a`
+ * and `a/b`: what comes second is INVALID there.
  */
 enum { OBJECT_KEY_MAX = 512, OBJECT_PART_MAX = 200 };
 bool object_key_valid(const char *key);
@@ -90,7 +96,8 @@ ckd_status objects_put_new(object_store *store, const char *key, const object_so
                            const object_call *call, ckd_error *err);
 /*
  * Writes and removes a few objects to find out whether this place honours objects_put_new, also in a race. Sets *honoured.
- * Errors: as objects_put; a place that cannot be written is an error.
+ * A probe that is killed leaves objects whose keys begin with `probe-`. Errors: as objects_put; a place that cannot be
+ * written is an error.
  */
 ckd_status objects_probe(object_store *store, bool *honoured, const object_call *call, ckd_error *err);
 

@@ -1,7 +1,11 @@
-/* What both kinds of places need: limits of a call, bytes of a source, pages of keys. */
+/* What both kinds of places need: limits of a call and of the rate, bytes of a source, pages of keys. */
 #include "objects/backend.h"
 
 #include <stdlib.h>
+
+#define NAP_NS     UINT64_C(100000000) /* how often limits of the call are checked */
+#define BURST_S    0.1
+#define WAIT_MAX_S 60.0
 
 ckd_status object_call_check(const object_call *call, const char *what, ckd_error *err) {
     if (call->deadline_ns && clock_monotonic_ns() >= call->deadline_ns) {
@@ -9,6 +13,61 @@ ckd_status object_call_check(const object_call *call, const char *what, ckd_erro
     }
     return call->poll ? call->poll(call->context, err) : CKD_OK;
 }
+
+ckd_status object_call_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err) {
+    uint64_t until = clock_monotonic_ns() + ns;
+    ckd_status status = object_call_check(call, what, err);
+    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
+        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
+        status = object_call_check(call, what, err);
+    }
+    return status;
+}
+
+/* ---- the rate ---- */
+
+void object_rate_init(object_rate *r, uint64_t bytes_per_s, uint64_t now_ns) {
+    *r = (object_rate){
+        .bytes_per_s = bytes_per_s, .filled_ns = now_ns, .tokens = (double)bytes_per_s * BURST_S};
+    pthread_mutex_init(&r->mutex, NULL);
+}
+
+void object_rate_destroy(object_rate *r) {
+    pthread_mutex_destroy(&r->mutex);
+}
+
+uint64_t object_rate_take(object_rate *r, uint64_t size, uint64_t now_ns) {
+    if (r->bytes_per_s == 0 || size == 0) {
+        return 0;
+    }
+    pthread_mutex_lock(&r->mutex);
+    double rate = (double)r->bytes_per_s, most = rate * BURST_S, wait_s = 0;
+    if (now_ns > r->filled_ns) { /* another thread may have come with a later time */
+        r->tokens += (double)(now_ns - r->filled_ns) * 1e-9 * rate;
+        r->filled_ns = now_ns;
+    }
+    r->tokens = r->tokens < most ? r->tokens : most;
+    bool taken = r->tokens > 0;
+    if (taken) {
+        r->tokens -= (double)size;
+    } else {
+        wait_s = -r->tokens / rate;
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return taken ? 0 : (uint64_t)((wait_s < WAIT_MAX_S ? wait_s : WAIT_MAX_S) * 1e9) + 1;
+}
+
+ckd_status object_rate_wait(object_rate *r, uint64_t size, const object_call *call, const char *what,
+                            ckd_error *err) {
+    ckd_status status = CKD_OK;
+    uint64_t wait;
+    while (status == CKD_OK && (wait = object_rate_take(r, size, clock_monotonic_ns())) > 0) {
+        status = object_call_sleep(call, wait, what, err);
+    }
+    return status;
+}
+
+/* ---- sources, pages ---- */
 
 const void *object_source_bytes(const object_source *from, uint64_t at, size_t size, bytes *scratch,
                                 ckd_error *err) {

@@ -25,12 +25,14 @@ static bool bucket_valid(const char *bucket, size_t size) {
 ckd_status s3_address_parse(s3_address *out, const char *address, ckd_error *err) {
     const char *bucket = address + strlen("s3://"), *slash = strchrnul(bucket, '/');
     size_t size = (size_t)(slash - bucket);
+    const char *shown =
+        strchr(bucket, '@') ? "s3://..." : address; /* other programs have keys in front of an @ */
     *out = (s3_address){0};
     if (!bucket_valid(bucket, size)) {
         return err_set(
             err, CKD_E_INVALID,
             "%.300s names no bucket: write s3://BUCKET/PREFIX, with a bucket of 3 to 63 bytes of A-Z a-z 0-9 . _ -",
-            address);
+            shown);
     }
     memcpy(out->bucket, bucket, size);
     const char *prefix = *slash ? slash + 1 : slash;
@@ -40,16 +42,16 @@ ckd_status s3_address_parse(s3_address *out, const char *address, ckd_error *err
     }
     /* With a key behind it, S3's limit of 1024 bytes is kept. */
     if (length >= OBJECT_KEY_MAX - 1) {
-        return err_set(err, CKD_E_INVALID, "the prefix of %.300s is longer than %d bytes", address,
+        return err_set(err, CKD_E_INVALID, "the prefix of %.300s is longer than %d bytes", shown,
                        OBJECT_KEY_MAX - 2);
     }
     memcpy(out->prefix, prefix, length);
     if (length > 0 && !object_key_valid(out->prefix)) {
         return err_set(
             err, CKD_E_INVALID,
-            "the prefix of %.300s cannot begin keys: use A-Z a-z 0-9 . _ - and single slashes, and no part "
-            "that begins with a dot",
-            address);
+            "the prefix of %.300s cannot begin keys: write s3://BUCKET/PREFIX, with a prefix of A-Z a-z 0-9 . _ - and "
+            "single slashes, and no part that begins with a dot",
+            shown);
     }
     out->prefix[length] = length > 0 ? '/' : 0;
     return CKD_OK;
@@ -113,6 +115,12 @@ void s3_query(bytes *out, const char *const *pairs) {
         bytes_put_u8(out, '=');
         s3_encode(out, sorted[i][1]);
     }
+}
+
+uint64_t s3_part_size(uint64_t least, uint64_t size) {
+    const uint64_t unit = UINT64_C(1) << 20, needed = size / S3_PARTS_MAX + (size % S3_PARTS_MAX != 0);
+    uint64_t part = (needed + unit - 1) / unit * unit;
+    return part > least ? part : least;
 }
 
 bool s3_sha256(char out[65], const void *data, size_t size) {

@@ -72,7 +72,7 @@ static const char *about_connection(CURLcode code) {
     case CURLE_COULDNT_CONNECT:
         return "check the endpoint and the network";
     case CURLE_WRITE_ERROR:
-        return "the server sent more than it was asked for";
+        return "the server sent other bytes than it was asked for, or more";
     default:
         return "try again later";
     }
@@ -80,6 +80,11 @@ static const char *about_connection(CURLcode code) {
 
 static ckd_status fail_connection(const s3_request *r, const char *host, const char *name, ckd_error *err) {
     char detail[CURL_ERROR_SIZE];
+    if (r->whole) {
+        return err_set(err, CKD_E_UNSUPPORTED,
+                       "cannot %s: %.140s: %s does not read ranges of objects, as a store needs it", r->what,
+                       name, host);
+    }
     s3_printable(detail, sizeof(detail), r->detail[0] ? r->detail : curl_easy_strerror(r->failure));
     ckd_status status = r->failure == CURLE_OUT_OF_MEMORY ? CKD_E_NOMEM : CKD_E_IO;
     return err_set(err, status, "cannot %s: %.140s: %s gave no whole answer in %u attempts: %.120s; %s",

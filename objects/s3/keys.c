@@ -21,7 +21,24 @@ void s3_keys_free(s3_keys *keys) {
     *keys = (s3_keys){0};
 }
 
+/* A line break in a token would end its header, and begin another one. */
+static bool has_control(const char *text) {
+    for (; text && *text; text++) {
+        if ((unsigned char)*text < ' ' || *text == 0x7f) {
+            return true;
+        }
+    }
+    return false;
+}
+
 ckd_status s3_keys_set(s3_keys *out, const char *id, const char *secret, const char *token, ckd_error *err) {
+    *out = (s3_keys){0};
+    if (has_control(id) || has_control(secret) || has_control(token)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "the access key, the secret key or the session token for S3 has a line break or another "
+            "control character in it, perhaps at its end: remove it");
+    }
     *out = (s3_keys){strdup(id), strdup(secret), token ? strdup(token) : NULL, 0, 0};
     if (!out->id || !out->secret || (token && !out->token)) {
         s3_keys_free(out);
@@ -70,6 +87,13 @@ static ckd_status find_keys(s3_wallet *w, s3_keys *out, ckd_error *err) {
     }
     if (status != CKD_OK || out->id) {
         return status;
+    }
+    /* What follows would give the keys of a role that is not the one that was meant. */
+    if (variable("AWS_WEB_IDENTITY_TOKEN_FILE")) {
+        return err_set(
+            err, CKD_E_UNSUPPORTED,
+            "AWS_WEB_IDENTITY_TOKEN_FILE asks for a role by a web identity, which ckptdelta does not take: "
+            "let `aws configure export-credentials --format process` be the credential_process of a profile");
     }
     status = s3_container_keys(out, &container);
     if (status != CKD_E_NOT_FOUND) {

@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- connections: a call borrows them, so that a later one finds them open ---- */
@@ -73,12 +75,53 @@ void s3_lanes_close(s3_place *p) {
 
 /* ---- one attempt ---- */
 
-/* The body of a success goes where the caller wants it, all else into `answer`. More than was asked for is an error. */
+enum { HEADERS_MAX = 64 << 10, SMOOTH_MIN = 256 << 10 };
+
+/* Programs that are started meanwhile do not inherit connections: they would keep them open. */
+static curl_socket_t open_socket(void *context, curlsocktype purpose, struct curl_sockaddr *address) {
+    (void)context, (void)purpose;
+    return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+}
+
+/* `bytes 5-9/20`, or an asterisk for the total. False if it makes no sense. */
+static bool parse_range(s3_request *r, const char *text) {
+    unsigned long long first = 0, last = 0, total = UINT64_MAX;
+    int size = 0;
+    if (sscanf(text, " bytes %llu-%llu/%n", &first, &last, &size) != 2 || size == 0 || last < first) {
+        return false;
+    }
+    if (text[size] != '*' && (sscanf(text + size, "%llu", &total) != 1 || last >= total)) {
+        return false;
+    }
+    r->first = first;
+    r->last = last;
+    r->total = total;
+    return true;
+}
+
+/* May the body go where the caller wants the range's bytes? */
+static bool range_fits(s3_request *r) {
+    if (r->ranged) {
+        return r->first == r->range.offset && r->last - r->first < r->range.size;
+    }
+    /* The whole object: right for whoever wants all of it. */
+    r->whole = r->status == 200 && r->range.offset > 0;
+    return r->status == 200 && !r->whole;
+}
+
+/*
+ * The body of a success goes where the caller wants it, all else into `answer`. Other bytes than were asked for are an error,
+ * and so are more.
+ */
 static size_t on_data(char *data, size_t unit, size_t count, void *context) {
     s3_request *r = context;
     size_t size = unit * count;
     if (r->range.to && (r->status == 200 || r->status == 206)) {
+        if (r->received == 0 && !range_fits(r)) {
+            return 0;
+        }
         if (size > r->range.size - r->received) {
+            r->whole = r->status == 200 && !r->ranged;
             return 0;
         }
         memcpy((uint8_t *)r->range.to + r->received, data, size);
@@ -92,24 +135,32 @@ static size_t on_data(char *data, size_t unit, size_t count, void *context) {
     return r->answer.failed ? 0 : size;
 }
 
-/* The status is known before the body comes. */
+/* The status and the range are known before the body comes. */
 static size_t on_header(char *line, size_t unit, size_t count, void *context) {
+    static const char range[] = "content-range:";
     s3_request *r = context;
     size_t size = unit * count;
-    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) {
-        char text[64] = {0};
-        memcpy(text, line, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
+    char text[128] = {0};
+    r->headers_size += size;
+    if (r->headers_size > HEADERS_MAX) {
+        return 0;
+    }
+    memcpy(text, line, size < sizeof(text) - 1 ? size : sizeof(text) - 1);
+    if (strncmp(text, "HTTP/", 5) == 0) {
         const char *space = strchr(text, ' ');
         r->status = space ? strtol(space, NULL, 10) : 0;
-        r->headed = false;
+        r->headed = r->ranged = false;
     } else if (size == 2 && memcmp(line, "\r\n", 2) == 0) {
         r->headed = true;
+    } else if (strncasecmp(text, range, sizeof(range) - 1) == 0) {
+        r->ranged = parse_range(r, text + sizeof(range) - 1);
     }
     return size;
 }
 
 static void set_limits(const s3_place *p, CURL *easy) {
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, p->stall_ms < 10000 ? (long)p->stall_ms : 10000L);
@@ -118,6 +169,11 @@ static void set_limits(const s3_place *p, CURL *easy) {
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, p->http2 ? CURL_HTTP_VERSION_2TLS : CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
     curl_easy_setopt(easy, CURLOPT_ACCEPT_ENCODING, NULL); /* bytes come as they are stored */
+    if (p->rate.bytes_per_s >= SMOOTH_MIN) {
+        /* Attempts begin as the rate allows, and a large one does not then take the whole line. */
+        curl_easy_setopt(easy, CURLOPT_MAX_SEND_SPEED_LARGE, (curl_off_t)p->rate.bytes_per_s);
+        curl_easy_setopt(easy, CURLOPT_MAX_RECV_SPEED_LARGE, (curl_off_t)p->rate.bytes_per_s);
+    }
     if (p->ca_file) {
         curl_easy_setopt(easy, CURLOPT_CAINFO, p->ca_file);
     }
@@ -132,7 +188,8 @@ static ckd_status set_url(const s3_place *p, CURL *easy, const s3_request *r, ck
     }
     bytes_put(&url, r->query.data, r->query.size);
     bytes_put_u8(&url, 0);
-    CURLcode code = url.failed ? CURLE_OUT_OF_MEMORY : curl_easy_setopt(easy, CURLOPT_URL, (char *)url.data);
+    bool failed = url.failed || r->query.failed;
+    CURLcode code = failed ? CURLE_OUT_OF_MEMORY : curl_easy_setopt(easy, CURLOPT_URL, (char *)url.data);
     bytes_free(&url);
     return code == CURLE_OK ? CKD_OK : err_nomem(err, OBJECT_KEY_MAX, "the URL of an object");
 }
@@ -189,16 +246,28 @@ static void set_method(CURL *easy, const s3_request *r) {
     }
 }
 
-/* Headers of the attempt: those of the request, and the keys' token, which may differ next time. */
-static ckd_status attempt_headers(struct curl_slist **out, const s3_request *r, ckd_error *err) {
-    for (const struct curl_slist *h = r->headers; h; h = h->next) {
-        struct curl_slist *longer = curl_slist_append(*out, h->data);
-        if (!longer) {
-            return err_nomem(err, strlen(h->data), "a request");
-        }
-        *out = longer;
+static ckd_status add_header(struct curl_slist **list, const char *line, ckd_error *err) {
+    struct curl_slist *longer = curl_slist_append(*list, line);
+    *list = longer ? longer : *list;
+    return longer ? CKD_OK : err_nomem(err, strlen(line), "a request");
+}
+
+/* Headers of the attempt: those of the request, and what may differ next time: the keys' token, and the time. */
+static ckd_status attempt_headers(struct curl_slist **out, const s3_place *p, s3_request *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (const struct curl_slist *h = r->headers; h && status == CKD_OK; h = h->next) {
+        status = add_header(out, h->data, err);
     }
-    return CKD_OK;
+    r->skew_s = p->skew_s;
+    if (status == CKD_OK && r->skew_s != 0) {
+        char line[64];
+        time_t there = (time_t)(clock_wall_ns() / 1000000000) + (time_t)r->skew_s;
+        struct tm t;
+        if (gmtime_r(&there, &t) && strftime(line, sizeof(line), "X-Amz-Date: %Y%m%dT%H%M%SZ", &t) > 0) {
+            status = add_header(out, line, err); /* libcurl signs for this time then */
+        }
+    }
+    return status;
 }
 
 ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error *err) {
@@ -206,9 +275,11 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     curl_slist_free_all(r->sent_headers);
     r->sent_headers = NULL;
     r->status = 0;
-    r->headed = r->measured = r->placed = false;
-    r->received = 0;
+    r->headed = r->measured = r->ranged = r->whole = false;
+    r->received = r->headers_size = 0;
     r->retry_after_s = 0;
+    r->date_s = 0;
+    r->skewed = false;
     r->writer[0] = r->etag[0] = r->detail[0] = 0;
     r->problem = (s3_problem){0};
     (void)bytes_reset(&r->answer);
@@ -221,7 +292,7 @@ ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error 
     curl_easy_setopt(easy, CURLOPT_HEADERDATA, r);
     curl_easy_setopt(easy, CURLOPT_PRIVATE, r);
     ckd_status status = set_url(p, easy, r, err);
-    THEN(status, attempt_headers(&r->sent_headers, r, err));
+    THEN(status, attempt_headers(&r->sent_headers, p, r, err));
     THEN(status, set_keys(p, easy, r, err));
     if (status == CKD_OK && curl_easy_setopt(easy, CURLOPT_HTTPHEADER, r->sent_headers) != CURLE_OK) {
         status = err_nomem(err, 0, "a request");
@@ -236,6 +307,18 @@ static void copy_header(char *out, size_t size, CURL *easy, const char *name) {
     if (curl_easy_header(easy, name, 0, CURLH_HEADER, -1, &found) == CURLHE_OK) {
         s3_printable(out, size, found->value);
     }
+}
+
+/*
+ * Did a read get what it asked for, or all that the object has? A body without a length may end early, and proxies cut
+ * ranges: that is no reason to call an object damaged.
+ */
+static bool range_complete(const s3_request *r) {
+    bool all = r->received == r->range.size;
+    if (!r->ranged) {
+        return r->status == 200 && (all || (r->measured && r->length == r->received));
+    }
+    return r->received == r->last - r->first + 1 && (all || r->total == r->last + 1);
 }
 
 void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r) {
@@ -254,10 +337,15 @@ void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r) {
     r->length = length > 0 ? (uint64_t)length : 0;
     r->retry_after_s = after > 0 ? (uint64_t)after : 0;
     copy_header(r->writer, sizeof(r->writer), easy, S3_WRITER_HEADER);
-    char place[64], wanted[64];
-    copy_header(place, sizeof(place), easy, "content-range");
-    snprintf(wanted, sizeof(wanted), "bytes %llu-", (unsigned long long)r->range.offset);
-    r->placed = strncmp(place, wanted, strlen(wanted)) == 0;
+    if (r->range.to && s3_succeeded(r) && !range_complete(r)) {
+        r->failure = CURLE_PARTIAL_FILE;
+        r->status = 0;
+        return;
+    }
+    char date[64];
+    copy_header(date, sizeof(date), easy, "date");
+    time_t at = date[0] ? curl_getdate(date, NULL) : -1;
+    r->date_s = at > 0 ? (int64_t)at : 0;
     copy_header(r->etag, sizeof(r->etag), easy, "etag");
     copy_header(r->problem.region, sizeof(r->problem.region), easy, "x-amz-bucket-region");
     /* Some operations say 200, work, and then say in the body that they failed. */

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PARTS_MAX = 10000 };
-
 typedef struct parts {
     s3_place *p;
     const char *key;
@@ -83,23 +81,48 @@ static bool is_complete(const parts *u, const object_call *call) {
     return ours;
 }
 
-static ckd_status complete_upload(parts *u, const object_call *call, ckd_error *err) {
+/* *unclear: the status came, which comes before the work is done, but not the whole answer that says how it ended. */
+static ckd_status send_completion(const parts *u, const bytes *list, bool *unclear, const object_call *call,
+                                  ckd_error *err) {
     s3_request r;
+    char etag[1024];
+    ckd_status status = s3_request_make(&r, u->p, "POST", u->key, err);
+    s3_query(&r.query, (const char *const[]){"uploadId", u->id, NULL});
+    r.what = "complete an upload of it";
+    r.body = list->data;
+    r.body_size = list->size;
+    THEN(status, s3_request_header(&r, "Content-Type", "application/xml", err));
+    THEN(status, s3_send(u->p, &r, call, err));
+    *unclear = status == CKD_OK &&
+               s3_text_parse(etag, sizeof(etag), "ETag", r.answer.data, r.answer.size, NULL) != CKD_OK;
+    if (*unclear) {
+        status =
+            err_set(err, CKD_E_IO,
+                    "cannot complete an upload of %.200s: %s began an answer, and did not say how the upload "
+                    "ended: try again",
+                    u->key, u->p->host);
+    }
+    s3_request_free(&r);
+    return status;
+}
+
+static ckd_status complete_upload(const parts *u, const object_call *call, ckd_error *err) {
     bytes list = {0};
     ckd_error why = {0};
     list_parts(&list, u);
-    ckd_status status = s3_request_make(&r, u->p, "POST", u->key, &why);
-    s3_query(&r.query, (const char *const[]){"uploadId", u->id, NULL});
-    r.what = "complete an upload of it";
-    r.body = list.data;
-    r.body_size = list.size;
-    THEN(status, list.failed ? err_nomem(&why, list.size, "a list of parts") : CKD_OK);
-    THEN(status, s3_request_header(&r, "Content-Type", "application/xml", &why));
-    THEN(status, s3_send(u->p, &r, call, &why));
-    if (status != CKD_OK && status != CKD_E_CANCELLED && status != CKD_E_NOMEM && is_complete(u, call)) {
-        status = CKD_OK;
+    ckd_status status = list.failed ? err_nomem(&why, list.size, "a list of parts") : CKD_OK;
+    bool again = status == CKD_OK;
+    for (uint32_t i = 1; again; i++) {
+        status = send_completion(u, &list, &again, call, &why);
+        if (status != CKD_OK && status != CKD_E_CANCELLED && status != CKD_E_NOMEM && is_complete(u, call)) {
+            status = CKD_OK;
+        }
+        again = again && status != CKD_OK && i < u->p->attempts;
+        if (again) {
+            status = object_call_sleep(call, s3_pause_ns(u->p, i, 0), "a put", &why);
+            again = status == CKD_OK;
+        }
     }
-    s3_request_free(&r);
     bytes_free(&list);
     return err_from(err, status, &why);
 }
@@ -117,10 +140,7 @@ static void abort_upload(s3_place *p, const char *key, const char *id) {
 }
 
 static void plan_parts(parts *u) {
-    uint64_t size = u->p->part_size;
-    while (u->from->size / size >= PARTS_MAX) {
-        size *= 2;
-    }
+    uint64_t size = s3_part_size(u->p->part_size, u->from->size);
     u->part_size = size;
     u->count = (size_t)((u->from->size + size - 1) / size);
 }
@@ -198,6 +218,12 @@ static ckd_status abort_old(s3_place *p, const s3_uploads *list, uint64_t before
     return status;
 }
 
+/* Does a page continue behind the last one? A server that names the same place again would be asked for ever. */
+static bool goes_on(char *const after[2], const s3_uploads *list) {
+    bool same_key = after[0] && strcmp(list->next_key, after[0]) == 0;
+    return !same_key || (list->next_id && (!after[1] || strcmp(list->next_id, after[1]) != 0));
+}
+
 ckd_status s3_abort_uploads(void *place, uint64_t age_s, uint64_t *count, const object_call *call,
                             ckd_error *err) {
     s3_place *p = place;
@@ -209,10 +235,11 @@ ckd_status s3_abort_uploads(void *place, uint64_t age_s, uint64_t *count, const 
         s3_uploads list = {0};
         status = list_uploads(p, &list, after, call, err);
         THEN(status, abort_old(p, &list, before, count, call, err));
-        /* A server that names the same place again would be asked for ever. */
-        more =
-            list.next_key && !(after[0] && after[1] && list.next_id && strcmp(after[0], list.next_key) == 0 &&
-                               strcmp(after[1], list.next_id) == 0);
+        more = list.next_key != NULL;
+        if (status == CKD_OK && more && !goes_on(after, &list)) {
+            status = err_set(err, CKD_E_CORRUPT, "the list of uploads of %s does not go on where it says",
+                             p->host);
+        }
         free(after[0]);
         free(after[1]);
         after[0] = list.next_key;

@@ -21,32 +21,64 @@ static bool region_valid(const char *region) {
     return size > 0 && size < 64 && region[size] == 0;
 }
 
-/* Is the endpoint http(s)://HOST[:PORT], with nothing behind it but a slash? No name or password is in it. */
-static bool endpoint_valid(const char *endpoint, size_t *size) {
-    size_t scheme = strncmp(endpoint, "https://", 8) == 0 ? 8 : strncmp(endpoint, "http://", 7) == 0 ? 7 : 0;
-    size_t host = scheme ? strspn(endpoint + scheme,
-                                  "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]")
-                         : 0;
-    const char *rest = endpoint + scheme + host;
-    *size = scheme + host;
-    return host > 0 && host < 256 && (*rest == 0 || strcmp(rest, "/") == 0);
+/* The parts of http(s)://HOST[:PORT][/PATH], without slashes at the end of the path. No name or password is in it. */
+typedef struct endpoint {
+    int scheme, host, path; /* their sizes; the path begins with a slash */
+} endpoint;
+
+static bool endpoint_parse(endpoint *out, const char *text) {
+    static const char host_bytes[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:[]";
+    size_t scheme = strncmp(text, "https://", 8) == 0 ? 8 : strncmp(text, "http://", 7) == 0 ? 7 : 0;
+    size_t host = scheme ? strspn(text + scheme, host_bytes) : 0, path = strlen(text + scheme + host);
+    char name[128];
+    while (path > 0 && text[scheme + host + path - 1] == '/') {
+        path--;
+    }
+    *out = (endpoint){(int)scheme, (int)host, (int)path};
+    if (host == 0 || host >= 256 || path >= sizeof(name) || (path > 0 && text[scheme + host] != '/')) {
+        return false;
+    }
+    snprintf(name, sizeof(name), "%.*s", path > 0 ? (int)path - 1 : 0, text + scheme + host + 1);
+    return path == 0 || object_key_valid(name);
+}
+
+/* May the bucket be a part of a host's name? Such names have no upper case, so another bucket could be meant. */
+static bool fits_host(const char *bucket) {
+    size_t size = strlen(bucket);
+    return strspn(bucket, "abcdefghijklmnopqrstuvwxyz0123456789-") == size && bucket[size - 1] != '-';
+}
+
+static ckd_status format_url(const s3_place *p, char *url, size_t size, const char *text, bool in_host,
+                             ckd_error *err) {
+    const char *bucket = p->address.bucket, *china = strncmp(p->region, "cn-", 3) == 0 ? ".cn" : "";
+    endpoint e;
+    if (text && !endpoint_parse(&e, text)) {
+        return err_set(err, CKD_E_INVALID,
+                       "\"%.100s\" is no endpoint of S3: write http://HOST:PORT or https://HOST/PATH",
+                       strchr(text, '@') ? "..." : text);
+    }
+    if (text && in_host && !fits_host(bucket)) {
+        return err_set(err, CKD_E_INVALID,
+                       "the bucket %s cannot be a part of a host's name, as bucket_in_host wants it", bucket);
+    }
+    if (text && in_host) {
+        snprintf(url, size, "%.*s%s.%.*s", e.scheme, text, bucket, e.host + e.path, text + e.scheme);
+    } else if (text) {
+        snprintf(url, size, "%.*s/%s", e.scheme + e.host + e.path, text, bucket);
+    } else if (fits_host(bucket)) {
+        snprintf(url, size, "https://%s.s3.%s.amazonaws.com%s", bucket, p->region, china);
+    } else {
+        snprintf(url, size, "https://s3.%s.amazonaws.com%s/%s", p->region, china, bucket);
+    }
+    return CKD_OK;
 }
 
 /* An endpoint of one's own has the bucket in the path. AWS has it in the host, if its certificate covers the name. */
-static ckd_status set_url(s3_place *p, const char *endpoint, ckd_error *err) {
-    char url[512];
-    size_t size;
-    if (endpoint && !endpoint_valid(endpoint, &size)) {
-        return err_set(err, CKD_E_INVALID,
-                       "\"%.100s\" is no endpoint of S3: write http://HOST:PORT or https://HOST",
-                       strchr(endpoint, '@') ? "..." : endpoint);
-    }
-    if (endpoint) {
-        snprintf(url, sizeof(url), "%.*s/%s", (int)size, endpoint, p->address.bucket);
-    } else if (strchr(p->address.bucket, '.')) {
-        snprintf(url, sizeof(url), "https://s3.%s.amazonaws.com/%s", p->region, p->address.bucket);
-    } else {
-        snprintf(url, sizeof(url), "https://%s.s3.%s.amazonaws.com", p->address.bucket, p->region);
+static ckd_status set_url(s3_place *p, const char *text, bool in_host, ckd_error *err) {
+    char url[640];
+    ckd_status status = format_url(p, url, sizeof(url), text, in_host, err);
+    if (status != CKD_OK) {
+        return status;
     }
     p->url = strdup(url);
     const char *host = strstr(url, "//") + 2;
@@ -70,7 +102,7 @@ static ckd_status set_from(s3_place *p, const object_options *o, const s3_profil
     if (!p->region || (ca && !p->ca_file)) {
         return err_nomem(err, strlen(region), "settings of S3");
     }
-    return set_url(p, first_set(endpoints, 4), err);
+    return set_url(p, first_set(endpoints, 4), o->bucket_in_host, err);
 }
 
 static void set_numbers(s3_place *p, const object_options *o) {
@@ -83,6 +115,7 @@ static void set_numbers(s3_place *p, const object_options *o) {
     p->part_size = p->part_size > UINT64_C(5) << 20 ? p->part_size : UINT64_C(5) << 20;
     p->part_size = p->part_size < UINT64_C(1) << 30 ? p->part_size : UINT64_C(1) << 30;
     p->http2 = o->http2;
+    object_rate_init(&p->rate, o->bytes_per_s, clock_monotonic_ns());
 }
 
 static void close_place(void *place) {
@@ -90,6 +123,7 @@ static void close_place(void *place) {
     s3_lanes_close(p);
     s3_wallet_close(&p->wallet);
     pthread_mutex_destroy(&p->mutex);
+    object_rate_destroy(&p->rate);
     free(p->url);
     free(p->host);
     free(p->region);

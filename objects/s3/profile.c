@@ -70,7 +70,8 @@ static ckd_status set(char **to, span value, ckd_error *err) {
     return CKD_OK;
 }
 
-static ckd_status take(s3_profile *out, span line, ckd_error *err) {
+/* `keys`: another file has given keys already. */
+static ckd_status take(s3_profile *out, span line, bool keys, ckd_error *err) {
     const char *sign = memchr(line.at, '=', line.size);
     if (!sign) {
         return CKD_OK;
@@ -86,7 +87,8 @@ static ckd_status take(s3_profile *out, span line, ckd_error *err) {
                  {"ca_bundle", &out->ca_bundle}};
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         if (equals(name, known[i].name)) {
-            return set(known[i].to, value, err);
+            return keys && i < 3 ? CKD_OK /* one of the keys */
+                                 : set(known[i].to, value, err);
         }
     }
     out->other = out->other || equals(name, "role_arn") || equals(name, "sso_session") ||
@@ -97,7 +99,7 @@ static ckd_status take(s3_profile *out, span line, ckd_error *err) {
 ckd_status s3_profile_parse(s3_profile *out, const char *name, bool config, const bytes *text, bool *found,
                             ckd_error *err) {
     const char *at = (const char *)text->data, *end = at + text->size;
-    bool inside = false;
+    bool inside = false, keys = out->id || out->secret || out->token;
     ckd_status status = CKD_OK;
     while (text->size > 0 && at < end && status == CKD_OK) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
@@ -109,7 +111,7 @@ ckd_status s3_profile_parse(s3_profile *out, const char *name, bool config, cons
             inside = names_profile(line, name, config);
             *found = *found || inside;
         } else if (inside && !nested && line.size > 0 && line.at[0] != '#' && line.at[0] != ';') {
-            status = take(out, line, err);
+            status = take(out, line, keys, err);
         }
         at = stop + 1;
     }

@@ -4,6 +4,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Before an object is called too short, its size must say so: an answer may have been that of another request. */
+static ckd_status confirm_short(s3_place *p, const char *key, const object_range *range,
+                                const object_call *call, ckd_error *err) {
+    uint64_t size = 0;
+    ckd_error why = {0};
+    ckd_status status = s3_size(p, key, &size, call, &why);
+    if (status != CKD_OK) {
+        return err_from(err, status, &why);
+    }
+    return size < range->offset + range->size
+               ? CKD_E_CORRUPT
+               : err_set(
+                     err, CKD_E_IO,
+                     "cannot read it: s3://%s/%s%.200s: %s has %llu bytes of it, and answered as if there were "
+                     "fewer: try again",
+                     p->address.bucket, p->address.prefix, key, p->host, (unsigned long long)size);
+}
+
 static ckd_status short_object(const s3_request *r, ckd_error *err) {
     return err_set(err, CKD_E_CORRUPT, "%.300s has fewer bytes than were asked for: %zu of %zu came", r->key,
                    r->received, r->range.size);
@@ -25,13 +43,11 @@ ckd_status s3_get(void *place, const char *key, const object_range *range, const
     r.range = *range;
     r.what = "read it";
     THEN(status, s3_send(p, &r, call, err));
-    /* A server that ignores ranges sends the object from its beginning. Some send a range with status 200. */
-    if (status == CKD_OK && !r.placed && (range->offset > 0 || r.status == 206)) {
-        status = err_set(err, CKD_E_UNSUPPORTED, "%s does not read ranges of objects, as a store needs it",
-                         p->host);
-    }
     if (status == CKD_OK && r.received != range->size) {
         status = short_object(&r, err);
+    }
+    if (status == CKD_E_CORRUPT) {
+        status = confirm_short(p, key, range, call, err);
     }
     s3_request_free(&r);
     return status;
@@ -53,30 +69,46 @@ ckd_status s3_size(void *place, const char *key, uint64_t *size, const object_ca
     return status;
 }
 
-static ckd_status send_list(s3_place *p, const object_query *query, object_page *out, const object_call *call,
-                            ckd_error *err) {
-    char prefix[2 * OBJECT_KEY_MAX + 4], after[6 * OBJECT_KEY_MAX], limit[16];
-    snprintf(prefix, sizeof(prefix), "%s%s", p->address.prefix, query->prefix);
-    snprintf(after, sizeof(after), "%s%s", p->address.prefix, query->after);
-    snprintf(limit, sizeof(limit), "%u", query->limit);
-    const char *pairs[] = {"list-type", "2",        "encoding-type",
-                           "url",       "max-keys", limit,
-                           "prefix",    prefix,     *query->after ? "start-after" : NULL,
-                           after,       NULL};
-    s3_listed asked = {p->address.prefix, *query->after ? after : ""};
+/* One page. *token: where to go on after an empty page, from the last answer, and for the next request. */
+static ckd_status send_list(s3_place *p, const s3_listed *asked, object_page *out, char **token,
+                            const object_call *call, ckd_error *err) {
+    char limit[16];
+    snprintf(limit, sizeof(limit), "%u", asked->limit);
+    const char *from = *token ? "continuation-token" : *asked->after ? "start-after" : NULL;
+    const char *pairs[] = {"list-type", "2",      "encoding-type", "url", "max-keys",
+                           limit,       "prefix", asked->within,   from,  *token ? *token : asked->after,
+                           NULL};
+    char *next = NULL;
     s3_request r;
     ckd_status status = s3_request_make(&r, p, "GET", NULL, err);
     s3_query(&r.query, pairs);
     r.what = "list objects below it";
     THEN(status, s3_send(p, &r, call, err));
-    THEN(status, s3_listing_parse(out, &asked, &r.answer, err));
+    THEN(status, s3_listing_parse(out, asked, &r.answer, &next, err));
     s3_request_free(&r);
-    return err_in_file(err, status, prefix);
+    if (next && *token && strcmp(next, *token) == 0) {
+        status = err_set(err, CKD_E_CORRUPT, "%s lists nothing again and again", p->host);
+    }
+    free(*token);
+    *token = next;
+    return err_in_file(err, status, asked->within);
 }
 
+/* Empty pages have no key to continue after. */
 ckd_status s3_list(void *place, const object_query *query, object_page *out, const object_call *call,
                    ckd_error *err) {
-    return send_list(place, query, out, call, err);
+    s3_place *p = place;
+    char prefix[2 * OBJECT_KEY_MAX + 4], after[6 * OBJECT_KEY_MAX];
+    snprintf(prefix, sizeof(prefix), "%s%s", p->address.prefix, query->prefix);
+    snprintf(after, sizeof(after), "%s%s", p->address.prefix, query->after);
+    s3_listed asked = {p->address.prefix, *query->after ? after : "", prefix, query->limit};
+    char *token = NULL;
+    ckd_status status;
+    do {
+        status = send_list(p, &asked, out, &token, call, err);
+    } while (status == CKD_OK && token);
+    free(token);
+    return status;
 }
 
 /* ---- deletions: one request for each, as not all servers have the one for many ---- */

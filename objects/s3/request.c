@@ -6,6 +6,7 @@
 
 #define NAP_NS     UINT64_C(100000000) /* how often limits of the call are checked */
 #define PAUSE_MAX  UINT64_C(20000000000)
+#define SKEW_MAX_S 300 /* less is no reason for a refusal */
 #define EMPTY_HASH "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 void s3_request_free(s3_request *r) {
@@ -60,6 +61,22 @@ static ckd_status add_hash(s3_request *r, ckd_error *err) {
 
 /* ---- pauses ---- */
 
+/*
+ * Servers take no request whose time is more than a quarter of an hour from theirs. Then we reckon with their clock. A
+ * refused HEAD has no code.
+ */
+static void set_clock(s3_place *p, s3_request *r) {
+    const char *code = r->problem.code;
+    bool refused = r->failure == CURLE_OK && (r->status == 403 || r->status == 400);
+    bool by_time = strcmp(code, "RequestTimeTooSkewed") == 0 || strcmp(code, "RequestExpired") == 0 ||
+                   (!*code && strcmp(r->method, "HEAD") == 0);
+    int64_t skew = r->date_s - (int64_t)(clock_wall_ns() / 1000000000), wrong = skew - r->skew_s;
+    if (refused && by_time && r->date_s > 0 && (wrong > SKEW_MAX_S || wrong < -SKEW_MAX_S)) {
+        p->skew_s = skew;
+        r->skewed = true;
+    }
+}
+
 bool s3_passes(const s3_request *r) {
     static const char *const codes[] = {"RequestTimeout",
                                         "SlowDown",
@@ -74,9 +91,11 @@ bool s3_passes(const s3_request *r) {
                                         "XAmzContentSHA256Mismatch",
                                         "IncompleteBody",
                                         "BadDigest"};
-    static const CURLcode lasting[] = {
-        CURLE_URL_MALFORMAT,      CURLE_UNSUPPORTED_PROTOCOL, CURLE_PEER_FAILED_VERIFICATION,
-        CURLE_SSL_CACERT_BADFILE, CURLE_OUT_OF_MEMORY,        CURLE_NOT_BUILT_IN};
+    static const CURLcode lasting[] = {CURLE_URL_MALFORMAT, CURLE_PEER_FAILED_VERIFICATION,
+                                       CURLE_SSL_CACERT_BADFILE, CURLE_OUT_OF_MEMORY, CURLE_NOT_BUILT_IN};
+    if (r->whole) {
+        return false; /* it would send the object again */
+    }
     if (r->failure != CURLE_OK) {
         for (size_t i = 0; i < sizeof(lasting) / sizeof(lasting[0]); i++) {
             if (r->failure == lasting[i]) {
@@ -90,8 +109,12 @@ bool s3_passes(const s3_request *r) {
             return true;
         }
     }
-    return r->status == 429 || r->status == 500 || r->status == 502 || r->status == 503 || r->status == 504 ||
-           r->status == 408;
+    if (r->skewed) {
+        return true;
+    }
+    /* Proxies have statuses of their own, as 520 to 530. */
+    return r->status == 408 || r->status == 429 ||
+           (r->status >= 500 && r->status != 501 && r->status != 505 && r->status != 507);
 }
 
 uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s) {
@@ -104,17 +127,7 @@ uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s
     (void)random_bytes(&random, sizeof(random), &ignored);
     uint64_t pause = bound > 0 ? random % bound : 0;
     uint64_t asked = retry_after_s < 20 ? retry_after_s * UINT64_C(1000000000) : PAUSE_MAX;
-    return pause > asked ? pause : asked;
-}
-
-ckd_status s3_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err) {
-    uint64_t until = clock_monotonic_ns() + ns;
-    ckd_status status = object_call_check(call, what, err);
-    for (uint64_t now = clock_monotonic_ns(); now < until && status == CKD_OK; now = clock_monotonic_ns()) {
-        clock_sleep_ns(until - now < NAP_NS ? until - now : NAP_NS);
-        status = object_call_check(call, what, err);
-    }
-    return status;
+    return asked + pause; /* not all at once */
 }
 
 /* ---- a batch under way ---- */
@@ -135,8 +148,16 @@ typedef struct run {
     size_t next, done;
 } run;
 
+/* Starts an attempt, or pauses first if the rate wants it. */
 static ckd_status start(run *x, uint32_t i, ckd_error *err) {
     slot *s = &x->slots[i];
+    uint64_t now = clock_monotonic_ns(), size = s->request.body_size + s->request.range.size,
+             wait = object_rate_take(&x->p->rate, size, now);
+    if (wait > 0) {
+        s->until = now + wait;
+        s->state = SLOT_PAUSED;
+        return CKD_OK;
+    }
     ckd_status status = s3_attempt_prepare(x->p, x->lane->easy[i], &s->request, err);
     if (status == CKD_OK && curl_multi_add_handle(x->lane->multi, x->lane->easy[i]) != CURLM_OK) {
         status = err_nomem(err, 0, "a request");
@@ -161,7 +182,8 @@ static ckd_status start_due(run *x, uint64_t *wait, ckd_error *err) {
             THEN(status, start(x, i, err));
         } else if (s->state == SLOT_PAUSED && s->until <= now) {
             status = start(x, i, err);
-        } else if (s->state == SLOT_PAUSED && s->until - now < *wait) {
+        }
+        if (s->state == SLOT_PAUSED && s->until - now < *wait) {
             *wait = s->until - now;
         }
     }
@@ -169,7 +191,8 @@ static ckd_status start_due(run *x, uint64_t *wait, ckd_error *err) {
 }
 
 /* Keys that the server calls expired are replaced, and that attempt is not the last one. */
-static bool goes_again(run *x, const s3_request *r) {
+static bool goes_again(run *x, s3_request *r) {
+    set_clock(x->p, r);
     if (strcmp(r->problem.code, "ExpiredToken") == 0) {
         s3_wallet_renew(&x->p->wallet, r->keys_serial);
     }

@@ -26,6 +26,9 @@ bool s3_decode(char *text);
  */
 enum { S3_QUERY_MAX = 8 };
 void s3_query(bytes *out, const char *const *pairs);
+/* The size of an upload's parts: `least`, or more if there would be more than S3_PARTS_MAX of them. */
+enum { S3_PARTS_MAX = 10000 };
+uint64_t s3_part_size(uint64_t least, uint64_t size);
 /* Lower-case hexadecimal digits of the SHA-256. False if libcrypto fails. */
 bool s3_sha256(char out[65], const void *data, size_t size);
 /* The MD5 in base 64, as Content-MD5 has it. False if libcrypto has none, as in FIPS mode. */
@@ -52,12 +55,16 @@ void s3_problem_parse(s3_problem *out, const void *data, size_t size);
 typedef struct s3_listed {
     const char *prefix; /* the store's */
     const char *after;  /* what keys come after, with the prefix; "": all */
+    const char *within; /* what keys begin with: the prefix, and perhaps more */
+    uint32_t limit;     /* how many keys come at most */
 } s3_listed;
 /*
- * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. Errors: CORRUPT
- * (no such document; a key without the prefix), UNSUPPORTED (keys out of order), NOMEM.
+ * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. *token, for free,
+ * is set if the page is empty, but the list goes on there; else NULL. Errors: CORRUPT (no such document; a key that was not
+ * asked for), UNSUPPORTED (keys out of order), NOMEM.
  */
-ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, ckd_error *err);
+ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, char **token,
+                            ckd_error *err);
 typedef struct s3_upload {
     char *key, *id, *begun;
 } s3_upload;
@@ -83,7 +90,7 @@ typedef struct s3_keys {
     uint64_t serial;           /* how often the wallet has looked for keys */
 } s3_keys;
 void s3_keys_free(s3_keys *keys); /* overwrites them first */
-/* Errors: NOMEM; *out is empty then. */
+/* Errors: INVALID (a control character), NOMEM; *out is empty then. */
 ckd_status s3_keys_set(s3_keys *out, const char *id, const char *secret, const char *token, ckd_error *err);
 /* A time as 2026-01-31T12:00:00Z, with or without a fraction or an offset of hours. 0 if it is none. */
 uint64_t s3_time_parse(const char *text);
@@ -95,7 +102,7 @@ typedef struct s3_profile {
 } s3_profile;
 void s3_profile_free(s3_profile *profile);
 /*
- * Adds what an INI file says about a profile; what is set already stays. `config`: sections are called `profile NAME`, but
+ * Adds what an INI file says about a profile; what is set already stays, and keys are those of one file. `config`: sections are called `profile NAME`, but
  * for `default`. Lines that make no sense are passed over. Sets *found if there is such a section. Errors: NOMEM.
  */
 ckd_status s3_profile_parse(s3_profile *out, const char *name, bool config, const bytes *text, bool *found,
@@ -140,6 +147,8 @@ typedef struct s3_place {
     bool http2;
     s3_wallet wallet;
     int64_t process; /* that opened it: a forked child must not use its connections */
+    object_rate rate;
+    _Atomic int64_t skew_s; /* the server's clock less ours, as far as it refused requests */
     pthread_mutex_t mutex;
     s3_lane *idle;
 } s3_place;
@@ -158,17 +167,22 @@ typedef struct s3_request {
     bool once;  /* never sent twice: `finish` gets whatever becomes of it */
     bool quiet; /* 404 is an answer as good as others */
     /* where the answer goes */
-    object_range range; /* `to` set: 206 or 200 fills it */
-    size_t received;
+    object_range range; /* `to` set: 206 or 200 fills it. The object may be shorter: see `received` */
+    size_t received, headers_size;
     bytes answer;
     /* what came */
     uint64_t keys_serial; /* of the keys that signed it */
     CURLcode failure;
     long status; /* 0: no whole answer */
     uint64_t length, retry_after_s;
-    bool headed;   /* all headers came */
-    bool measured; /* `length` is known */
-    bool placed;   /* the answer says that it begins at the range's offset */
+    int64_t skew_s; /* that it was signed with */
+    int64_t date_s; /* the server's; 0: unknown */
+    bool skewed;    /* our clock was the reason for the refusal, and is put right now */
+    bool headed;    /* all headers came */
+    bool measured;  /* `length` is known */
+    bool ranged;    /* the answer has a Content-Range, whose numbers follow. total UINT64_MAX: not told */
+    uint64_t first, last, total;
+    bool whole; /* the object's bytes came from the beginning, although others were asked for */
     char writer[S3_WRITER_SIZE], etag[80];
     s3_problem problem;
     char detail[CURL_ERROR_SIZE];
@@ -199,8 +213,6 @@ ckd_status s3_send(s3_place *p, s3_request *r, const object_call *call, ckd_erro
 bool s3_passes(const s3_request *r);
 /* Pauses before attempt `attempt` (from 1), in ns; random. */
 uint64_t s3_pause_ns(const s3_place *p, uint32_t attempt, uint64_t retry_after_s);
-/* Sleeps that long, unless the call ends earlier. */
-ckd_status s3_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err);
 /* Is it answered with success? */
 static inline bool s3_succeeded(const s3_request *r) {
     return r->failure == CURLE_OK && r->status >= 200 && r->status < 300;
@@ -216,7 +228,7 @@ struct s3_lane {
 ckd_status s3_lane_take(s3_place *p, s3_lane **out, ckd_error *err);
 void s3_lane_return(s3_place *p, s3_lane *lane);
 void s3_lanes_close(s3_place *p);
-/* Prepares a handle for one attempt: signs with present keys. Errors: STATE (no keys), NOMEM. */
+/* Prepares a handle for one attempt: signs with present keys, for the time on the server's clock. Errors: STATE (no keys), NOMEM. */
 ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error *err);
 /* Takes down what came of an attempt. */
 void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r);

@@ -157,7 +157,7 @@ ckd_status s3_put_new(void *place, const char *key, const object_source *from, c
         status = attempt(&n, &again, &maybe, &pause, &why);
         again = again && i < n.p->attempts;
         if (again) {
-            ckd_status ended = s3_sleep(call, s3_pause_ns(n.p, i, pause), "a put", &why);
+            ckd_status ended = object_call_sleep(call, s3_pause_ns(n.p, i, pause), "a put", &why);
             again = ended == CKD_OK;
             status = again ? status : ended;
         }
@@ -172,61 +172,4 @@ ckd_status s3_put_new(void *place, const char *key, const object_source *from, c
     }
     bytes_free(&scratch);
     return status;
-}
-
-/* ---- does the server honour the condition? ---- */
-
-enum { RACERS = 8 };
-
-typedef struct race {
-    const s3_place *p;
-    const char *key;
-    char marks[RACERS][S3_WRITER_SIZE];
-    size_t won, refused;
-} race;
-
-static ckd_status prepare_racer(void *context, size_t index, uint32_t slot, s3_request *r, ckd_error *err) {
-    race *x = context;
-    (void)slot;
-    ckd_status status = s3_writer_make(x->marks[index], err);
-    THEN(status, s3_put_request(r, x->p, x->key, x->marks[index], true, err));
-    r->body = x->marks[index];
-    r->body_size = S3_WRITER_SIZE - 1;
-    r->once = true;
-    return status;
-}
-
-static ckd_status finish_racer(void *context, size_t index, s3_request *r, ckd_error *err) {
-    race *x = context;
-    (void)index;
-    if (s3_succeeded(r)) {
-        x->won++;
-    } else if (r->failure == CURLE_OK && (r->status == 412 || r->status == 409)) {
-        x->refused++;
-    } else {
-        return s3_fail(x->p, r, err);
-    }
-    return CKD_OK;
-}
-
-/* One writer alone, a second one after it, then several at once for a second key. */
-ckd_status s3_probe(void *place, bool *honoured, const object_call *call, ckd_error *err) {
-    s3_place *p = place;
-    char mark[S3_WRITER_SIZE], alone[64], contested[64];
-    ckd_status status = s3_writer_make(mark, err);
-    snprintf(alone, sizeof(alone), "probe-%s-1", mark);
-    snprintf(contested, sizeof(contested), "probe-%s-2", mark);
-    race first = {.p = p, .key = alone}, second = {.p = p, .key = alone}, third = {.p = p, .key = contested};
-    s3_batch batch = {1, prepare_racer, finish_racer, &first};
-    THEN(status, s3_run(p, &batch, call, err));
-    batch.context = &second;
-    THEN(status, s3_run(p, &batch, call, err));
-    batch.context = &third;
-    batch.count = RACERS;
-    THEN(status, s3_run(p, &batch, call, err));
-    *honoured = status == CKD_OK && first.won == 1 && second.won == 0 && third.won == 1;
-    const char *const keys[] = {alone, contested};
-    ckd_error ignored = {0};
-    ckd_status removed = s3_delete(p, keys, 2, call, &ignored);
-    return status != CKD_OK ? status : err_from(err, removed, &ignored);
 }

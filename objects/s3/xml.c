@@ -58,6 +58,10 @@ static bool is_space(char c) {
 static void XMLCALL on_end(void *context, const XML_Char *name) {
     document *d = context;
     size_t first = 0;
+    /* After a stop expat still reports the end of an empty element, whose name is not in the path. */
+    if (d->status != CKD_OK) {
+        return;
+    }
     while (d->text_size > 0 && is_space(d->text[d->text_size - 1])) {
         d->text_size--;
     }
@@ -65,11 +69,9 @@ static void XMLCALL on_end(void *context, const XML_Char *name) {
         first++;
     }
     d->text[d->text_size] = 0;
-    if (d->status == CKD_OK) {
-        d->status = d->element(d->context, d->path, d->text + first, d->err);
-        if (d->status != CKD_OK) {
-            (void)XML_StopParser(d->parser, XML_FALSE);
-        }
+    d->status = d->element(d->context, d->path, d->text + first, d->err);
+    if (d->status != CKD_OK) {
+        (void)XML_StopParser(d->parser, XML_FALSE);
     }
     d->text_size = 0;
     d->path_size -= strlen(name);

@@ -17,7 +17,9 @@ typedef struct listing {
     size_t count, capacity;
     char *key;
     uint64_t size;
-    bool whole, truncated, encoded;
+    uint32_t limit;
+    char *token;
+    bool whole, truncated, ended, encoded; /* ended: it says that it is not truncated */
 } listing;
 
 static ckd_status set_text(char **to, const char *text, ckd_error *err) {
@@ -39,7 +41,7 @@ static ckd_status end_item(listing *l, ckd_error *err) {
         return err_set(err, CKD_E_CORRUPT, "the server listed an object without a key");
     }
     ckd_status status =
-        l->count < OBJECT_LIST_MAX
+        l->count < l->limit
             ? ARRAY_GROW(l->items, l->capacity, l->count + 1, "keys of objects", err)
             : err_set(err, CKD_E_CORRUPT, "the server listed more objects than it was asked for");
     if (status == CKD_OK) {
@@ -64,7 +66,10 @@ static ckd_status take_listing(void *context, const char *path, const char *text
         return end_item(l, err);
     }
     if (strcmp(path, "ListBucketResult/IsTruncated") == 0) {
-        l->truncated = strcmp(text, "true") == 0;
+        l->truncated = strcasecmp(text, "true") == 0;
+        l->ended = strcasecmp(text, "false") == 0;
+    } else if (strcmp(path, "ListBucketResult/NextContinuationToken") == 0) {
+        return set_text(&l->token, text, err);
     } else if (strcmp(path, "ListBucketResult/EncodingType") == 0) {
         l->encoded = strcmp(text, "url") == 0;
     } else if (strcmp(path, "ListBucketResult") == 0) {
@@ -80,8 +85,9 @@ static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_list
     if (l->encoded && !s3_decode(key)) {
         return err_set(err, CKD_E_CORRUPT, "the server listed a key that is not encoded as it says");
     }
-    if (strncmp(key, prefix, strlen(prefix)) != 0) {
-        return err_set(err, CKD_E_CORRUPT, "the server listed a key that does not begin with %s", prefix);
+    if (strncmp(key, asked->within, strlen(asked->within)) != 0) {
+        return err_set(err, CKD_E_CORRUPT, "the server listed a key that does not begin with %s",
+                       asked->within);
     }
     if (*last && strcmp(last, key) >= 0) {
         return err_set(
@@ -94,8 +100,28 @@ static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_list
     return object_key_valid(own) ? object_page_add(out, own, l->items[i].size, err) : CKD_OK;
 }
 
-ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, ckd_error *err) {
-    listing l = {0};
+/* Where does the list go on? A list that ends too early would hide objects, so its end must be said. */
+static ckd_status find_next(object_page *out, listing *l, const s3_listed *asked, char **token,
+                            ckd_error *err) {
+    if (l->truncated && l->count > 0) {
+        return set_text(&out->next, l->items[l->count - 1].key + strlen(asked->prefix), err);
+    }
+    if (l->truncated && l->token && *l->token) {
+        *token = l->token;
+        l->token = NULL;
+        return CKD_OK;
+    }
+    return l->ended ? CKD_OK
+                    : err_set(err, CKD_E_CORRUPT,
+                              l->truncated
+                                  ? "the server listed nothing, and says that there is more, but not where"
+                                  : "the server does not say whether its list is complete");
+}
+
+ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, char **token,
+                            ckd_error *err) {
+    listing l = {.limit = asked->limit};
+    *token = NULL;
     ckd_status status = s3_xml_parse(answer->data, answer->size, take_listing, &l, err);
     if (status == CKD_OK && !l.whole) {
         status = err_set(err, CKD_E_CORRUPT, "the server's answer is no list of objects");
@@ -103,17 +129,13 @@ ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const byte
     for (size_t i = 0; i < l.count && status == CKD_OK; i++) {
         status = add_item(out, &l, i, asked, err);
     }
-    if (status == CKD_OK && l.truncated && l.count == 0) {
-        status = err_set(err, CKD_E_CORRUPT, "the server listed nothing, but says that there is more");
-    }
-    if (status == CKD_OK && l.truncated) {
-        status = set_text(&out->next, l.items[l.count - 1].key + strlen(asked->prefix), err);
-    }
+    THEN(status, find_next(out, &l, asked, token, err));
     for (size_t i = 0; i < l.count; i++) {
         free(l.items[i].key);
     }
     free(l.items);
     free(l.key);
+    free(l.token);
     return status;
 }
 

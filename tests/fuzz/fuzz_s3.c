@@ -9,8 +9,9 @@
 
 static void try_listing(const bytes *text, const char *prefix) {
     object_page page = {0};
-    s3_listed asked = {prefix, ""};
-    if (s3_listing_parse(&page, &asked, text, NULL) == CKD_OK) {
+    s3_listed asked = {prefix, "", prefix, OBJECT_LIST_MAX};
+    char *token = NULL;
+    if (s3_listing_parse(&page, &asked, text, &token, NULL) == CKD_OK) {
         for (size_t i = 0; i < page.count; i++) {
             bool ordered = i == 0 || strcmp(page.items[i - 1].key, page.items[i].key) < 0;
             if (!ordered || !object_key_valid(page.items[i].key)) {
@@ -18,6 +19,10 @@ static void try_listing(const bytes *text, const char *prefix) {
             }
         }
     }
+    if (token && (page.count > 0 || page.next)) {
+        abort();
+    }
+    free(token);
     object_page_free(&page);
 }
 

@@ -1,11 +1,13 @@
 /*
  * Drives objects/ from the tests in Python: objects_tool ADDRESS COMMAND ARGUMENT... Options come from the environment:
- * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
+ * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _BYTES_PER_S, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
  * prints `STATUS: message` and ends with 1.
  */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,6 +195,20 @@ static ckd_status after_fork(tool *t, ckd_error *err) {
     return status;
 }
 
+/* Prints how many connections a program that is started now would inherit. */
+static ckd_status inherited(tool *t, ckd_error *err) {
+    int count = 0;
+    ckd_status status = put_text(t, err);
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof(peer);
+        bool far = getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.ss_family != AF_UNIX;
+        count += far && !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    printf("%d\n", count);
+    return status;
+}
+
 /* ---- WRITERS ROUNDS KEY: in each round all writers put the same new key at the same time ---- */
 
 enum { WRITERS_MAX = 32 };
@@ -310,14 +326,177 @@ static ckd_status storm(tool *t, ckd_error *err) {
     return CKD_OK;
 }
 
+/* ---- THREADS COUNT SEED: operations of all kinds, each thread on its own keys, of which it knows what must be there ---- */
+
+enum { MIXED_MAX = 1000, LARGE = (5 << 20) + 17 };
+typedef struct mixed {
+    tool *t;
+    int number;
+    uint64_t random, right, failed, wrong;
+    size_t count;
+    struct {
+        size_t size;
+        bool there;
+    } objects[MIXED_MAX];
+} mixed;
+
+static uint64_t draw(mixed *m, uint64_t below) {
+    m->random ^= m->random << 13;
+    m->random ^= m->random >> 7;
+    m->random ^= m->random << 17;
+    return m->random % below;
+}
+
+static void name_object(char key[64], const mixed *m, size_t i) {
+    snprintf(key, 64, "mixed/%d/%05zu", m->number, i);
+}
+
+static uint64_t seed_of(const mixed *m, size_t i) {
+    return (uint64_t)m->number * MIXED_MAX + i;
+}
+
+/* A new object, or one that is there already. The line tells a test, which may kill this program, that the object must be there. */
+static ckd_status mixed_put(mixed *m, size_t i, bool only_new, bool *wrong, ckd_error *err) {
+    char key[64];
+    bool there = i < m->count;
+    size_t size = draw(m, 40) ? (size_t)draw(m, 30000) : only_new ? 0 : (size_t)LARGE;
+    uint8_t *data = malloc(size + 1);
+    name_object(key, m, i);
+    fill(data, 0, size, seed_of(m, i));
+    object_source from = {.data = data, .size = size};
+    ckd_status status = (only_new ? objects_put_new : objects_put)(m->t->store, key, &from, &m->t->call, err);
+    free(data);
+    *wrong = there ? status == CKD_OK : status == CKD_E_EXISTS;
+    if (there) {
+        return status == CKD_E_EXISTS ? CKD_OK : status;
+    }
+    m->objects[i].size = size;
+    m->objects[i].there = status == CKD_OK;
+    m->count++;
+    if (status == CKD_OK) {
+        printf("put %s %zu %llu\n", key, size, (unsigned long long)seed_of(m, i));
+    }
+    return status;
+}
+
+static ckd_status mixed_read(mixed *m, size_t i, bool *wrong, ckd_error *err) {
+    char key[64];
+    size_t from = m->objects[i].size ? draw(m, m->objects[i].size) : 0, size = m->objects[i].size - from;
+    uint8_t *data = calloc(1, size + 1), *right = malloc(size + 1);
+    object_range range = {from, data, size};
+    name_object(key, m, i);
+    fill(right, from, size, seed_of(m, i));
+    ckd_status status = objects_get(m->t->store, key, &range, &m->t->call, err);
+    *wrong = m->objects[i].there ? status == CKD_OK && memcmp(data, right, size) != 0 : status == CKD_OK;
+    *wrong = *wrong || (m->objects[i].there && (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT));
+    free(data);
+    free(right);
+    return !m->objects[i].there && status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
+static ckd_status mixed_delete(mixed *m, size_t i, ckd_error *err) {
+    char key[64];
+    const char *const keys[] = {key};
+    name_object(key, m, i);
+    printf("delete %s\n", key);
+    ckd_status status = objects_delete(m->t->store, keys, 1, &m->t->call, err);
+    m->objects[i].there = m->objects[i].there && status != CKD_OK;
+    return status;
+}
+
+static ckd_status mixed_list(mixed *m, bool *wrong, ckd_error *err) {
+    char prefix[64], key[64], *after = NULL;
+    size_t i = 0;
+    ckd_status status = CKD_OK;
+    snprintf(prefix, sizeof(prefix), "mixed/%d/", m->number);
+    do {
+        object_query query = {prefix, after, 7};
+        object_page page = {0};
+        status = objects_list(m->t->store, &query, &page, &m->t->call, err);
+        for (size_t j = 0; j < page.count; j++, i++) {
+            while (i < m->count && !m->objects[i].there) {
+                i++;
+            }
+            name_object(key, m, i);
+            *wrong = *wrong || i >= m->count || strcmp(page.items[j].key, key) != 0 ||
+                     page.items[j].size != m->objects[i].size;
+        }
+        free(after);
+        after = page.next;
+        page.next = NULL;
+        object_page_free(&page);
+    } while (after && status == CKD_OK);
+    free(after);
+    for (; status == CKD_OK && i < m->count; i++) {
+        *wrong = *wrong || m->objects[i].there;
+    }
+    return status;
+}
+
+static void *run_mixed(void *context) {
+    mixed *m = context;
+    for (uint64_t done = 0; done < number(m->t, 1); done++) {
+        uint64_t kind = draw(m, 8);
+        size_t some = m->count ? (size_t)draw(m, m->count) : 0;
+        ckd_error err = {0};
+        bool wrong = false;
+        ckd_status status;
+        if (kind < 3 || !m->count) {
+            status = mixed_put(m, m->count, kind == 0, &wrong, &err);
+        } else if (kind < 5) {
+            status = mixed_read(m, some, &wrong, &err);
+        } else if (kind == 5) {
+            status = mixed_delete(m, some, &err);
+        } else if (kind == 6 || !m->objects[some].there) {
+            status = mixed_list(m, &wrong, &err);
+        } else {
+            status = mixed_put(m, some, true, &wrong, &err);
+        }
+        m->wrong += wrong;
+        m->failed += !wrong && status != CKD_OK;
+        m->right += !wrong && status == CKD_OK;
+        if (wrong || status != CKD_OK) {
+            fprintf(stderr, "%llu: %d: %s\n", (unsigned long long)kind, (int)status, err.message);
+        }
+    }
+    return NULL;
+}
+
+static ckd_status mix(tool *t, ckd_error *err) {
+    static mixed all[WRITERS_MAX];
+    pthread_t threads[WRITERS_MAX];
+    uint64_t right = 0, failed = 0, wrong = 0;
+    size_t count = (size_t)number(t, 0);
+    if (count > WRITERS_MAX || number(t, 1) > MIXED_MAX) {
+        return err_set(err, CKD_E_INVALID, "too many");
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (size_t i = 0; i < count; i++) {
+        all[i] = (mixed){.t = t, .number = (int)i, .random = (number(t, 2) + 1) * 7919 + i};
+        pthread_create(&threads[i], NULL, run_mixed, &all[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        pthread_join(threads[i], NULL);
+        right += all[i].right;
+        failed += all[i].failed;
+        wrong += all[i].wrong;
+    }
+    printf("right %llu failed %llu wrong %llu\n", (unsigned long long)right, (unsigned long long)failed,
+           (unsigned long long)wrong);
+    return CKD_OK;
+}
+
 static const struct {
     const char *name;
     ckd_status (*run)(tool *t, ckd_error *err);
-} commands[] = {{"put", put_text},        {"put-new", put_new},    {"put-file", put_file},
-                {"make", put_made},       {"check", check_made},   {"get", get},
-                {"size", size_of},        {"delete", delete_keys}, {"list", list},
-                {"abort", abort_uploads}, {"probe", probe},        {"race", run_race},
-                {"storm", storm},         {"fork", after_fork}};
+} commands[] = {{"put", put_text},        {"put-new", put_new},
+                {"put-file", put_file},   {"make", put_made},
+                {"check", check_made},    {"get", get},
+                {"size", size_of},        {"delete", delete_keys},
+                {"list", list},           {"abort", abort_uploads},
+                {"probe", probe},         {"race", run_race},
+                {"storm", storm},         {"fork", after_fork},
+                {"inherited", inherited}, {"mix", mix}};
 
 static ckd_status run(tool *t, const char *command, ckd_error *err) {
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
@@ -341,6 +520,7 @@ int main(int argc, char **argv) {
                               .stall_ms = (uint32_t)setting("STALL_MS"),
                               .connections = (uint32_t)setting("CONNECTIONS"),
                               .part_size = setting("PART"),
+                              .bytes_per_s = setting("BYTES_PER_S"),
                               .profile = getenv("CKD_TEST_PROFILE")};
     tool t = {.arguments = argv + 3, .count = argc - 3};
     ckd_error err = {0};

@@ -1,6 +1,7 @@
 """objects/ on a directory: what is stored, in which order it is listed, and that one writer wins."""
 
 import os
+import random
 import time
 
 import pytest
@@ -61,10 +62,38 @@ def test_keys_are_listed_by_their_bytes(store, tmp_path):
         assert [key for key, _ in store.keys(prefix)[0]] == [key for key in order if key.startswith(prefix)]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_names_that_begin_like_folders_are_listed_in_order(store, tmp_path, seed):
+    draw = random.Random(seed)
+    parts = ["a", "a-", "a.", "a--", "a-.", "a.-b", "a-b", "a-b.c", "a0", "a_", "b"]
+    keys = sorted({"/".join(draw.choices(parts, k=draw.choice((1, 2, 2, 3)))) for _ in range(60)})
+    keys = [key for key in keys if not any(other.startswith(key + "/") for other in keys)]
+    for key in keys:
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_text("1")
+    for limit in (0, 1, 7):
+        assert [key for key, _ in store.keys(limit=limit)[0]] == keys
+    for text in [*draw.sample(keys, 8), "a", "a-", "a/", "a-b/a"]:
+        assert [key for key, _ in store.keys(after=text)[0]] == [key for key in keys if key > text]
+        assert [key for key, _ in store.keys(text)[0]] == [key for key in keys if key.startswith(text)]
+
+
+def test_the_longest_keys_are_listed(store):
+    key = "a" * 200 + "/" + "b" * 200 + "/" + "c" * 110
+    assert len(key) == 512
+    store.run("put", key, "1")
+    assert store.try_run("put", key + "d", "1").status == "INVALID"
+    assert store.keys() == ([(key, "1")], 1)
+
+
 def test_one_of_several_writers_wins(store):
     assert store.run("race", 8, 100, "commits").strip() == "one 100 none 0 several 0 stored 100 errors 0"
     assert store.try_run("put-new", "commits/0", "late").status == "EXISTS"
     assert store.run("probe").strip() == "honoured"
+
+
+def test_all_operations(store):
+    assert store.run("mix", 8, 200, 3).splitlines()[-1] == "right 1600 failed 0 wrong 0"
 
 
 def test_without_the_library_of_s3(monkeypatch):
@@ -91,3 +120,46 @@ def test_a_call_ends_when_it_is_cancelled(store, tmp_path):
     assert store.keys() == ([], 1)
     assert not list(tmp_path.iterdir()), "a temporary file was left"
     assert store.try_run("list", CANCEL_AFTER=1).status == "CANCELLED"
+
+
+def test_links_to_folders_are_folders(store, tmp_path):
+    """Whoever moves a folder to another place of the disk, and links to it, finds all objects in it."""
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "data").symlink_to(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    linked = Store(str(tmp_path / "link"))
+    linked.run("put", "data/c/one", "1")
+    linked.run("put-new", "data/two", "22")
+    assert linked.keys() == ([("data/c/one", "1"), ("data/two", "2")], 1)
+    assert [path.name for path in sorted((tmp_path / "moved").iterdir())] == ["c", "two"]
+
+
+def test_a_folder_is_no_object(store):
+    """As on S3, but for keys that would need a file and a folder of one name."""
+    store.run("put", "a/b", "x")
+    assert store.try_run("get", "a", 0, 1).status == "NOT_FOUND"
+    assert store.try_run("size", "a").status == "NOT_FOUND"
+    store.run("delete", "a")
+    for command in (("put", "a", "y"), ("put-new", "a", "y"), ("put", "a/b/c", "y"), ("put-new", "a/b/c", "y")):
+        failed = store.try_run(*command)
+        assert failed.status == "INVALID" and "a folder" in failed.err, failed.err
+    assert store.try_run("get", "a/b/c", 0, 1).status == "NOT_FOUND"
+    assert store.try_run("size", "a/b/c").status == "NOT_FOUND"
+    store.run("delete", "a/b/c")
+    assert store.keys() == ([("a/b", "1")], 1)
+
+
+def test_an_empty_range_lies_within_the_object(store):
+    store.run("put", "key", "abc")
+    assert store.run("get", "key", 3, 0) == ""
+    assert store.try_run("get", "key", 4, 0).status == "CORRUPT"
+
+
+def test_a_probe_writes(store, tmp_path):
+    assert store.run("probe").strip() == "honoured"
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "gone").mkdir()
+    gone = Store(f"/proc/{os.getpid()}/task")  # no files can be made there, not even by root
+    failed = gone.try_run("probe")
+    assert failed.status in ("READ_ONLY", "NOT_FOUND", "IO"), failed.err

@@ -216,8 +216,6 @@ def test_answers_without_sense_are_errors():
     for body in (b"", b"<html>", b"<Error></Error>", b"\0\1\2", b"<!DOCTYPE a [<!ENTITY b 'c'>]><ListBucketResult/>", b"<a>" * 1000):
         with Fake(lambda request, body=body: (200, {}, body)) as fake:
             assert Store("s3://bucket/p", fake.endpoint).try_run("list").status == "CORRUPT"
-    with Fake(lambda request: (200, {}, b"more than three bytes")) as fake:
-        assert Store("s3://bucket/p", fake.endpoint).try_run("get", "k", 0, 3, ATTEMPTS=1).status == "IO"
 
 
 def test_a_server_that_says_nothing_is_given_up():

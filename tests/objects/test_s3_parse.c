@@ -98,6 +98,20 @@ static void test_encoded_text(void **state) {
     assert_string_equal(back, "a b/+");
 }
 
+/* Parts that are larger than needed take memory for nothing. */
+static void test_sizes_of_parts(void **state) {
+    (void)state;
+    const uint64_t mib = UINT64_C(1) << 20, usual = 16 * mib;
+    static const uint64_t sizes[] = {1, 100, 156, 157, 1000, 1024, 5 * 1024}; /* GiB */
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        uint64_t size = sizes[i] * 1024 * mib, part = s3_part_size(usual, size);
+        assert_true(part >= usual && part % mib == 0 && (size + part - 1) / part <= 10000);
+        assert_true(part == usual || size > (part - mib) * 10000);
+    }
+    assert_true(s3_part_size(usual, usual * 10000) == usual);
+    assert_true(s3_part_size(usual, usual * 10000 + 1) == usual + mib);
+}
+
 static void test_hashes(void **state) {
     (void)state;
     char sha[65], md5[32];
@@ -114,9 +128,11 @@ static void test_hashes(void **state) {
 static ckd_status list(object_page *page, const char *prefix, const char *after, const char *text,
                        ckd_error *err) {
     bytes answer = bytes_of(text);
-    s3_listed asked = {prefix, after};
+    s3_listed asked = {prefix, after, prefix, 3};
+    char *token = NULL;
     *page = (object_page){0};
-    ckd_status status = s3_listing_parse(page, &asked, &answer, err);
+    ckd_status status = s3_listing_parse(page, &asked, &answer, &token, err);
+    assert_null(token);
     bytes_free(&answer);
     if (status != CKD_OK) {
         object_page_free(page);
@@ -146,7 +162,8 @@ static void test_listings(void **state) {
     assert_string_equal(page.next, "z");
     object_page_free(&page);
     assert_int_equal(list(&page, "", "",
-                          "<ListBucketResult>" ITEM("a&amp;b", "1") ITEM("b", "2") "</ListBucketResult>",
+                          "<ListBucketResult>" ITEM("a&amp;b", "1")
+                              ITEM("b", "2") "<IsTruncated>false</IsTruncated></ListBucketResult>",
                           &err),
                      CKD_OK);
     assert_int_equal(page.count, 1);
@@ -174,6 +191,10 @@ static void test_listings_that_are_refused(void **state) {
         {"<ListBucketResult>" ITEM("p/a", "1") ITEM("p/a", "1") "</ListBucketResult>", CKD_E_UNSUPPORTED},
         {"<ListBucketResult>" ITEM("p/A", "1") "</ListBucketResult>", CKD_E_UNSUPPORTED}, /* not after p/X */
         {"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", CKD_E_CORRUPT},
+        {"<ListBucketResult>" ITEM("p/a", "1") "</ListBucketResult>", CKD_E_CORRUPT}, /* is there more? */
+        {"<ListBucketResult>" ITEM("p/Y", "1") ITEM("p/a", "1") ITEM("p/b", "1")
+             ITEM("p/c", "1") "<IsTruncated>false</IsTruncated></ListBucketResult>",
+         CKD_E_CORRUPT}, /* three were asked for */
         {"<!DOCTYPE x [<!ENTITY a 'aaaaaaaa'>]><ListBucketResult>" ITEM("p/&a;", "1") "</ListBucketResult>",
          CKD_E_CORRUPT},
         {"<!DOCTYPE x SYSTEM 'file:///etc/passwd'><ListBucketResult></ListBucketResult>", CKD_E_CORRUPT},
@@ -186,6 +207,32 @@ static void test_listings_that_are_refused(void **state) {
         ckd_error err = {0};
         assert_int_equal(list(&page, "p/", "p/X", bad[i].text, &err), bad[i].status);
         assert_true(err.message[0]);
+    }
+}
+
+static ckd_status count_element(void *context, const char *path, const char *text, ckd_error *err) {
+    (void)path, (void)text, (void)err;
+    ++*(size_t *)context;
+    return CKD_OK;
+}
+
+/*
+ * expat reports the end of an empty element even if its beginning stopped the parser. The name is so long that a path that
+ * is cut by it lies far from anything mapped.
+ */
+static void test_an_empty_element_is_refused(void **state) {
+    (void)state;
+    static const char *const before[] = {"<a><a><a><a><a><a><a><a>",
+                                         ""}; /* too deep; a path that is too long */
+    for (size_t i = 0; i < 2; i++) {
+        bytes text = bytes_of(before[i]);
+        size_t count = 0, size = S3_ANSWER_MAX - 100;
+        bytes_put_u8(&text, '<');
+        memset(bytes_extend(&text, size), 'b', size);
+        bytes_put(&text, "/>", 2);
+        assert_int_equal(s3_xml_parse(text.data, text.size, count_element, &count, NULL), CKD_E_CORRUPT);
+        assert_int_equal(count, 0);
+        bytes_free(&text);
     }
 }
 
@@ -307,6 +354,23 @@ static void test_profiles(void **state) {
     s3_profile_free(&p);
 }
 
+/* Keys of one file never go with a secret or a token of the other. */
+static void test_keys_are_of_one_file(void **state) {
+    (void)state;
+    s3_profile p = {0};
+    bool found = false;
+    bytes credentials = bytes_of("[default]\naws_access_key_id = A\naws_secret_access_key = S\n");
+    bytes config = bytes_of("[default]\naws_access_key_id = B\naws_session_token = T\nregion = r\n");
+    assert_int_equal(s3_profile_parse(&p, "default", false, &credentials, &found, NULL), CKD_OK);
+    assert_int_equal(s3_profile_parse(&p, "default", true, &config, &found, NULL), CKD_OK);
+    assert_string_equal(p.id, "A");
+    assert_null(p.token);
+    assert_string_equal(p.region, "r");
+    s3_profile_free(&p);
+    bytes_free(&credentials);
+    bytes_free(&config);
+}
+
 static void test_keys_from_json(void **state) {
     (void)state;
     static const char *const bad[] = {
@@ -368,6 +432,10 @@ static void test_what_is_tried_again(void **state) {
                  {CURLE_OK, 404, "NoSuchKey", false},
                  {CURLE_OK, 412, "PreconditionFailed", false},
                  {CURLE_OK, 501, "", false},
+                 {CURLE_OK, 507, "", false},
+                 {CURLE_OK, 520, "", true}, /* a proxy that got no sense from the server */
+                 {CURLE_OK, 524, "", true},
+                 {CURLE_UNSUPPORTED_PROTOCOL, 0, "", true}, /* no HTTP at all came */
                  {CURLE_COULDNT_CONNECT, 0, "", true},
                  {CURLE_PARTIAL_FILE, 0, "", true},
                  {CURLE_OPERATION_TIMEDOUT, 0, "", true},
@@ -383,8 +451,15 @@ static void test_what_is_tried_again(void **state) {
         uint64_t bound = i < 8 ? UINT64_C(100000000) << (i - 1) : UINT64_C(20000000000);
         assert_true(s3_pause_ns(&p, i, 0) < bound);
     }
-    assert_true(s3_pause_ns(&p, 1, 3) == UINT64_C(3000000000));
-    assert_true(s3_pause_ns(&p, 1, UINT64_MAX) == UINT64_C(20000000000));
+    /* All who were asked to wait for some seconds would come back at once. */
+    uint64_t least = UINT64_MAX, most = 0;
+    for (int i = 0; i < 20; i++) {
+        uint64_t pause = s3_pause_ns(&p, 1, 3);
+        least = pause < least ? pause : least;
+        most = pause > most ? pause : most;
+    }
+    assert_true(least >= UINT64_C(3000000000) && most < UINT64_C(3100000000) && least < most);
+    assert_true(s3_pause_ns(&p, 1, UINT64_MAX) < UINT64_C(20100000000));
 }
 
 static void test_messages(void **state) {
@@ -427,8 +502,15 @@ static void check_place(const char *address, const object_options *options, cons
 
 static void test_places(void **state) {
     (void)state;
-    static const char *const bad[] = {"ftp://h", "http://", "http://a/b", "http://user:topsecret@h",
-                                      "https://h?x"};
+    static const char *const bad[] = {"ftp://h",
+                                      "http://",
+                                      "http:///b",
+                                      "http://a/../b",
+                                      "http://a//b",
+                                      "http://a/%62",
+                                      "http://user:topsecret@h",
+                                      "https://h?x",
+                                      "https://h/a?x"};
     object_options none = {0};
     setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent", 1);
     setenv("AWS_CONFIG_FILE", "/nonexistent", 1);
@@ -440,6 +522,16 @@ static void test_places(void **state) {
         unsetenv(unset[i]);
     }
     check_place("s3://bucket/a", &none, "https://bucket.s3.us-east-1.amazonaws.com", "us-east-1");
+    /* Names of hosts have no upper case: the bucket of another owner would be meant. */
+    check_place("s3://Bucket/a", &none, "https://s3.us-east-1.amazonaws.com/Bucket", "us-east-1");
+    check_place("s3://my_bucket/a", &none, "https://s3.us-east-1.amazonaws.com/my_bucket", "us-east-1");
+    check_place("s3://bucket-/a", &none, "https://s3.us-east-1.amazonaws.com/bucket-", "us-east-1");
+    object_options china = {.region = "cn-north-1"};
+    check_place("s3://bucket", &china, "https://bucket.s3.cn-north-1.amazonaws.com.cn", "cn-north-1");
+    object_options below = {.endpoint = "https://host:8/storage/v1/s3/"};
+    check_place("s3://bucket/a", &below, "https://host:8/storage/v1/s3/bucket", "us-east-1");
+    object_options virtual = {.endpoint = "https://host:8/a", .bucket_in_host = true};
+    check_place("s3://bucket/a", &virtual, "https://bucket.host:8/a", "us-east-1");
     setenv("AWS_DEFAULT_REGION", "eu-west-1", 1);
     check_place("s3://my.bucket/a", &none, "https://s3.eu-west-1.amazonaws.com/my.bucket", "eu-west-1");
     setenv("AWS_REGION", "eu-north-1", 1);
@@ -456,6 +548,24 @@ static void test_places(void **state) {
         assert_int_equal(ckd_s3_backend()->open(&store, "s3://bucket", &own, &err), CKD_E_INVALID);
         assert_null(strstr(err.message, "topsecret"));
     }
+    object_store store;
+    assert_int_equal(ckd_s3_backend()->open(&store, "s3://Bucket", &virtual, NULL), CKD_E_INVALID);
+}
+
+/* Without its query, a request that removes an upload would remove the object. */
+static void test_a_query_that_found_no_memory_is_not_sent(void **state) {
+    (void)state;
+    object_store store;
+    object_options own = {.endpoint = "http://127.0.0.1:1"};
+    assert_int_equal(ckd_s3_backend()->open(&store, "s3://bucket", &own, NULL), CKD_OK);
+    CURL *easy = curl_easy_init();
+    s3_request r;
+    assert_int_equal(s3_request_make(&r, store.place, "DELETE", "key", NULL), CKD_OK);
+    r.query.failed = true;
+    assert_int_equal(s3_attempt_prepare(store.place, easy, &r, NULL), CKD_E_NOMEM);
+    curl_easy_cleanup(easy);
+    s3_request_free(&r);
+    store.functions->close(store.place);
 }
 
 int main(void) {
@@ -463,18 +573,22 @@ int main(void) {
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_queries_are_canonical),
         cmocka_unit_test(test_encoded_text),
+        cmocka_unit_test(test_sizes_of_parts),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_listings),
         cmocka_unit_test(test_listings_that_are_refused),
+        cmocka_unit_test(test_an_empty_element_is_refused),
         cmocka_unit_test(test_sizes_of_answers_are_bounded),
         cmocka_unit_test(test_problems),
         cmocka_unit_test(test_uploads),
         cmocka_unit_test(test_profiles),
+        cmocka_unit_test(test_keys_are_of_one_file),
         cmocka_unit_test(test_keys_from_json),
         cmocka_unit_test(test_times),
         cmocka_unit_test(test_what_is_tried_again),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_places),
+        cmocka_unit_test(test_a_query_that_found_no_memory_is_not_sent),
     };
     return cmocka_run_group_tests_name("s3_parse", tests, NULL, NULL);
 }

@@ -91,6 +91,33 @@ def test_puts_and_reads_through_faults(store):
         assert all(proxy.counts[fault] > 0 for fault in ("refuse", "forget", "hang_up", "cut", "twice", "slow"))
 
 
+def test_all_operations_through_faults(store):
+    """Eight threads, each of which knows what must be there after each of its operations."""
+    with FaultProxy(store.endpoint, share=0.1, seed=11) as proxy:
+        count = 40 if QUICK else 400
+        result = through(store, proxy).try_run("mix", 8, count, 5, ATTEMPTS=12, PART=5 << 20)
+        assert result.out.splitlines()[-1] == f"right {8 * count} failed 0 wrong 0", result.err
+        assert all(proxy.counts[fault] > 0 for fault in ("refuse", "forget", "hang_up", "cut", "twice", "slow"))
+
+
+def test_what_was_said_to_be_there_outlives_a_kill(store):
+    with FaultProxy(store.endpoint, share=0.1, seed=12) as proxy:
+        for kill in range(2 if QUICK else 10):
+            other = Store(f"{store.address}/{kill}", proxy.endpoint)
+            with other.started("mix", 8, 1000, kill, ATTEMPTS=12, PART=5 << 20) as program:
+                lines = [program.stdout.readline() for _ in range(40 + 10 * kill)]
+                program.kill()
+                lines += program.stdout
+            words = [line.split() for line in lines if line.endswith("\n")]
+            gone = {key for what, key, *_ in words if what == "delete"}  # or about to be
+            there = {key: more for what, key, *more in words if what == "put" and key not in gone}
+            found = dict(other.keys("mixed/")[0])
+            assert len(there) > 10 and all(found.get(key) == size for key, (size, _) in there.items())
+            for key, (size, seed) in list(there.items())[:5]:
+                other.run("check", key, 0, size, seed)
+            other.run("abort", 0)
+
+
 def test_too_many_faults_are_clear_errors(store):
     with FaultProxy(store.endpoint, share=0.6, seed=4) as proxy:
         result = through(store, proxy).try_run("storm", 60, 9, ATTEMPTS=2)

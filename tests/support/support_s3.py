@@ -156,6 +156,17 @@ class Store:
             assert secret not in result.err, "a secret is in a message"
         return result
 
+    @contextlib.contextmanager
+    def started(self, *arguments, **more):
+        """The program while it runs. It is killed at the end."""
+        env = environment(self.endpoint, **{**self.settings, **more})
+        process = subprocess.Popen([TOOL, self.address, *map(str, arguments)], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
     def run(self, *arguments, **more):
         result = self.try_run(*arguments, **more)
         assert result.status == "OK", result.err
