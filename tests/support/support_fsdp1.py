@@ -13,7 +13,6 @@ from support_dcp import launch, open_world, whole
 from support_ranked import Loader, Net, fails
 
 STEPS = 5
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
 launch = functools.partial(launch, script=__file__)
 
 
@@ -107,9 +106,8 @@ def resume(rank, world, folder, how, names):
 
 def resumes(rank, world, folder):
     open_world(rank, world)
-    for how in STRATEGIES:
-        for names in (True, False):
-            resume(rank, world, folder, how, names)
+    for how, names in (("FULL_SHARD", True), ("FULL_SHARD", False), ("SHARD_GRAD_OP", True), ("SHARD_GRAD_OP", False), ("NO_SHARD", True)):
+        resume(rank, world, folder, how, names)
 
 
 def elsewhere(rank, world, folder):
