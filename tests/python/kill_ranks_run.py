@@ -1,8 +1,8 @@
 """Kills jobs of torchrun at random times, restarts them, and checks what they resume: kill_ranks_run.py FOLDER [--kills N] [--seed S]
-[--how fsdp|ddp]
+[--how fsdp|ddp|fsdp1]
 
-Two ranks train, as in support_ranked.py, and save every few steps through a Session. Runs of FSDP2 and of DistributedDataParallel
-take turns; a run takes dozens of kills, so --how makes all of them one kind. SIGKILL hits one rank or all processes, at
+Two ranks train, as in support_ranked.py, and save every few steps through a Session. Runs of FSDP2, DistributedDataParallel and
+FSDP1 take turns; a run takes dozens of kills, so --how makes all of them one kind. SIGKILL hits one rank or all processes, at
 any time from the start of the job on. After each kill:
 
 - the newest checkpoint loads, and all its hashes are right;
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 EVERY, STEPS, RANKS = 3, 240, 2
-KINDS = ("fsdp", "ddp")
+KINDS = ("fsdp", "ddp", "fsdp1")
 
 
 class Wrong(Exception):

@@ -78,7 +78,7 @@ def test_rank_0_does_not_wait_for_others_that_wait_for_it(tmp_path):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("how", ["fsdp", "ddp"])
+@pytest.mark.parametrize("how", ["fsdp", "ddp", "fsdp1"])
 def test_killed_jobs_of_torchrun_lose_nothing_that_was_committed(tmp_path, how):
     """kill_ranks_run.py says what is checked after each kill. A quick run spares the imports of each job."""
     kills, more = (3, ["--fork"]) if os.environ.get("CKD_TEST_LEVEL") == "quick" else (12, [])

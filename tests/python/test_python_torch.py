@@ -367,16 +367,13 @@ def test_names_that_tell_no_parameter_apart_are_not_used():
     assert read_optimizer(state, None, {}).names == [[None, None], [None, "b"]]
 
 
-def test_parameters_of_fsdp1_are_refused(store):
-    """They look like whole tensors. The wrapper is an empty one: the tests of sessions of ranks have real ones."""
-    fsdp = pytest.importorskip("torch.distributed.fsdp.fully_sharded_data_parallel")
-    wrapper = fsdp.FullyShardedDataParallel.__new__(fsdp.FullyShardedDataParallel)
-    torch.nn.Module.__init__(wrapper)
+def test_parameters_of_fsdp1_without_the_wrapper_are_refused(store):
+    """They look like whole tensors without the wrapper, which marks them so. test_python_fsdp1.py has real ones."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3))
     store.save({"model": model}, run="a", step=1)
-    model.append(wrapper)
+    model[0].weight._fsdp_flattened = True
     for call in (lambda: store.save({"model": model}, run="a", step=2), lambda: store.load({"model": model}, run="a")):
-        with pytest.raises(ckptdelta.InvalidError, match="model is wrapped in FullyShardedDataParallel.*FSDP2"):
+        with pytest.raises(ckptdelta.InvalidError, match="model has parameters of FullyShardedDataParallel.*pass the wrapped model"):
             call()
     assert store.find(run="a").step == 1
 

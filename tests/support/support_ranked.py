@@ -8,7 +8,7 @@ import random
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -65,6 +65,8 @@ class Training:
             fully_shard(self.model, mesh=mesh)
         elif how == "ddp":
             self.model = DistributedDataParallel(self.model)
+        elif how == "fsdp1":
+            self.model = FullyShardedDataParallel(self.model, device_id=torch.device("cpu"))
         torch.manual_seed(100 * seed + rank)  # other masks of dropout on each rank
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.9)

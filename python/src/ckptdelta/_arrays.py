@@ -27,6 +27,18 @@ COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float1
 
 
 @dataclass(frozen=True)
+class Range:
+    """Elements of a tensor in the order of its rows."""
+
+    start: int
+    count: int
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offsets, lengths) in each dimension."""
+
+
+@dataclass(frozen=True)
 class Leaf:
     """The stored description of an array.
 
@@ -36,7 +48,7 @@ class Leaf:
         library: ``"numpy"``, ``"torch"`` or ``"dlpack"``.
         special: name of the array's dtype if the code does not say it, such as ``"complex64"``; else ``None``.
         key: equal for arrays that are the same memory seen the same way; ``None``: equal to nothing.
-        box: offsets and lengths of the part of a distributed tensor that this process has; ``None``: all of it.
+        part: what this process has of a distributed tensor; ``None``: all of it.
     """
 
     code: int
@@ -44,12 +56,13 @@ class Leaf:
     library: str
     special: str | None
     key: Hashable | None
-    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    part: Box | Range | None = None
 
     @property
     def nbytes(self) -> int:
         """Of what this process has."""
-        return math.prod(self.box[1] if self.box else self.shape) * int(lib.ckd_dtype_size(self.code))
+        count = self.part.count if isinstance(self.part, Range) else math.prod(self.part[1] if self.part else self.shape)
+        return count * int(lib.ckd_dtype_size(self.code))
 
     @property
     def native(self) -> str | None:
@@ -98,12 +111,14 @@ class Library(Protocol):
 
 def library_of(value: object) -> Library | None:
     """The library whose array the value is; None if it is no array."""
-    from . import _dlpack, _numpy, _pieces, _torch
+    from . import _dlpack, _fsdp1, _numpy, _pieces, _torch
 
     if _torch.is_tensor(value):
         return _torch.LIBRARY
     if isinstance(value, _pieces.Pieces):
         return _pieces.LIBRARY
+    if isinstance(value, _fsdp1.Part):
+        return _fsdp1.LIBRARY
     if _numpy.is_array(value):
         return _numpy.LIBRARY
     return _dlpack.LIBRARY if _dlpack.is_array(value) else None
@@ -135,6 +150,14 @@ def set_region(region: Any, offsets: Sequence[int], lengths: Sequence[int], shap
     region.kind = lib.CKD_REGION_BOX
     for d, (offset, length) in enumerate(zip(offsets, lengths)):
         region.offsets[d], region.lengths[d] = offset, length
+
+
+def set_part(region: Any, part: Box | Range, shape: tuple[int, ...]) -> None:
+    """Sets a ckd_region to a part of a tensor of this shape."""
+    if isinstance(part, Range):
+        region.kind, region.start, region.count = lib.CKD_REGION_FLAT, part.start, part.count
+    else:
+        set_region(region, *part, shape)
 
 
 def check_shape(shape: tuple[int, ...], path: str) -> None:

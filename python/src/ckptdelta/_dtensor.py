@@ -8,10 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ._arrays import Box
 from ._errors import InvalidError
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""(offsets, lengths) in each dimension of the whole tensor."""
 
 
 def is_dtensor(value: object) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import _torch
+from . import _fsdp1, _torch
 from ._arrays import Leaf, Library, library_of
 from ._errors import InvalidError
 from ._names import Optimizer, identity, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
@@ -49,10 +49,12 @@ class Flattener:
         names: of the parameters of optimizers' states that have only numbers, by id() of the state, group by group.
         own, prefix: members of the state whose tensor names get this prefix, because each process has its own.
         buffers: paths of buffers, besides those of modules.
+        slots: what optimizers of FSDP1 keep on any rank, by id() of the optimizer.
     """
 
     def __init__(self, updates: Updates | None = None, names: Mapping[int, list[list[str | None]]] | None = None,
-                 own: Collection[str] = (), prefix: str = "", buffers: Iterable[str] = ()) -> None:
+                 own: Collection[str] = (), prefix: str = "", buffers: Iterable[str] = (),
+                 slots: Mapping[int, list[_fsdp1.Slots | None]] | None = None) -> None:
         self.tensors: list[Tensor] = []
         self.updates: dict[str, Update] = {}  # by the weight's name
         self._followed = updates
@@ -63,6 +65,8 @@ class Flattener:
         self._keys: dict[Hashable, str] = {}
         self._parameters: dict[Hashable, str] = {}
         self._buffers = set(buffers)
+        self._cuts: dict[int, list[_fsdp1.Cut]] = {}
+        self._slots = slots or {}
         self._open: list[int] = []
         self._in_optimizer = False
         self._waiting: list[tuple[dict[str, Node], Any, str]] = []
@@ -108,6 +112,7 @@ class Flattener:
             state = value.state_dict()
             if is_optimizer_state(state):
                 return self._wait(value, state, path)
+            _torch.check_updated(value, path)
             with self._optimizers():
                 return self.encode(state, path)
         if has_state_dict(value):
@@ -118,12 +123,12 @@ class Flattener:
 
     def _module(self, module: Any, path: str) -> Node:
         module = _torch.unwrapped(module)
-        _torch.check_module(module, path)
-        self._buffers |= {join(path, name) for name in _torch.buffer_names(module)}
-        state = module.state_dict()
+        taken = _fsdp1.take(module, path)
+        self._buffers |= {join(path, name) for name in taken.buffers}
+        self._cuts |= taken.cuts
         for name, parameter in _torch.parameters_by_name(module):
             self._parameters.setdefault(identity(parameter), join(path, name))
-        return {"map": {str(key): self.encode(value, join(path, key)) for key, value in state.items()}}
+        return {"map": {str(key): self.encode(value, join(path, key)) for key, value in taken.state.items()}}
 
     def _wait(self, optimizer: Any, state: dict[str, Any], path: str) -> Node:
         node: dict[str, Node] = {"optimizer": None}
@@ -165,7 +170,7 @@ class Flattener:
 
     def _optimizer(self, source: tuple[Any, dict[str, Any]], path: str) -> Node:
         optimizer, state = source
-        found = read_optimizer(state, parameters_of(optimizer) if optimizer is not None else None, self.weights, self._given.get(id(state)))
+        found = self._read(optimizer, state, path)
         steps = self._followed.groups_for(optimizer, state) if self._followed is not None else None
         scalars = _torch.device_scalars(v for slots in found.state.values() if isinstance(slots, Mapping) for v in slots.values())
         states, number = [], 0
@@ -182,6 +187,15 @@ class Flattener:
         return {"ids": found.ids, "names": found.names, "state": states,
                 "groups": [self.encode(g, join(groups, i)) for i, g in enumerate(found.groups)],
                 "more": {k: self.encode(v, join(path, k)) for k, v in found.more.items()}}
+
+    def _read(self, optimizer: Any, state: dict[str, Any], path: str) -> Optimizer:
+        parameters = None
+        if optimizer is not None:
+            _torch.check_updated(optimizer, path, self._cuts)
+            parameters = parameters_of(optimizer)
+        if parameters is not None and _fsdp1.is_flat(parameters, self._cuts):
+            return _fsdp1.take_optimizer(state, parameters, self.weights, self._cuts, self._slots.get(id(optimizer)))[0]
+        return read_optimizer(state, parameters, self.weights, self._given.get(id(state)))
 
     def _parameter(self, found: Optimizer, at: tuple[int, int, int], scalars: Mapping[int, tuple[str, bytes]], path: str) -> Node:
         """The state of one parameter. Numbers that torch keeps as tensors go into the record: there are very many.

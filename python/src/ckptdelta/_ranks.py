@@ -13,6 +13,7 @@ from ._call import logger
 from ._dtensor import is_dtensor
 from ._errors import Error, InvalidError, StateError
 from ._flatten import Tensor
+from ._fsdp1 import Part
 from ._native import ffi
 from ._record import BLOB, members, parse
 from ._types import Checkpoint
@@ -118,7 +119,7 @@ class Ranks:
 
     def tell_differences(self, tensors: Sequence[Tensor]) -> None:
         """Rank 0 warns if tensors that every rank has whole, so that a checkpoint has them once, are not the same on all ranks."""
-        whole = [t for t in tensors if not is_dtensor(t.array)]
+        whole = [t for t in tensors if not is_dtensor(t.array) and not isinstance(t.array, Part)]
         try:
             samples = _torch.samples_of(t.array for t in whole)
         except RuntimeError as error:  # the others wait for this rank

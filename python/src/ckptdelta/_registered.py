@@ -7,11 +7,12 @@ size. So is the record of all plain values, which spaces fill up.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from . import _dlpack, _torch
+from . import _dlpack, _fsdp1, _torch
 from ._call import Call
 from ._arrays import Leaf
 from ._device import Device
@@ -106,29 +107,38 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
     Errors: InvalidError, with the path of what cannot be stored.
     """
     rank = ranks.rank if ranks is not None else 0
-    flat = Flattener(updates, own=OWN if ranks is not None else (), prefix=prefix_of(rank))
+    slots = _fsdp1.slots_of_ranks(objects_in(state), ranks)
+    flat = Flattener(updates, own=OWN if ranks is not None else (), prefix=prefix_of(rank), slots=slots)
     root = flat.run(state)
     for t in flat.tensors:
         if t.leaf.library == "dlpack":
             _dlpack.check_host(t.array, t.path)
     record = dump(root if rank == 0 else own_part(root))
     waiting = {id(optimizer) for optimizer in fenced}
-    keys: set[Hashable | None] = {_torch.key_of(t.detach()) for optimizer in fenced for t in _updated(optimizer)}
-    lasting, others = set(keys), set()
+    parts = [t for t in flat.tensors if isinstance(t.array, _fsdp1.Part)]
+    keys = _keys_of((t for optimizer in fenced for t in _updated(optimizer)), parts)
+    lasting, others = set(keys), set[Hashable | None]()
     for found in objects_in(state):
         if _torch.is_module(found):
             module = _torch.unwrapped(found)
-            lasting |= {_torch.key_of(t) for tensors in (module.parameters(), module.buffers()) for t in tensors}
+            lasting |= _keys_of(chain(module.parameters(), module.buffers()), parts)
         elif id(found) not in waiting:  # it writes without waiting, perhaps to what a fenced optimizer writes to as well
-            others |= {_torch.key_of(t.detach()) for t in _updated(found)}
+            others |= _keys_of(_updated(found), parts)
     snapshot = Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None}, rank=rank)
     if ranks is not None:
         _check_states(state)
-        shared = [t for t in flat.tensors if is_dtensor(t.array) or (t.leaf.key in snapshot.lasting and not t.buffer)]
+        shared = [t for t in flat.tensors if is_dtensor(t.array) or isinstance(t.array, _fsdp1.Part) or (t.leaf.key in snapshot.lasting and not t.buffer)]
         snapshot.common, snapshot.shared = shared, [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
         if rank:
             snapshot.tensors = shared + [t for t in flat.tensors if t.path.partition(".")[0] in OWN]
     return snapshot
+
+
+def _keys_of(tensors: Iterable[Any], parts: list[Tensor]) -> set[Hashable | None]:
+    """The keys of tensors, and of parts of FSDP1 that are in their memory."""
+    found = list(tensors)
+    numbers = {id(t) for t in found}
+    return {_torch.key_of(t.detach()) for t in found} | {part.leaf.key for part in parts if part.array.owner in numbers}
 
 
 def _check_states(state: Any) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any
 
-from . import _numpy, _torch
-from ._arrays import NAMES, Leaf, Library, Memory, library_named, library_of, set_region
+from . import _fsdp1, _numpy, _torch
+from ._arrays import NAMES, Box, Leaf, Library, Memory, Range, library_named, library_of, set_part
 from ._call import Call
 from ._dcp_record import stream_of
-from ._dtensor import Box, local_of
+from ._dtensor import local_of
 from ._errors import CancelledError, CorruptError, InvalidError, MismatchError, NotFoundError, nearest
 from ._flatten import has_state_dict, state_dict_nodes
-from ._names import identity, is_optimizer, is_optimizer_state, parameters_of, read_optimizer
+from ._names import identity, is_optimizer, is_optimizer_state, parameters_of
 from ._native import ffi, lib
 from ._record import Node, join, members, tag_of, value_of, where
 
@@ -37,11 +37,11 @@ class _Request:
     name: str
     stored: Stored
     memory: Memory
-    box: Box | None = None
+    part: Box | Range | None = None
 
     @property
     def nbytes(self) -> int:
-        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.box).nbytes
+        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.part).nbytes
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class _Late:
     target: Any
     library: Library
     path: str
-    box: Box | None
+    part: Box | Range | None
 
     def request(self) -> _Request:
-        return _Request(self.name, self.stored, self.library.target(self.target, self.path, host=False), self.box)
+        return _Request(self.name, self.stored, self.library.target(self.target, self.path, host=False), self.part)
 
     @property
     def nbytes(self) -> int:
-        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.box).nbytes
+        return Leaf(self.stored.code, self.stored.shape, "", None, None, self.part).nbytes
 
 
 def flat_root(names: Sequence[str]) -> Node:
@@ -118,6 +118,7 @@ class Restorer:
         self._listed: set[str] = set()  # paths below which a problem says what there is
         self.weights: dict[Hashable, str] = {}
         self._states: dict[int, dict[str, Any]] = {}
+        self._cuts: dict[int, list[_fsdp1.Cut]] = {}
         self._made: dict[tuple[str, str, str | None], Any] = {}
         self._taken: dict[Hashable, str] = {}
 
@@ -177,8 +178,9 @@ class Restorer:
                 self.weights.setdefault(key, path)
         elif _torch.is_module(value):
             module = _torch.unwrapped(value)
-            _torch.check_module(module, path)
-            self._states[id(value)] = state = module.state_dict()
+            taken = _fsdp1.take(module, path)
+            self._cuts |= taken.cuts
+            self._states[id(value)] = state = taken.state
             for name, parameter in _torch.parameters_by_name(module):
                 self.weights.setdefault(identity(parameter), join(path, name))
             for key, tensor in state.items():
@@ -274,14 +276,14 @@ class Restorer:
             self._problem(path, f"the checkpoint has {_described(kept)}, not {_described(leaf)}")
         elif leaf.key is not None and leaf.key in self._taken:
             if self._taken[leaf.key] != name:  # tied here, but not in the checkpoint: the last one counts
-                self.late.append(_Late(name, stored, target, library, path, leaf.box))
-        elif leaf.box is None or leaf.nbytes:  # else this process has nothing of it
+                self.late.append(_Late(name, stored, target, library, path, leaf.part))
+        elif leaf.part is None or leaf.nbytes:  # else this process has nothing of it
             self._taken[leaf.key] = name
             if library.direct(target, host=False):
-                self.requests.append(_Request(name, stored, library.target(target, path, host=False), leaf.box))
+                self.requests.append(_Request(name, stored, library.target(target, path, host=False), leaf.part))
             else:
                 library.target(target, path, host=False)  # refuses what cannot be written
-                self.late.append(_Late(name, stored, target, library, path, leaf.box))
+                self.late.append(_Late(name, stored, target, library, path, leaf.part))
 
     # ---------------------------------------------------------------------------------------------------- objects
 
@@ -299,7 +301,7 @@ class Restorer:
 
     def _module(self, target: Any, node: Node, path: str) -> None:
         module = _torch.unwrapped(target)
-        state = self._states.get(id(target)) or module.state_dict()
+        state = self._states.get(id(target)) or _fsdp1.take(module, path).state
         inside = self._members(node, path)
         if inside is None:
             return
@@ -311,33 +313,39 @@ class Restorer:
                 self._missing(path, key, (k for k in inside if k not in state), in_module=True)
         for key in [k for k in inside if k not in state] if self.strict else ():
             self._problem(join(path, key), "the module has no such tensor")
-        if placed.keys() != state.keys() or not _torch.is_in_place(module, state):
+        if not _fsdp1.is_wrapped(module) and (placed.keys() != state.keys() or not _torch.is_in_place(module, state)):
             self.after.append(lambda: _load_module(module, placed, self.strict))
 
     def _optimizer(self, target: Any, node: Node, path: str) -> None:
         _torch.check_optimizer(target, path)
+        _torch.check_updated(target, path, self._cuts)
         own = target.state_dict()
         parameters = parameters_of(target)
         if not is_optimizer_state(own) or parameters is None:
             value = self.build({"optimizer": node}, path)
             self.after.append(lambda: target.load_state_dict(value))
             return
-        mine = read_optimizer(own, parameters, self.weights)
+        mine, places = _fsdp1.take_optimizer(own, parameters, self.weights, self._cuts)
         if [len(g) for g in mine.ids] != [len(g) for g in node["ids"]]:
             self._problem(path, f"the checkpoint has groups of {[len(g) for g in node['ids']]} parameters, the optimizer of {[len(g) for g in mine.ids]}")
             return
         at = self._counterparts(mine.names, node["names"], path)
-        state = {}
+        state: dict[Any, dict[str, Any]] = {}
         for group, index, slots in node["state"]:
-            place = at.get((group, index))
-            if place is not None:
-                name = node["names"][group][index] or str(node["ids"][group][index])
-                parameter = parameters[place[0]][place[1]]
-                self._check_parameter(node["names"][group][index], parameter, join(join(path, "state"), name))
-                state[mine.ids[place[0]][place[1]]] = self._slots(target, parameter, slots, join(join(path, "state"), name))
-        groups = [{**self.build(g, join(join(path, "param_groups"), i)), "params": mine.ids[i]} for i, g in enumerate(node["groups"])]
+            at_group, at_index = at.get((group, index), (0, -1))
+            if at_index < 0:
+                continue
+            place, saved = places[mine.ids[at_group][at_index]], node["names"][group][index]
+            here = join(join(path, "state"), saved or str(node["ids"][group][index]))
+            self._check_parameter(saved, place, here)
+            if place.cut is None:
+                state[place.number] = self._slots(target, place.parameter, slots, here)
+            elif place.parameter.numel():
+                self._cut_slots(target, place, slots, state.setdefault(place.number, {}), here)
+        ids = [list(g["params"]) for g in own["param_groups"]]
+        groups = [{**self.build(g, join(join(path, "param_groups"), i)), "params": ids[i]} for i, g in enumerate(node["groups"])]
         more = {key: self.build(child, join(path, key)) for key, child in node["more"].items()}
-        self.after.append(lambda: _load_optimizer(target, {"state": state, "param_groups": groups, **more}, mine.ids, parameters))
+        self.after.append(lambda: _load_optimizer(target, {"state": state, "param_groups": groups, **more}, ids, parameters))
 
     def _counterparts(self, mine: list[list[str | None]], saved: list[list[str | None]], path: str) -> dict[tuple[int, int], tuple[int, int]]:
         """Which parameter of the optimizer each one of the checkpoint is: by name where both have names, else by its place."""
@@ -354,9 +362,9 @@ class Restorer:
                     self._problem(path, f"group {group} of the optimizer does not have the parameter {name}")
         return at
 
-    def _check_parameter(self, name: str | None, parameter: Any, path: str) -> None:
+    def _check_parameter(self, name: str | None, place: _fsdp1.Place, path: str) -> None:
         """A state that goes to a parameter by its place must not go to one of another shape."""
-        weight, shape = self.stored.get(name or ""), _torch.LIBRARY.leaf(parameter, path).shape
+        weight, shape = self.stored.get(name or ""), place.shape(path)
         if weight is not None and weight.shape != shape:
             self._problem(path, f"the checkpoint has it for a parameter of the shape {list(weight.shape)}, not {list(shape)}")
 
@@ -373,6 +381,24 @@ class Restorer:
                 fits = old is not None
             found[slot] = self._place(old, child, here) if fits else self.build(child, here)
         return found
+
+    def _cut_slots(self, optimizer: Any, place: _fsdp1.Place, slots: Node, found: dict[str, Any], path: str) -> None:
+        """The states of one of the parameters that FSDP1 has joined, into those of the flat one."""
+        assert place.cut is not None
+        there = _states_of(optimizer, place.parameter)
+        for slot, child in slots["map"].items():
+            here = join(path, slot)
+            if tag_of(child) != "tensor":
+                value = self.build(child, here)
+                if slot in found and found[slot] != value:
+                    self._problem(here, f"it is {value} here, but {found[slot]} for a parameter in the same flat one: wrap them apart, or use_orig_params")
+                found[slot] = value
+                continue
+            if slot not in found:
+                stored = self._stored(child["tensor"]["name"], here)
+                dtype = getattr(_torch.load_torch(here), child["tensor"].get("dtype") or NAMES.get(stored.code, ""))
+                found[slot] = _fsdp1.memory_for(place, there.get(slot), dtype)
+            self._place(place.cut.part(found[slot], found[slot]), child, here)
 
     def _part(self, parameter: Any, content: Node, path: str) -> Any | None:
         """A new tensor for a state of a parameter, where that is and sharded like it; None: new ones are made in host memory."""
@@ -423,8 +449,8 @@ def _read(load: Any, batch: list[_Request], call: Call, done: int, total: int) -
         item.device = device
         item.name, item.dtype = name, request.stored.code
         item.data, item.size = request.memory.pointer, request.nbytes
-        if request.box is not None:
-            set_region(item.region, *request.box, request.stored.shape)
+        if request.part is not None:
+            set_part(item.region, request.part, request.stored.shape)
     call.check(lib.ckd_load_all(load, array, len(batch), lib.CKD_DIFFERS_UNEXPECTED, call.err))
     for request in batch:
         if request.memory.finish:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ._arrays import Memory, set_region
+from ._arrays import Memory, set_part
 from ._call import Call, logger
 from ._errors import Error, InvalidError
 from ._flatten import Tensor
@@ -171,7 +171,7 @@ class Content:
 def save_all(store_owner: Any, store: Any, prepared: Prepared, content: Content, call: Call) -> Any:
     """Saves and commits. Returns the ckd_checkpoint. After any exception nothing of the save is left, unless it was committed."""
     options, tensors = prepared.options, content.tensors
-    part = next((t.path for t in tensors if t.leaf.box is not None), None)
+    part = next((t.path for t in tensors if t.leaf.part is not None), None)
     if part is not None:
         raise InvalidError(f"{part} is a distributed tensor, of which this process has a part: save it with ckptdelta.Session or "
                            "ckptdelta.dcp on all ranks, or pass its full_tensor()", path=part)
@@ -212,8 +212,8 @@ def described(t: Tensor, role: _Role) -> tuple[Any, tuple[Any, ...]]:
     weight = ffi.new("char[]", role.weight.encode()) if role.weight else ffi.NULL
     tensor.name, tensor.role, tensor.dtype, tensor.ndim = name, role.role, t.leaf.code, len(t.leaf.shape)
     tensor.shape, tensor.weight = shape, weight
-    if t.leaf.box is not None:
-        set_region(tensor.region, *t.leaf.box, t.leaf.shape)
+    if t.leaf.part is not None:
+        set_part(tensor.region, t.leaf.part, t.leaf.shape)
     return tensor, (name, shape, weight)
 
 

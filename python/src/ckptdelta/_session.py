@@ -63,7 +63,7 @@ class Session(Reporter):
     optimizer must call fence() first.
 
     With torch.distributed, all ranks of a group make the session together, and all call step(), save(), restore() and close() in the
-    same order. Each rank saves its parts of distributed tensors (FSDP2, DTensor). Replicated parameters (DDP) are saved once. `loader`
+    same order. Each rank saves its parts of distributed tensors (FSDP, DTensor). Replicated parameters (DDP) are saved once. `loader`
     and `rng` are each rank's own. Everything else is rank 0's. Any number of ranks may restore: each reads the parts that it needs. A
     rank that the checkpoint does not have takes rank 0's `loader` and leaves its random states as they are. Only `every` decides when
     to save. If a rank dies, saves fail on all others; durable checkpoints stay.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -103,7 +103,7 @@ class _Torch:
         box = box_of(array, path)
         if box is not None and len(box[1]) < len(leaf.shape):
             box = ((*box[0], 0), (*box[1], 2))  # pairs of numbers are never cut
-        return replace(leaf, box=box)
+        return replace(leaf, part=box)
 
     def source(self, array: Any, *, host: bool) -> Memory:
         torch = loaded()
@@ -288,12 +288,16 @@ def unwrapped(module: Any) -> Any:
         module = inner
 
 
-def check_parameters(parameters: Iterable[Any], path: str) -> None:
-    """Refuses those that look like whole tensors, although each rank has another part of them. Errors: InvalidError."""
+def check_parameters(parameters: Iterable[Any], path: str, known: Container[int] = ()) -> None:
+    """Refuses those that look like whole tensors, although each rank has another part of them. Errors: InvalidError.
+
+    Args:
+        known: id() of parameters of FSDP1 whose parts are known.
+    """
     for parameter in parameters:
-        if getattr(parameter, "_fsdp_flattened", False):
-            raise InvalidError(f"{path or 'the state'} has parameters of FullyShardedDataParallel, which do not say which part of the whole they "
-                               "are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
+        if getattr(parameter, "_fsdp_flattened", False) and id(parameter) not in known:
+            raise InvalidError(f"{path or 'the state'} has parameters of FullyShardedDataParallel, and the state does not have the wrapper, which "
+                               "knows the part of the whole that they are: pass the wrapped model, together with its optimizer", path=path)
         whole = getattr(parameter, "ds_numel", None)
         if whole is not None and whole > parameter.numel():
             raise InvalidError(f"{path or 'the state'} has parameters that ZeRO 3 of DeepSpeed has spread over the ranks: save with "
@@ -305,19 +309,13 @@ def check_optimizer(optimizer: Any, path: str) -> None:
     if any(kind.__name__ == "ZeROOptimizer" and kind.__module__.startswith("deepspeed.") for kind in type(optimizer).__mro__):
         raise InvalidError(f"{path or 'the state'} is a {type(optimizer).__name__} of DeepSpeed, of which each rank has a part: save with "
                            "engine.save_checkpoint(), and import_checkpoints() takes it in", path=path)
+
+
+def check_updated(optimizer: Any, path: str, known: Container[int] = ()) -> None:
+    """check_parameters() of what an optimizer updates."""
     for group in optimizer.param_groups:
         params = group.get("params") if isinstance(group, dict) else None
-        check_parameters((p for p in params if is_tensor(p)) if isinstance(params, list) else (), path)
-
-
-def check_module(module: Any, path: str) -> None:
-    """Refuses FSDP1 and ZeRO 3. Errors: InvalidError."""
-    wrappers = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    kind = getattr(wrappers, "FullyShardedDataParallel", None)
-    if kind is not None and any(isinstance(part, kind) for part in module.modules()):
-        raise InvalidError(f"{path or 'the state'} is wrapped in FullyShardedDataParallel, whose parameters do not say which part of the whole "
-                           "they are: use fully_shard (FSDP2), or save its sharded state dicts with ckptdelta.dcp", path=path)
-    check_parameters(module.parameters(), path)
+        check_parameters((p for p in params if is_tensor(p)) if isinstance(params, list) else (), path, known)
 
 
 def buffer_names(module: Any) -> set[str]:
