@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import jobs_case
 import jobs_causes
 import jobs_record
 import jobs_states
-from jobs_support import ROOT, Failure, Skip
+from jobs_support import ROOT, Failure, Skip, kill, marked
 from jobs_trainers import Gpt, Mpi, Torch, has_mpi
 
 CAUSES = {f.__name__: f for f in (*jobs_causes.CAUSES, *jobs_states.CAUSES)}
@@ -78,6 +79,20 @@ def line_of(case):
     return text.rstrip() + (f"\n  {case['why']}" if case["why"] else "")
 
 
+def stop_all(top):
+    """Ends what the cases have started, and this program."""
+    def handler(number, _frame):
+        while left := marked(jobs_case.MARKER, os.getpid(), ""):
+            for pid in left:
+                kill(pid)
+        for disk in top.glob("*/disk"):
+            subprocess.run(["umount", disk], stderr=subprocess.DEVNULL)
+        shutil.rmtree(top, ignore_errors=True)
+        os._exit(128 + number)
+    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
+
+
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -102,6 +117,7 @@ def main():
     build, cases, end = args.build.resolve(), [], time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory(prefix="jobs-") as name, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         top = Path(name)
+        stop_all(top)
         trainers = trainers_of(args, build, top)
         run = jobs_record.Run(args.seed) if args.record else None
 

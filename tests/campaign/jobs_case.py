@@ -41,8 +41,8 @@ class Job:
         self.trainer, self.build, self.folder, self.draw = trainer, trainer.build, folder, draw
         self.plan = plan or trainer.plan(draw)
         self.store, self.losses = folder / "store", folder / "losses"
-        self.marker = f"{MARKER}_{os.getpid()}_{folder.name}"
-        self.env = {**trainer.environment(), self.marker: "1"}
+        self.mark = MARKER, os.getpid(), folder.name.replace("-", "_"), ""
+        self.env = {**trainer.environment(), "_".join(map(str, self.mark)): "1"}  # a name that shells keep
         self.command = trainer.command(self.plan, self.store, self.losses)
         self.output, self.kills, self.seen, self.supervisors, self.figures = folder / "output", 0, 0, [], {}
         self.options, self.more = Options(), draw.choice([(), (), ("--quick",), ("--kill-mode", "mixed")])
@@ -53,10 +53,10 @@ class Job:
 
     # ------------------------------------------------------------------------------------------------ supervisors
 
-    def start(self, command=None, **options):
+    def start(self, command=None, run="gpt", **options):
         """Starts `ckptdelta run` with the options of the case, some of them changed. Returns its process."""
         self.options = dataclasses.replace(self.options, **options)
-        words = [self.build / "ckptdelta", "run", self.store, "--run", "gpt", *self.options.line(), *self.more, "--", *(command or self.command)]
+        words = [self.build / "ckptdelta", "run", self.store, "--run", run, *self.options.line(), *self.more, "--", *(command or self.command)]
         before, lines = len(self.attempts()), len(losses_of(self.losses))
         with open(self.output, "ab") as out:
             supervisor = subprocess.Popen(list(map(str, words)), cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
@@ -91,7 +91,7 @@ class Job:
 
     def attempts(self):
         done = subprocess.run([self.build / "ckptdelta", "attempts", self.store, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        found = json.loads(done.stdout)["attempts"] if done.returncode == 0 else []
+        found = [a for a in json.loads(done.stdout)["attempts"] if a["run"] == "gpt"] if done.returncode == 0 else []
         self.seen = max(self.seen, len(found))
         return found
 
@@ -106,7 +106,7 @@ class Job:
     def left(self):
         """The processes below the supervisors, by a mark in their environment."""
         ours = {s.pid for s in self.supervisors if s.poll() is None}
-        return [pid for pid in marked(self.marker) if pid not in ours]
+        return [pid for pid in marked(*self.mark) if pid not in ours]
 
     def below(self, pid):
         return tree_below(pid, self.left())
@@ -157,6 +157,9 @@ class Job:
         for step, loss in seen:
             if not (self.spoiled and "nan" in loss):
                 check(expected.get(step) == loss, f"step {step}: loss {loss} instead of {expected.get(step)}")
+        attempts = self.attempts()
+        made = jobs_rules.steps_made(attempts)  # a process that is killed may have told of a step in one place only
+        check(made is None or abs(made - len(seen)) <= len(attempts), f"the journal knows of {made} steps, {len(seen)} were made")
         return {step for step, _ in seen}
 
     def check_end(self):
@@ -169,7 +172,7 @@ class Job:
         expected, values = self.trainer.reference(self.plan.kind)
         check(steps == set(expected), f"steps are missing: {sorted(set(expected) - steps, key=int)}")
         done = subprocess.run([self.build / "ckptdelta", "list", self.store, "--json"], stdout=subprocess.PIPE, check=True)
-        final = [c for c in json.loads(done.stdout)["checkpoints"] if c["step"] == STEPS and not c["suspect"]]
+        final = [c for c in json.loads(done.stdout)["checkpoints"] if c["step"] == STEPS and not c["suspect"] and c["run"].partition("~")[0] == "gpt"]
         check(final, f"there is no checkpoint of step {STEPS}")
         newest = max(final, key=lambda c: c["created"])
         found = values_of(self.build / "ckptdelta", self.store, f"{newest['run']}@{STEPS}")

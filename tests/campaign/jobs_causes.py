@@ -4,7 +4,7 @@ import re
 import signal
 import time
 
-from jobs_case import shell
+from jobs_case import LIMIT, shell
 from jobs_rules import GAVE_UP, is_done
 from jobs_support import Skip, check, kill, wait_for
 from jobs_trainers import STEPS
@@ -270,6 +270,50 @@ def everything(job):
     job.finish_as_ruled(supervisor)
 
 
+def stopped_between(job):
+    """A signal, or SIGKILL, while the supervisor waits before the next attempt."""
+    supervisor = job.start(shell('"$@"; exit 1', *job.command, "--steps", job.draw.randint(1, 20)), pause="30s")
+    wait_for(lambda: job.attempts() and job.attempts()[0]["end"], "the end of an attempt")
+    number = job.draw.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+    kill(supervisor.pid, number)
+    status, expected = job.wait(supervisor), -number if number == signal.SIGKILL else 128 + number
+    check(status == expected, f"exit status {status} instead of {expected}")
+    check(len(job.attempts()) == 1 and job.last()["verdict"].startswith("restarts in"), f"journal: {job.attempts()}")
+    job.finish(job.start(pause="0s"))
+    check(len(job.attempts()) == 2, "there was an attempt too many")
+
+
+def two_runs(job):
+    """Two runs of one store, each with a supervisor. One of them loses its command; the other one hears nothing of it."""
+    other = [word.replace("gpt", "other") if word == "gpt" else word for word in job.command]
+    other[other.index("--losses") + 1] = str(job.folder / "other")
+    beside = job.start(other, run="other")
+    supervisor = job.start(max_futile=20)
+    if (pid := job.moment(supervisor, 1, 20)) is not None:
+        kill_and_look(job, [pid], (None, 9))
+    check(beside.wait(LIMIT) == 0, "the other run has failed")
+    job.finish_as_ruled(supervisor)
+    check(job.folder.joinpath("other").exists(), "the other run has trained nothing")
+
+
+def deaf(job):
+    """Neither the command nor a process that has left its group listens to SIGTERM. The grace period is theirs, then SIGKILL."""
+    script = """trap '' TERM INT HUP; setsid sh -c "trap '' TERM INT HUP; while :; do sleep 1; done" & "$@"; while :; do sleep 1; done"""
+    supervisor = job.start(shell(script, *job.command), grace=2)
+    job.moment(supervisor, 1, 20)
+    kill(supervisor.pid, signal.SIGTERM)
+    job.finish(supervisor, 128 + signal.SIGTERM)
+    check(job.last()["signal"] == signal.SIGKILL, f"journal: {job.last()}")
+    job.finish(job.start())
+
+
+def leftovers(job):
+    """The command ends well, and leaves processes in its group and outside it."""
+    deaf_one = """setsid sh -c "trap '' TERM; while :; do sleep 1; done" & """ if job.draw.random() < 0.5 else ""
+    job.finish(job.start(shell(f'sleep 600 & setsid sleep 600 & {deaf_one}"$@"', *job.command), grace=1))
+    check(len(job.attempts()) == 1 and job.last()["exit"] == 0, f"journal: {job.attempts()}")
+
+
 # ------------------------------------------------------------------------------------------------ exit statuses
 
 
@@ -314,5 +358,5 @@ def missing_program(job):
 
 
 CAUSES = [healthy, killed_rank, killed_all, killed_command, out_of_memory_killed, restart_limit, hang_of_a_rank, hang_of_all, hang_without_checkpoints,
-          short_pause, stopped, save_now, killed_supervisor, killed_keeper, killed_both, second_supervisor, everything, exit_loop, exit_at_a_step,
-          exit_at_the_start, usage_error, missing_program]
+          short_pause, stopped, save_now, killed_supervisor, killed_keeper, killed_both, second_supervisor, everything, stopped_between,
+          two_runs, deaf, leftovers, exit_loop, exit_at_a_step, exit_at_the_start, usage_error, missing_program]

@@ -88,6 +88,7 @@ def check_attempts(attempts, before, options, status):
             allowed = rulings(attempts[first:i + 1], here, options)
             check(any(found[0].startswith(v) and found[1] == s for v, s in allowed), f"attempt {a['attempt']} has the verdict {found}, not one of {allowed}: {a}")
             check_start(attempts[first:i], a)
+            check_lost(attempts[:i], a)
     last = attempts[-1]["status"] if len(attempts) > before else status
     check(last == status, f"the journal says {last}, the exit status is {status}")
 
@@ -100,3 +101,19 @@ def check_start(earlier, a):
     check(a["first_trained"] in (None, step + 1), f"attempt {a['attempt']} started from {a['checkpoint']} and trained step {a['first_trained']} first")
     if a["hung"]:
         check(a["hang"] and a["reason"].startswith(("hung: ", "stopped by")), f"the journal does not say what stood still: {a}")
+
+
+def check_lost(earlier, a):
+    """Steps that were made before, by the last attempt that is known to have made any, and had to be made again."""
+    step = int(a["checkpoint"].partition("@")[2]) if a["checkpoint"] else 0
+    reached = next((e["last_trained"] for e in reversed(earlier) if e["last_trained"] is not None), None)
+    known = [s for s in (reached, a["first_step"] if a["checkpoint"] or reached is not None else None) if s is not None]
+    expected = max(0, max(known) - step) if known else None
+    check(a["steps_lost"] == expected, f"attempt {a['attempt']} has lost {a['steps_lost']} steps, not {expected}: {a}")
+
+
+def steps_made(attempts):
+    """All steps that the attempts have made, one by one; None: that is not known of some."""
+    if any(a["reason"] == "supervisor died" for a in attempts):
+        return None
+    return sum(a["last_trained"] - a["first_trained"] + 1 for a in attempts if a["last_trained"] is not None)

@@ -82,12 +82,12 @@ def damage(job, path):
 
 
 def files_of(job, ref):
-    """The chunk files that no other checkpoint needs: those that its deletion would free. Found by their times."""
-    manifest = job.store / "data/m" / (ref.replace("@", ".") + ".0")
-    committed = manifest.stat().st_mtime_ns
-    older = [p.stat().st_mtime_ns for p in manifest.parent.iterdir() if p.stat().st_mtime_ns < committed]
-    since = max(older, default=0)
-    return [p for p in (job.store / "data/c").iterdir() if since < p.stat().st_mtime_ns <= committed]
+    """The chunk files that this checkpoint alone needs. A manifest has the numbers of those that a load reads."""
+    manifests = {path: path.read_bytes() for path in (job.store / "data/m").iterdir()}
+    own = job.store / "data/m" / (ref.replace("@", ".") + ".0")
+    others = [content for path, content in manifests.items() if path != own]
+    ids = [(path, bytes.fromhex(path.stem)) for path in (job.store / "data/c").glob("*.ckd")]
+    return [path for path, number in ids if number in manifests[own] and not any(number in other for other in others)]
 
 
 def damaged_newest(job):

@@ -65,11 +65,11 @@ def words_of(pid):
     return read(pid, "cmdline").decode(errors="replace").split("\0")[:-1]
 
 
-def marked(mark):
-    """The living processes that have this variable in their environment."""
-    found = []
+def marked(*words):
+    """The living processes that have a variable in their environment whose name begins with these words."""
+    mark, found = "\0" + "_".join(map(str, words)), []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if mark.encode() + b"=" in read(pid, "environ") and stat_of(pid)[0] not in "ZX":
+        if mark.encode() in b"\0" + read(pid, "environ") and stat_of(pid)[0] not in "ZX":
             found.append(pid)
     return found
 

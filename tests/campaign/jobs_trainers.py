@@ -82,8 +82,8 @@ class Gpt(Trainer):
     name, takes_signals, has_launcher, killed_rank, start_s = "gpt", True, False, (None, 9), 0.2
 
     def command(self, plan, store, losses):
-        words = [self.build / "train_gpt", "--width", 32, "--layers", 2, "--heads", 2, "--context", 64, "--batch", 8, "--threads", 1, "--steps", STEPS,
-                 "--save-every", plan.every, "--background", plan.background, "--store", store, "--run", "gpt", "--resume", "--losses", losses]
+        words = [self.build / "train_gpt", "--width", 32, "--layers", 2, "--heads", 2, "--context", 64, "--batch", 8, "--threads", 1, "--schedule",
+                 "constant", "--steps", STEPS, "--save-every", plan.every, "--background", plan.background, "--store", store, "--run", "gpt", "--resume", "--losses", losses]
         return list(map(str, words))
 
     def is_rank(self, pid):
