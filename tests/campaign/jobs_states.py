@@ -49,7 +49,7 @@ def full_disk(job):
         job.check_end()
     finally:
         subprocess.run(["umount", disk], check=True)
-    job.check_values = False  # done
+    job.is_checked = True
 
 
 def no_space_calls(job):
