@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 
 import jobs_rules
@@ -44,7 +43,7 @@ class Job:
         self.mark = MARKER, os.getpid(), folder.name.replace("-", "_"), ""
         self.env = {**trainer.environment(), "_".join(map(str, self.mark)): "1"}  # a name that shells keep
         self.command = trainer.command(self.plan, self.store, self.losses)
-        self.output, self.kills, self.seen, self.supervisors, self.figures = folder / "output", 0, 0, [], {}
+        self.output, self.seen, self.supervisors, self.figures = folder / "output", 0, [], {}
         self.options, self.more = Options(), draw.choice([(), (), ("--quick",), ("--kill-mode", "mixed")])
         self.is_checked = False
         self.may_hang = False      # not only where processes were stopped
@@ -194,10 +193,6 @@ class Job:
 def shell(script, *words):
     """A command that runs a script of the shell, whose arguments are these."""
     return ["sh", "-c", script, "sh", *map(str, words)]
-
-
-def python(script, *words):
-    return [sys.executable, "-c", script, *map(str, words)]
 
 
 def make(trainer, top, cause, seed):

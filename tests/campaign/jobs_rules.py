@@ -86,7 +86,8 @@ def check_attempts(attempts, before, options, status):
         if i >= before:
             found = (a["verdict"], a["status"])
             allowed = rulings(attempts[first:i + 1], here, options)
-            check(any(found[0].startswith(v) and found[1] == s for v, s in allowed), f"attempt {a['attempt']} has the verdict {found}, not one of {allowed}: {a}")
+            agrees = any(found[0].startswith(verdict) and found[1] == code for verdict, code in allowed)
+            check(agrees, f"attempt {a['attempt']} has the verdict {found}, not one of {allowed}: {a}")
             check_start(attempts[first:i], a)
             check_lost(attempts[:i], a)
     last = attempts[-1]["status"] if len(attempts) > before else status

@@ -39,9 +39,9 @@ def full_disk(job):
         status = job.wait(supervisor)
         attempts = job.attempts()
         check(status in (0, 1), f"exit status {status} on a full disk")
-        check(status == 0 or any(text in job.output.read_text(errors="replace") for text in ("disk is full", "No space left")), "it does not say that the disk is full")
+        check(status == 0 or job.said("disk is full") or job.said("No space left"), "it does not say that the disk is full")
         if attempts and attempts[-1]["end"]:
-            check((attempts[-1]["status"] == status), f"journal: {attempts[-1]}")
+            check(attempts[-1]["status"] == status, f"journal: {attempts[-1]}")
         else:
             job.figures["journal_full"] = True
         (disk / "filler").unlink()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy
 import torch.distributed.fsdp  # noqa: F401 (before the fork)
-import torch.optim
 
 import ckptdelta
 

@@ -83,7 +83,8 @@ class Gpt(Trainer):
 
     def command(self, plan, store, losses):
         words = [self.build / "train_gpt", "--width", 32, "--layers", 2, "--heads", 2, "--context", 64, "--batch", 8, "--threads", 1, "--schedule",
-                 "constant", "--steps", STEPS, "--save-every", plan.every, "--background", plan.background, "--store", store, "--run", "gpt", "--resume", "--losses", losses]
+                 "constant", "--steps", STEPS, "--save-every", plan.every, "--background", plan.background, "--store", store, "--run", "gpt", "--resume",
+                 "--losses", losses]
         return list(map(str, words))
 
     def is_rank(self, pid):
