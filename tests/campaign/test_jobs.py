@@ -71,16 +71,24 @@ def test_other_values_at_the_end_are_found(tmp_path):
     assert case["result"] == "failed" and "loss" in case["why"]
 
 
+def test_one_other_value_at_the_end_is_found(tmp_path, trainer):
+    losses, values = trainer(Gpt).reference("")
+    other = Gpt(BUILD, tmp_path / "reference")
+    other.made[""] = losses, {**values, "wte.weight": (*values["wte.weight"][:2], "0" * 64)}
+    case = jobs.play(other, "healthy", 1, tmp_path / "case")
+    assert case["result"] == "failed" and "the values of 1 tensors differ" in case["why"]
+
+
 def attempt(number, **changes):
     made = {"attempt": number, "end": "later", "seconds": 20, "exit": None, "signal": None, "stopped_by": None, "reason": "exit status 1",
             "verdict": "restarts in 0.0 s", "status": None, "checkpoint": None, "first_step": None, "last_step": None, "hung": False, "hang": None,
-            "first_trained": None, "suspect": None, "unhealthy": False}
+            "first_trained": None, "last_trained": None, "steps_lost": None, "suspect": None, "unhealthy": False}
     return {**made, **changes}
 
 
 FAILED, SAVED = {"exit": 1}, {"exit": 1, "last_step": 5}
 GAVE_UP = {"verdict": "gave up: exit status 1 twice", "status": 93}
-DONE = {"exit": 0, "last_step": 9, "first_step": 5, "checkpoint": "gpt@5", "verdict": "done", "status": 0}
+DONE = {"exit": 0, "last_step": 9, "first_step": 5, "checkpoint": "gpt@5", "steps_lost": 0, "verdict": "done", "status": 0}
 
 
 @pytest.mark.parametrize("what, attempts, status, agrees", [
@@ -91,8 +99,10 @@ DONE = {"exit": 0, "last_step": 9, "first_step": 5, "checkpoint": "gpt@5", "verd
     ("went on for too long", [FAILED, FAILED, FAILED | GAVE_UP], 93, False),
     ("killed twice", [{"exit": 137}, {"exit": 137}, {"exit": 137, "verdict": "gave up: no newer checkpoint in 3 attempts", "status": 93}], 93, True),
     ("killed twice, and gave up", [{"exit": 137}, {"exit": 137} | GAVE_UP], 93, False),
-    ("not the newest checkpoint", [SAVED, DONE | {"checkpoint": "gpt@4"}], 0, False),
+    ("not the newest checkpoint", [SAVED, DONE | {"checkpoint": "gpt@4", "steps_lost": 1}], 0, False),
     ("not the next step", [SAVED, DONE | {"first_trained": 7}], 0, False),
+    ("steps lost", [SAVED | {"first_trained": 1, "last_trained": 8}, DONE | {"steps_lost": 3}], 0, True),
+    ("steps lost, but not told", [SAVED | {"first_trained": 1, "last_trained": 8}, DONE], 0, False),
     ("no end", [SAVED | {"end": None}, DONE], 0, False),
 ])
 def test_rules(what, attempts, status, agrees):
