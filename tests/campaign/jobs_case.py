@@ -13,7 +13,7 @@ from jobs_support import Failure, check, kill, losses_of, marked, tree_below, wa
 from jobs_trainers import STEPS, values_of
 
 MARKER = "CKD_TEST_JOB"
-LIMIT = 300  # seconds after which a supervisor is stuck
+LIMIT = 900  # seconds after which a supervisor is stuck
 
 
 @dataclasses.dataclass

@@ -129,10 +129,10 @@ def stop_and_look(job, choose, options, moments, expected):
     check(a["hung"] and re.search(expected, a["hang"]), f"attempt {number} was not noticed, or with another reason: {a['hang']}")
     check([x["attempt"] for x in job.attempts() if x["hung"]] == [number], "an attempt was taken for a hang in which nothing was stopped")
     limit = int(re.search(r"(\d+) s are allowed|for (\d+) s$", a["hang"])[1] or re.search(r"for (\d+) s$", a["hang"])[1])
-    job.figures |= {"detected_s": round(took, 2), "limit_s": limit, "ratio": round(took / limit, 2)}
-    named = re.search(r"\(process (\d+)\)", a["hang"])
+    job.figures |= {"hang": a["hang"], "detected_s": round(took, 2), "limit_s": limit, "ratio": round(took / limit, 2)}
+    named = re.findall(r"\(process (\d+)\)", a["hang"])
     if named and len(victims) == 1:
-        job.figures["named_right"] = int(named[1]) == victims[0]
+        job.figures["named_right"] = str(victims[0]) in named
     return None
 
 

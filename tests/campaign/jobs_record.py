@@ -1,8 +1,9 @@
 """Adds up the cases that campaigns of jobs have played, over many runs: jobs.json beside this file.
 
     jobs_record.py          prints the table of the cases that were played on the sources as they are
+    jobs_record.py --all    and on earlier ones
 
-A run counts for the sources it was played on. Without the sources of supervise/, no case means anything.
+A run counts for the sources of the supervisor that it was played on.
 """
 
 import collections
@@ -46,15 +47,18 @@ class Run:
             self.path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
+def range_of(cases, with_checkpoints):
+    """How soon stopped processes were noticed, by their steps or by checkpoints, over the silence that was allowed."""
+    ratios = sorted(c["figures"]["ratio"] for c in cases if "ratio" in c["figures"] and (c["cause"] == "hang_without_checkpoints") == with_checkpoints)
+    return f"{len(ratios)} hangs noticed after {ratios[0]:.2f} to {ratios[-1]:.2f} times the time allowed, median {ratios[len(ratios) // 2]:.2f}" if ratios else "none"
+
+
 def hangs(cases):
-    """One sentence on stopped processes: how soon they were noticed, as a multiple of the silence that was allowed."""
-    ratios = sorted(c["figures"]["ratio"] for c in cases if "ratio" in c["figures"])
-    if not ratios:
-        return "no process was stopped"
+    """The figures of cases in which processes were stopped, and of false alarms in all others."""
     named = [c["figures"]["named_right"] for c in cases if "named_right" in c["figures"]]
     false = sum(c["figures"].get("false_alarms", 0) for c in cases)
-    return (f"{len(ratios)} hangs noticed after {ratios[0]:.2f} to {ratios[-1]:.2f} times the silence that was allowed, median {ratios[len(ratios) // 2]:.2f}; "
-            f"{sum(named)} of {len(named)} messages that name a process name the stopped one; {false} false alarms in {sum(c['attempts'] for c in cases)} attempts")
+    return (f"by steps: {range_of(cases, False)}\nby checkpoints, the last of which may be made after the stop: {range_of(cases, True)}\n"
+            f"{sum(named)} of {len(named)} messages that name ranks name the stopped one; {false} false alarms in {sum(c['attempts'] for c in cases)} attempts")
 
 
 def table(cases):
@@ -74,6 +78,6 @@ def table(cases):
 
 
 if __name__ == "__main__":
-    played = [case for r in runs(FILE) if r["source"] == source() for case in r["cases"]]
+    played = [case for r in runs(FILE) if "--all" in sys.argv or r["source"] == source() for case in r["cases"]]
     print(table(played))
     sys.exit(any(case["result"] == "failed" for case in played))

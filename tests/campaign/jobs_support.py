@@ -22,7 +22,7 @@ def check(condition, message):
         raise Failure(message)
 
 
-def wait_for(condition, what, seconds=120):
+def wait_for(condition, what, seconds=300):
     """Returns the first value of the condition that is true."""
     end = time.monotonic() + seconds
     while not (value := condition()):
