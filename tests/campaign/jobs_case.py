@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import jobs_rules
-from jobs_support import Failure, check, kill, losses_of, marked, tree_below, wait_for
+from jobs_support import Failure, check, kill, losses_of, marked, tree_below, wait_for, words_of
 from jobs_trainers import STEPS, values_of
 
 MARKER = "CKD_TEST_JOB"
@@ -69,7 +69,8 @@ class Job:
             status = supervisor.wait(LIMIT)
         except subprocess.TimeoutExpired:
             raise Failure(f"the supervisor has not ended after {LIMIT} s") from None
-        check(not self.left(), f"processes are left: {self.left()}")
+        left = {pid: " ".join(words_of(pid))[:200] for pid in self.left()}
+        check(not left, f"exit status {status}, and processes are left: {left}")
         return status
 
     def finish(self, supervisor, *expect):

@@ -133,7 +133,7 @@ class Torch(Trainer):
     def is_rank(self, pid):
         """A launcher is the parent of the ranks, with the words of torchrun or with those that they have themselves."""
         words = words_of(pid)
-        if "-c" in words or str(TORCH_RUN) not in words or "torch.distributed.run" in words:
+        if words[:1] != [str(self.python)] or "-c" in words or str(TORCH_RUN) not in words or "torch.distributed.run" in words:
             return False
         return "--fork" not in words or words_of(stat_of(pid)[1]) == words
 
