@@ -178,16 +178,17 @@ static size_t only_in_training(const ckd_progress_slot *slots, const bool *gone,
     return only;
 }
 
-#define NAME_MAX_BYTES 60
+#define NAME_MAX_BYTES 48
 static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) {
     if (slot->rank < CKD_PROGRESS_NO_RANK) {
-        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu32 " (process %" PRIu64 ")", (uint32_t)slot->rank,
+                 slot->pid);
     } else {
         snprintf(text, NAME_MAX_BYTES, "process %" PRIu64, slot->pid);
     }
 }
 
-#define OTHERS_MAX_BYTES 120
+#define OTHERS_MAX_BYTES 96
 /*
  * What the others do. Ranks that wait for a save may wait for the only one that does not: then that one stands still.
  * Returns whether others are ahead of the slot.
@@ -215,7 +216,7 @@ static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot
 }
 
 /* Who does what. Of ranks at the same step, none is to blame alone. */
-#define STATE_MAX_BYTES (NAME_MAX_BYTES + 60)
+#define STATE_MAX_BYTES (NAME_MAX_BYTES + 49)
 static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, const ckd_progress_slot *slots,
                            const bool *gone, size_t count) {
     const ckd_progress_slot *slot = &slots[at];
@@ -246,7 +247,7 @@ static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, c
 void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
                      const bool *gone, size_t count) {
     size_t last = last_rank(l, slots, gone, count), over = longest_over(l, slots, gone, count);
-    char state[STATE_MAX_BYTES], allowed[40] = "", others[OTHERS_MAX_BYTES];
+    char state[STATE_MAX_BYTES], allowed[37] = "", others[OTHERS_MAX_BYTES];
     if (last == SIZE_MAX) {
         snprintf(text, SUPERVISE_TEXT_MAX, "not known");
         return;
