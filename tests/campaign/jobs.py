@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +31,7 @@ import jobs_states
 from jobs_support import ROOT, Failure, Skip, kill, marked
 from jobs_trainers import Gpt, Mpi, Torch, has_mpi
 
+STOPPED = threading.Event()
 CAUSES = {f.__name__: f for f in (*jobs_causes.CAUSES, *jobs_states.CAUSES)}
 
 
@@ -82,6 +84,7 @@ def line_of(case):
 def stop_all(top):
     """Ends what the cases have started, and this program."""
     def handler(number, _frame):
+        STOPPED.set()
         while left := marked(jobs_case.MARKER, os.getpid(), ""):
             for pid in left:
                 kill(pid)
@@ -126,6 +129,8 @@ def main():
                 return
             trainer, cause = draw(seed, trainers, [args.cause] if args.cause else list(CAUSES))
             case = play(trainer, cause, seed, top)
+            if STOPPED.is_set():  # its processes were killed
+                return
             cases.append(case)
             print(line_of(case), flush=True)
             if run:
