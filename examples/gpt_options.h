@@ -41,7 +41,7 @@ typedef struct gpt_options {
     int resume;             /* from resume_run at resume_step */
     const char *resume_run; /* NULL: same as run */
     uint64_t resume_step;   /* CKD_LATEST: the newest */
-    gpt_fault fault;        /* of train_gpt and train_pipeline */
+    gpt_fault fault;        /* train_mpi has nan only */
     const char *dump;       /* directory of raw tensors; NULL: none */
     uint64_t dump_steps[GPT_DUMP_STEPS_MAX];
     size_t dump_step_count; /* 0: dump at every save_every steps */

@@ -68,6 +68,7 @@ static int train(mpi_job *job) {
         double loss = forward_backward(job);
         gpt_session_fence(job->session);
         double norm = gpt_adamw_step(job->model, &o->adamw, ++job->at.progress.step);
+        gpt_fault_spoil(job->model, o, job->at.progress.step);
         if (mpi_job_step(&stop, job, loss, norm))
             return -1;
     }

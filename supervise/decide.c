@@ -198,6 +198,11 @@ bool decide_bad_host(char host[SUPERVISE_NAME_MAX], const attempt *history, size
     return common == 1 && others;
 }
 
+/* Shells and launchers report the signal that has killed a program by their exit status. */
+static bool is_from_outside(const attempt *a) {
+    return a->end == ATTEMPT_EXITED && (a->code == 128 + SIGKILL || a->code == 128 + SIGTERM);
+}
+
 /* Would the program fail again? SIGKILL and SIGTERM come from outside: the kernel, an administrator, a scheduler. */
 static bool is_own_failure(const attempt *a) {
     static const int faults[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
@@ -206,7 +211,8 @@ static bool is_own_failure(const attempt *a) {
             return true;
         }
     }
-    return !a->hung && !a->unhealthy && (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
+    return !a->hung && !a->unhealthy && !is_from_outside(a) &&
+           (a->end == ATTEMPT_EXITED || a->end == ATTEMPT_REFUSED);
 }
 
 /* Did the last two attempts that count end alike, without a newer checkpoint? *before: the first of the two. */

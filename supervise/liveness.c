@@ -151,50 +151,116 @@ static size_t last_rank(const liveness *l, const ckd_progress_slot *slots, const
     return last;
 }
 
-#define NAME_MAX_BYTES 60
+/* The one that is silent for longest among those over their limits; SIZE_MAX: none is. */
+static size_t longest_over(const liveness *l, const ckd_progress_slot *slots, const bool *gone,
+                           size_t count) {
+    size_t longest = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (is_watched(&slots[i], gone[i]) && l->silent_s[i] > liveness_limit(l, &slots[i]) &&
+            (longest == SIZE_MAX || l->silent_s[i] > l->silent_s[longest])) {
+            longest = i;
+        }
+    }
+    return longest;
+}
+
+/* The only rank that trains; SIZE_MAX: none does, or several do. */
+static size_t only_in_training(const ckd_progress_slot *slots, const bool *gone, size_t count) {
+    size_t only = SIZE_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (is_watched(&slots[i], gone[i]) && slots[i].phase == CKD_PROGRESS_TRAINING) {
+            if (only != SIZE_MAX) {
+                return SIZE_MAX;
+            }
+            only = i;
+        }
+    }
+    return only;
+}
+
+#define NAME_MAX_BYTES 48
 static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) {
     if (slot->rank < CKD_PROGRESS_NO_RANK) {
-        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu64 " (process %" PRIu64 ")", slot->rank, slot->pid);
+        snprintf(text, NAME_MAX_BYTES, "rank %" PRIu32 " (process %" PRIu64 ")", (uint32_t)slot->rank,
+                 slot->pid);
     } else {
         snprintf(text, NAME_MAX_BYTES, "process %" PRIu64, slot->pid);
     }
 }
 
+#define OTHERS_MAX_BYTES 96
+/*
+ * What the others do. Ranks that wait for a save may wait for the only one that does not: then that one stands still.
+ * Returns whether others are ahead of the slot.
+ */
+static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot *slot,
+                            const ckd_progress_slot *slots, const bool *gone, size_t count) {
+    size_t ahead = 0, only = only_in_training(slots, gone, count);
+    uint64_t top = 0;
+    char who[NAME_MAX_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        bool counts = is_watched(&slots[i], gone[i]);
+        ahead += counts && is_behind(slot, &slots[i]);
+        top = counts && slots[i].steps > 0 && slots[i].step > top ? slots[i].step : top;
+    }
+    text[0] = '\0';
+    if (slot->phase == CKD_PROGRESS_SAVING && only != SIZE_MAX) {
+        name_rank(who, &slots[only]);
+        snprintf(text, OTHERS_MAX_BYTES, "; %s does not, and is at step %" PRIu64, who, slots[only].step);
+        return false;
+    }
+    if (ahead > 0) {
+        snprintf(text, OTHERS_MAX_BYTES, "; others are at step %" PRIu64, top);
+    }
+    return ahead > 0;
+}
+
+/* Who does what. Of ranks at the same step, none is to blame alone. */
+#define STATE_MAX_BYTES (NAME_MAX_BYTES + 49)
+static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, const ckd_progress_slot *slots,
+                           const bool *gone, size_t count) {
+    const ckd_progress_slot *slot = &slots[at];
+    size_t watched = 0, alike = 0;
+    char who[NAME_MAX_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        watched += is_watched(&slots[i], gone[i]);
+        alike += is_watched(&slots[i], gone[i]) && slots[i].phase == slot->phase;
+    }
+    bool saving = slot->phase == CKD_PROGRESS_SAVING, training = slot->phase == CKD_PROGRESS_TRAINING;
+    name_rank(who, slot);
+    if (saving && !behind && alike > 1 && alike < watched) {
+        snprintf(text, STATE_MAX_BYTES, "%zu of %zu processes wait for a save", alike, watched);
+        return;
+    }
+    if (!behind && watched > 1 && (training || (saving && alike > 1))) {
+        snprintf(who, sizeof(who), "each of %zu processes", watched);
+    }
+    if (saving || slot->phase == CKD_PROGRESS_EVALUATION) {
+        snprintf(text, STATE_MAX_BYTES, "%s %s", who, saving ? "waits for a save" : "evaluates");
+    } else if (slot->steps == 0) {
+        snprintf(text, STATE_MAX_BYTES, "%s has made no step yet", who);
+    } else {
+        snprintf(text, STATE_MAX_BYTES, "%s has made no step after step %" PRIu64, who, slot->step);
+    }
+}
+
 void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd_progress_slot *slots,
                      const bool *gone, size_t count) {
-    size_t last = last_rank(l, slots, gone, count), ahead = 0, watched = 0;
-    uint64_t top = 0;
-    char who[NAME_MAX_BYTES] = "", state[56], allowed[40] = "", others[48] = "";
+    size_t last = last_rank(l, slots, gone, count), over = longest_over(l, slots, gone, count);
+    char state[STATE_MAX_BYTES], allowed[37] = "", others[OTHERS_MAX_BYTES];
     if (last == SIZE_MAX) {
         snprintf(text, SUPERVISE_TEXT_MAX, "not known");
         return;
     }
-    const ckd_progress_slot *slot = &slots[last];
-    for (size_t i = 0; i < count; i++) {
-        bool counts = is_watched(&slots[i], gone[i]);
-        watched += counts;
-        ahead += counts && is_behind(slot, &slots[i]);
-        top = counts && slots[i].steps > 0 && slots[i].step > top ? slots[i].step : top;
+    if (over != SIZE_MAX && !(l->silent_s[last] > liveness_limit(l, &slots[last]))) {
+        last = over; /* the last rank is not timed while another one saves or evaluates */
     }
-    if (slot->phase == CKD_PROGRESS_EVALUATION || slot->phase == CKD_PROGRESS_SAVING) {
-        snprintf(state, sizeof(state), slot->phase == CKD_PROGRESS_SAVING ? "waits for a save" : "evaluates");
-    } else if (slot->steps == 0) {
-        snprintf(state, sizeof(state), "has made no step yet");
-    } else {
-        snprintf(state, sizeof(state), "has made no step after step %" PRIu64, slot->step);
-    }
-    if (ahead > 0 || watched == 1 || slot->phase != CKD_PROGRESS_TRAINING) {
-        name_rank(who, slot);
-    } else {
-        snprintf(who, sizeof(who), "each of %zu processes", watched);
-    }
-    if (ahead > 0) {
-        snprintf(others, sizeof(others), "; others are at step %" PRIu64, top);
-    }
-    double limit = liveness_limit(l, slot);
+    bool behind = describe_others(others, &slots[last], slots, gone, count);
+    describe_state(state, last, behind, slots, gone, count);
+    double limit = liveness_limit(l, &slots[last]);
     if (limit < INFINITY) {
         snprintf(allowed, sizeof(allowed), ", %" PRIu64 " s are allowed", (uint64_t)limit);
     }
-    snprintf(text, SUPERVISE_TEXT_MAX, "%s %s for %" PRIu64 " s%s%s", who, state, (uint64_t)l->silent_s[last],
+    snprintf(text, SUPERVISE_TEXT_MAX, "%s for %" PRIu64 " s%s%s", state, (uint64_t)l->silent_s[last],
              allowed, others);
 }

@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from jobs import ROOT, Failure, check, kill, losses_of, wait_for
+from jobs_support import ROOT, Failure, check, kill, losses_of, wait_for
 
 STEPS = 60
 WAIT = 3  # seconds without a sign of life

@@ -18,7 +18,7 @@ import sys
 import time
 
 import agents
-from jobs import ROOT, Failure, check, kill, wait_for
+from jobs_support import ROOT, Failure, check, kill, wait_for
 
 sys.path.insert(0, str(ROOT / "tests/support"))
 

@@ -228,6 +228,38 @@ static void test_ranks_wait_for_one_that_evaluates(void **state) {
     assert_non_null(strstr(j->reason, "rank 0 (process 100) evaluates for"));
 }
 
+/* Rank 1 stands still, and the others wait for its part of a save. It is not timed meanwhile, but named. */
+static void test_the_rank_that_does_not_wait_for_a_save_is_named(void **state) {
+    (void)state;
+    for (int behind = 0; behind < 2; behind++) {
+        job *j = new_job(3);
+        assert_false(train(j, 100, 0.5));
+        for (size_t rank = 0; rank < 3; rank += 2) {
+            if (behind) {
+                step(j, rank, 0.5);
+            }
+            enter(j, rank, CKD_PROGRESS_SAVING);
+        }
+        assert_true(wait_s(j, 130));
+        assert_string_equal(j->reason, "2 of 3 processes wait for a save for 120 s, 120 s are allowed; "
+                                       "rank 1 (process 101) does not, and is at step 100");
+    }
+    /* If all wait, none is to blame alone. */
+    job *all = new_job(3);
+    assert_false(train(all, 100, 0.5));
+    for (size_t rank = 0; rank < 3; rank++) {
+        enter(all, rank, CKD_PROGRESS_SAVING);
+    }
+    assert_true(wait_s(all, 130));
+    assert_string_equal(all->reason, "each of 3 processes waits for a save for 120 s, 120 s are allowed");
+    /* With two that do not wait, either may be the one. */
+    job *j = new_job(3);
+    assert_false(train(j, 100, 0.5));
+    enter(j, 2, CKD_PROGRESS_SAVING);
+    assert_true(wait_s(j, 130));
+    assert_string_equal(j->reason, "rank 2 (process 102) waits for a save for 120 s, 120 s are allowed");
+}
+
 static void test_a_rank_that_never_steps_is_named(void **state) {
     (void)state;
     job *j = new_job(2);
@@ -291,6 +323,7 @@ int main(void) {
         cmocka_unit_test(test_a_pause_that_ended_was_no_hang),
         cmocka_unit_test(test_the_slowest_rank_counts),
         cmocka_unit_test(test_ranks_wait_for_one_that_evaluates),
+        cmocka_unit_test(test_the_rank_that_does_not_wait_for_a_save_is_named),
         cmocka_unit_test(test_a_rank_that_never_steps_is_named),
         cmocka_unit_test(test_what_has_ended_is_not_watched),
         cmocka_unit_test(test_nonsense),
