@@ -319,10 +319,12 @@ class Player(Looker):
         asked = self.asked(source, op)
         names = {e.name: e.id for e in target.listed()}
         conflict = any(names.get(e.name, e.id) != e.id for e in source.listed())
+        # what the copy restores from the target's trash comes back under the name that it has there: a rename may have given it another one
+        ids = {e.id for e in source.listed()}
+        conflict |= any(e.id in ids and any(o.name == e.name and o.id != e.id for o in source.listed()) for e in target.at(TRASH))
         conflict |= "--tags" in op["args"] and any(target.tags.get(t, i) != i for t, i in source.tags.items())
         if not source.hurt and not target.hurt:
             trash = target.at(TRASH)
-            ids = {e.id for e in source.listed()}
             blocked = any(e.id in ids and (sum(o.name == e.name for o in trash) > 1 or e.name in names) for e in trash)
             self.expect(result, *([0] if asked and not conflict else [0, 1, 3]), *([4] if blocked else []), fault=op.get("fault"))
         new = {e.id for e in source.listed()}

@@ -71,6 +71,10 @@ class Run:
                  "failed": self.failed}
         with locked(self.path):
             others = [r for r in runs(self.path) if any(r[k] != entry[k] for k in self.entry)]
+            for run in others if not failed else ():  # a seed that passes on the same sources: the model was wrong about it
+                if run["source"] == entry["source"] and seed in run["failed"]:
+                    run["failed"].remove(seed)
+                    run.setdefault("passed_later", []).append(seed)
             self.path.write_text("[\n" + ",\n".join(json.dumps(r) for r in others + [entry]) + "\n]\n")
 
 
