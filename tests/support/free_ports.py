@@ -10,6 +10,8 @@ def ports(count):
     found = []
     while len(found) < count:
         port = random.randrange(15000, 32000)
+        if port in found:
+            continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
     return found

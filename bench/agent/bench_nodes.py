@@ -1,0 +1,162 @@
+"""What agents of several nodes send and keep, and how fast a lost node's state is there again: 2 to 16 agents on one machine.
+
+    bench_nodes.py [--build DIR] [--quick] [--out FILE]
+
+First table: the example trainer, alone on one of two nodes, saves each of 60 steps. What its agent sends and keeps in
+memory, as shares of the full state. TEXT names the text. Second table: one rank on each of N nodes, all on this machine; seconds until a state
+of all is on other nodes, and from the start of new ranks after a loss of one node until all have its state again. The
+nodes share two cores here, so times say how the work grows, and not what a cluster takes.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from free_ports import ports  # noqa: E402
+
+EVER = 10 ** 7
+
+
+class Cluster:
+    def __init__(self, build, folder, count):
+        self.build, self.folder, self.store = build, folder, folder / "store"
+        self.addresses = [f"127.0.0.1:{port}" for port in ports(count)]
+        (folder / "secret").write_text("a secret of one measurement\n")
+        (folder / "secret").chmod(0o600)
+        self.agents = [self.agent(n) for n in range(count)]
+        until(lambda: all(self.status(n)["copies"]["replicated"] == 1 for n in range(count)))
+
+    def agent(self, n):
+        words = [self.build / "ckptdelta", "agent", self.store, "--socket", self.folder / f"socket{n}", "--peers", ",".join(self.addresses),
+                 "--self", self.addresses[n], "--secret", self.folder / "secret", "--copies", self.folder / f"memory{n}", "--store-every", "1h", "--silence", "60s"]
+        said = self.folder / f"said{n}"
+        with open(said, "a") as errors:
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout.readline(), f"an agent has not started: {said.read_text()}"
+        return process
+
+    def status(self, n):
+        words = [self.build / "ckptdelta", "agent", self.store, "--socket", self.folder / f"socket{n}", "--status", "--json"]
+        return json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+
+    def environment(self, n):
+        return dict(os.environ, CKPTDELTA_AGENT=str(self.folder / f"socket{n}"))
+
+    def ranks(self, launch):
+        count = len(self.agents)
+        return [subprocess.Popen([self.build / "tests/rank_trainer", self.store, str(r), str(count), f"launch{launch}", str(EVER), "1"], text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self.environment(r)) for r in range(count)]
+
+    def lose(self, n):
+        self.agents[n].kill()
+        self.agents[n].wait()
+        shutil.rmtree(self.folder / f"memory{n}")
+
+    def end(self):
+        for agent in self.agents:
+            agent.kill()
+            agent.wait()
+
+
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def cluster(build, count):
+    with tempfile.TemporaryDirectory(prefix="bench-nodes-", dir="/dev/shm") as folder:
+        made = Cluster(build, Path(folder), count)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def measure_bytes(build, name, args):
+    with cluster(build, 2) as two:
+        text = [f"--text={os.environ['TEXT']}"] if "TEXT" in os.environ else []
+        words = [build / "train_gpt", *text, f"--store={two.store}", "--background=copy", "--save-every=1", "--width=128", "--layers=2", "--threads=1", *args]
+        subprocess.run(words, stdout=subprocess.DEVNULL, check=True, env=dict(two.environment(0), CKPTDELTA_AGENT_WAIT="600"))
+        copies = two.status(0)["copies"]
+        # what is kept is measured while a session has its states
+        trainer = subprocess.Popen([*words, "--resume", "--steps=100000"], stdout=subprocess.DEVNULL, env=two.environment(0))
+        kept = []
+        for _ in range(10):
+            time.sleep(1)
+            kept.append(two.status(0)["copies"]["own_bytes"])
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        state = copies["state_bytes"] / copies["states"]
+        return {"trainer": name, "state_bytes": state, "sent_bytes": sum(p["sent_bytes"] for p in copies["peers"]) / copies["states"],
+                "kept_bytes": statistics.median(kept)}
+
+
+def measure_ranks(build, count, repeats):
+    deferred, restored = [], []
+    with cluster(build, count) as many:
+        ranks, lost = many.ranks(0), 0
+        for launch in range(1, repeats + 1):
+            for rank in ranks:
+                rank.stdout.readline()
+            before, begun = many.status(count - 1)["sessions"][0]["saved"], time.monotonic()
+            until(lambda: many.status(count - 1)["sessions"][0]["saved"] >= before + 20)
+            deferred.append((time.monotonic() - begun) / 20)
+            lost = launch % count
+            many.lose(lost)
+            for rank in ranks:
+                rank.kill()
+            for rank in ranks:
+                rank.wait()
+            many.agents[lost] = many.agent(lost)
+            begun = time.monotonic()
+            ranks = many.ranks(launch)
+            firsts = {int(re.search(r"\d+", rank.stdout.readline())[0]) for rank in ranks}
+            restored.append(time.monotonic() - begun)
+            assert len(firsts) == 1 and firsts.pop() > 0
+            for rank in ranks:
+                rank.kill()
+            ranks = many.ranks(f"{launch}-again")
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return {"nodes": count, "state_s": statistics.median(deferred), "restore_s": statistics.median(restored)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build/current"))
+    parser.add_argument("--quick", action="store_true", help="one trainer and four nodes, once")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench/results/bench_nodes.json")
+    args = parser.parse_args()
+    build = args.build.resolve()
+    trainers = [("from the start, lr 1e-3", ["--steps=60"]), ("the same, lr 1e-5", ["--steps=60", "--lr=1e-5", "--warmup=1"])]
+    rows = [measure_bytes(build, name, words) for name, words in trainers[:1 if args.quick else 2]]
+    print("| trainer | full state | sent a step | share | kept in memory | share |\n|---|---|---|---|---|---|")
+    for r in rows:
+        print(f"| {r['trainer']} | {r['state_bytes'] / 2**20:.2f} MiB | {r['sent_bytes'] / 2**20:.2f} MiB | {r['sent_bytes'] / r['state_bytes']:.2f} | "
+              f"{r['kept_bytes'] / 2**20:.2f} MiB | {r['kept_bytes'] / r['state_bytes']:.2f} |")
+    ranks = [measure_ranks(build, count, 1 if args.quick else 3) for count in ((4,) if args.quick else (2, 4, 8, 16))]
+    print("\n| nodes | a state on other nodes | restored after a loss |\n|---|---|---|")
+    for r in ranks:
+        print(f"| {r['nodes']} | {r['state_s']:.2f} s | {r['restore_s']:.2f} s |")
+    args.out.write_text(json.dumps({"benchmark": "nodes", "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "trainers": rows, "ranks": ranks,
+                                    "sent_share": max(r["sent_bytes"] / r["state_bytes"] for r in rows),
+                                    "kept_share": max(r["kept_bytes"] / r["state_bytes"] for r in rows)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
