@@ -48,6 +48,7 @@ TAIL = """
   manifests promise.
 - **Campaign**: random commands of several processes, kills, faults and damage, beside a model of what must be readable
   (`tests/README.md`). The hours are those played on the sources of the product as they were then, by any number of runs.
+  A script that failed stays listed for these sources, whatever passes later; `tests/README.md` says what was found.
 - **Mutants**: the code is broken in one place, and the tests of its area must notice (`tests/mutants/`).
 - **Coverage**: branches that the tests of an area take; `tests/mutants/areas.json` names the areas.
 
