@@ -135,6 +135,8 @@ $(OBJECTS_TOOL): $(B)/obj/tests/objects/objects_tool.o $(B)/obj/internal.a $(S3_
 
 # How thorough: tests/README.md says more.
 CKD_TEST_LEVEL ?= quick
+# Seconds of processor time that all tests together may take; 0: no limit. There is none for tests that are asked for by name.
+BUDGET ?= $(if $(T)$(PYTEST_ARGS)$(filter-out quick,$(CKD_TEST_LEVEL)),0,220)
 
 .PHONY: test test-full build-tests test-run fuzz fuzz-run
 test:
@@ -149,7 +151,7 @@ build-tests: programs $(TESTS) $(REPLAYS) $(MPI_TESTS) $(OBJECTS_TOOL) $(CAMPAIG
 # One test more than there are cores at a time, as some mostly wait for a deadline or for another process.
 test-run: build-tests
 	@CC='$(CC)' CKPTDELTA_CFLAGS='$(SANFLAGS)' CKPTDELTA_LIBS='$(DEPS_LDFLAGS) $(CKD_LIBS)' \
-	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(shell expr $(JOBS) + 1)' --level '$(CKD_TEST_LEVEL)' \
+	    $(PYTHON) tests/run.py --build '$(B)' --san '$(SAN)' --jobs '$(shell expr $(JOBS) + 1)' --level '$(CKD_TEST_LEVEL)' --budget '$(BUDGET)' \
 	    --timeout '$(TEST_TIMEOUT)' --only '$(T)' --pytest-args '$(PYTEST_ARGS)' --cuda '$(HAVE_CUDA)'
 
 # Clang warns of loops that it cannot vectorise under sanitizers, so warnings are no errors here.

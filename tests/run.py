@@ -14,7 +14,9 @@ skip; its reason is the last line printed that begins with `SKIP:`. With CKD_REQ
 or `cuda` in its name is a failure. Needs the standard library only.
 
 The longest test starts first, by the times of the last run in this build folder, or by `tests/times.txt`. Tests that
-mostly wait, as that file says, take no core from others: WAITING of them run besides. Tests write to memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or there is too little of it.
+mostly wait, as that file says, take no core from others: WAITING of them run besides. With a budget some tests are left
+out (`budget.py`), and count as skipped. Tests write to memory (/dev/shm) unless they are in ON_DISK, TMPDIR is set, or
+there is too little of it.
 """
 
 import argparse
@@ -30,10 +32,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+import budget
 
 SKIP_STATUS = 77
 SHOWN_LINES = 150
@@ -50,8 +55,8 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 class Job:
     """One process to run, and what came of it."""
 
-    def __init__(self, kind, name, command):
-        self.kind, self.name, self.command = kind, name, command
+    def __init__(self, kind, source, name, command):
+        self.kind, self.source, self.name, self.command = kind, source, name, command
         self.passed = 0
         self.failed = []  # (test, message)
         self.skipped = []  # (test, reason)
@@ -72,17 +77,17 @@ def find_jobs(args):
     build, root = Path(args.build), args.root
     jobs = []
     for path in sorted(root.glob("tests/**/test_*.py")):
-        jobs.append(Job("pytest", path.name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+        jobs.append(Job("pytest", path, path.name, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
                                               "--rootdir", str(root / "tests")]
                         + shlex.split(args.pytest_args) + [str(path)]))
     for source in sorted(root.glob("tests/**/test_*.c")):
-        jobs.append(Job("cmocka", source.stem, [str(build / "tests" / source.stem)]))
+        jobs.append(Job("cmocka", source, source.stem, [str(build / "tests" / source.stem)]))
     for source in sorted(root.glob("tests/fuzz/fuzz_*.c")):
         corpus = root / "tests" / "corpus" / source.stem[len("fuzz_"):]
-        jobs.append(Job("replay", source.stem, [str(build / "tests" / source.stem)]
+        jobs.append(Job("replay", source, source.stem, [str(build / "tests" / source.stem)]
                         + ([str(corpus)] if corpus.is_dir() else [])))
     for path in sorted(root.glob("tests/**/check_*.sh")):
-        jobs.append(Job("script", path.name, ["sh", str(path)]))
+        jobs.append(Job("script", path, path.name, ["sh", str(path)]))
     names = collections.Counter(job.name for job in jobs)
     for name in sorted(n for n, count in names.items() if count > 1):
         sys.exit(f"several tests have the name {name}")
@@ -103,16 +108,18 @@ def folder_for(job):
 
 
 def known_times(args):
-    """Seconds of each job: in tests/times.txt, or better, as this build folder measured them at this level. And the jobs that mostly wait."""
+    """Seconds of each job: in tests/times.txt, or better, as this build folder measured them at this level. The jobs that mostly wait. And what
+    each is expected to take of the budget, which does not depend on the machine: so one seed draws the same jobs everywhere."""
     times, waiting = {}, set()
     try:
-        for line in (args.root / "tests" / "times.txt").read_text().splitlines():
-            seconds, name, *waits = line.split()
-            times[name] = float(seconds)
-            waiting |= {name} if waits == ["waits"] else set()
+        lines = (args.root / "tests" / "times.txt").read_text().splitlines()
     except OSError:
-        pass
-    return {**times, **measured_times(args).get(args.level, {})}, waiting
+        lines = []
+    for line in lines:
+        seconds, _, name, *about = line.split()
+        times[name] = float(seconds)
+        waiting |= {name} if "waits" in about else set()
+    return {**times, **measured_times(args).get(args.level, {})}, waiting, budget.costs(lines, args.san)
 
 
 def measured_times(args):
@@ -299,6 +306,7 @@ def main():
     parser.add_argument("--cuda", default="", help="not empty: the CUDA backend was built")
     parser.add_argument("--jobs", type=int, default=0, help="processes at a time; 0: one for each core")
     parser.add_argument("--level", default="full", choices=LEVELS, help="how thorough: tests/README.md says more")
+    parser.add_argument("--budget", type=float, default=0, help="seconds of processor time for all of them; 0: no limit")
     parser.add_argument("--timeout", type=float, default=900, help="seconds one of them may take")
     parser.add_argument("--only", default="", help="run only what matches one of these patterns")
     parser.add_argument("--pytest-args", default="", help="more arguments for pytest")
@@ -307,7 +315,10 @@ def main():
     args.seed = sweep_seed(args)
     print(f"Level {args.level}; sweeps that take a sample take that of CKD_SWEEP_SEED={args.seed}", flush=True)
     jobs = find_jobs(args)
-    times, waiting = known_times(args)
+    times, waiting, cost = known_times(args)
+    left_out = []
+    if args.budget:
+        jobs, left_out = budget.choose(jobs, args.budget, args.seed, args.root, cost)
     jobs.sort(key=lambda job: -times.get(job.name, 1))
     workers = args.jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool, concurrent.futures.ThreadPoolExecutor(WAITING) as others:
@@ -324,11 +335,15 @@ def main():
         print("\nSkipped:")
         for job, test, reason in skipped:
             print(f"  {job.name}{'' if test == '-' else ' ' + test}: {reason.strip()}")
+    if left_out:
+        print(f"\nLeft out, as together they would take more than {args.budget:g} s of processor time (BUDGET=0 sets no limit):")
+        for line in textwrap.wrap(" ".join(j.name for j in left_out), 110, break_on_hyphens=False):
+            print(f"  {line}")
     passed, failed = sum(j.passed for j in jobs), sum(len(j.failed) for j in jobs)
     if passed + failed + len(skipped) == 0:
         print("\nno test was found or matched")
         failed = 1
-    print(f"\n{passed} passed, {failed} failed, {len(skipped)} skipped")
+    print(f"\n{passed} passed, {failed} failed, {len(skipped) + len(left_out)} skipped")
     return 1 if failed else 0
 
 

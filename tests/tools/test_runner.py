@@ -179,7 +179,7 @@ def test_only_matching_tests_run(tree):
 def test_the_longest_is_first(tree):
     for name in ("test_a", "test_b", "test_c"):
         tree.results(name, PASS, before=f'echo {name} >>"$PWD/order"')
-    (tree.root / "tests" / "times.txt").write_text("2 test_b\n3 test_c\n")
+    (tree.root / "tests" / "times.txt").write_text("2 1 test_b\n3 1 test_c\n")
     tree.run("--jobs", "1")
     assert (tree.root / "order").read_text().split() == ["test_c", "test_b", "test_a"]
     times = tree.root / "build" / "results" / "times.json"
@@ -197,8 +197,54 @@ def test_those_that_wait_run_beside_the_others(tree):
     for name, other in (("test_a", "b"), ("test_b", "a")):
         tree.results(name, PASS, before=f'touch "$PWD/{name[-1]}"; for i in $(seq 200); do [ -e "$PWD/{other}" ] && break; sleep .05; done; '
                                         f'[ -e "$PWD/{other}" ] || exit 1')
-    (tree.root / "tests" / "times.txt").write_text("2 test_b\n3 test_a waits\n")
+    (tree.root / "tests" / "times.txt").write_text("2 1 test_b\n3 1 test_a waits\n")
     assert tree.run("--jobs", "1")[0] == (2, 0, 0)
+
+
+def test_a_budget_leaves_tests_out(tree):
+    names = [f"test_{n}" for n in "abcdefgh"]
+    for name in names + ["test_short", "test_unknown"]:
+        tree.results(name, PASS)
+    (tree.root / "tests" / "times.txt").write_text("".join(f"9 5 {n}\n" for n in names) + "9 1 test_short waits\n")
+
+    def runs(seed, *args):
+        counts, output = tree.run("--budget", "18", *args, CKD_SWEEP_SEED=seed)
+        passed = {name for name in names + ["test_short", "test_unknown"] if f"ok    {name} " in output}
+        assert counts == (len(passed), 0, 10 - len(passed))
+        left_out = output.partition("Left out, ")[2].split("\n\n")[0].split()
+        assert sorted(n for n in names if n not in passed) == [n for n in left_out if n in names]
+        return passed
+
+    drawn = [runs(str(seed)) for seed in range(6)]
+    assert all({"test_short", "test_unknown"} < d and len(d) == 5 for d in drawn)  # 1 + 1.5 + 3 * 5 <= 18 s
+    assert drawn[0] == runs("0") and len(set(map(frozenset, drawn))) > 1
+    assert len(runs("0", "--san", "address")) == 3  # one of them takes twice the time there
+    assert tree.run("--budget", "0")[0] == (10, 0, 0)
+
+
+def test_a_budget_goes_to_what_was_changed(tree):
+    for name in ("test_elsewhere", "test_name_again"):
+        tree.results(name, PASS)
+    (tree.root / "tests" / "other").mkdir()
+    tree.results("test_room", PASS)
+    (tree.root / "tests" / "room" / "part" / "test_room.c").rename(tree.root / "tests" / "other" / "test_mine.c")
+    (tree.root / "build" / "tests" / "test_room").rename(tree.root / "build" / "tests" / "test_mine")
+    (tree.root / "tests" / "times.txt").write_text("9 5 test_elsewhere\n9 5 test_name_again\n9 5 test_mine\n")
+    (tree.root / ".gitignore").write_text("build/\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *words], cwd=tree.root, check=True)
+
+    def runs(path):
+        (tree.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree.root / path).touch()
+        outputs = [tree.run("--budget", "6", CKD_SWEEP_SEED=str(seed))[1] for seed in range(8)]
+        (tree.root / path).unlink()
+        return {name for name in ("test_elsewhere", "test_name_again", "test_mine") for o in outputs if f"ok    {name} " in o}
+
+    assert runs("other/x.c") == {"test_mine"}  # its folder
+    assert runs("tools/name.c") == {"test_name_again"}  # its name
+    assert runs("tests/other/y.h") == runs("z.c") == {"test_elsewhere", "test_name_again", "test_mine"}  # of no test
 
 
 def test_level(tree):
