@@ -1,4 +1,4 @@
-/* Symbol streams: chooses between dense, change and run streams. */
+/* Symbol streams: chooses between dense, sparse, change, run and framed streams (FORMAT.md). */
 #include "codec/entropy/entropy.h"
 
 #include <math.h>

@@ -17,7 +17,7 @@ enum {
     FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
 };
 #define MASKS_WORTH 4         /* masks are tried if at most one integer in this many is not zero */
-#define MASKS_SURE  (1 << 15) /* larger blocks then try nothing else */
+#define MASKS_SURE  (1 << 15) /* with so many integers symbols are then not tried */
 /* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, adaptively, or as masks. */
 enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
 

@@ -8,10 +8,7 @@
 #define CLASSES     128u /* classes of chains by their cost ... */
 #define CLASS_STEPS 8    /* ... and how many of them make a base load */
 #define USUAL_LINK  0.3  /* base loads that a delta adds to a chain, if nothing is known */
-/*
- * Chains of so many base loads are merged into one delta on the block that they begin with. The two cost about as much
- * as MERGED says.
- */
+/* A chain of at least MERGE_FROM base loads ends in one delta on its first block. Together these cost about MERGED. */
 #define MERGE_FROM 3.0
 #define MERGED     2.3
 /* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile.c). */

@@ -113,9 +113,9 @@ void columns_cache_free(columns_cache *c, bool in_child);
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
  *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
  *    (lossy: three times);
- *  - the whole checkpoint costs at most max_load_cost base loads. Remaining blocks are expected to cost what they cost
- *    in the parent. With several ranks, each keeps to the bound on its own and expects nothing. If tensors of the
- *    parent are left out, that expectation was too high: such a checkpoint may cost what a part of it may.
+ *  - the whole checkpoint costs at most max_load_cost base loads. Blocks still to come count with their cost in the
+ *    parent; a rank counts its share. A save that leaves out tensors of the parent counted too much, so it may cost up
+ *    to the bound on a single block.
  * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. A plan
  * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
  * and sizes stay even: there are no periodic full saves.
@@ -233,7 +233,8 @@ ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
 
 /*
  * Rebuilding values: reads the blocks that intersect a span, walks each block's chain to its root, decodes the root and
- * applies the deltas on the way back, verifying every block's content hash.
+ * applies the deltas on the way back. It verifies the content hash of the last block of a chain, and those of the others
+ * only if that one does not match (DECISIONS.md).
  */
 
 #define MAX_CHAIN_BLOCKS 4096u /* blocks decoded for one block; a chain has a handful */

@@ -146,7 +146,8 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 
 /* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    bool must_fill = false; /* a thread that reads such a record waits for nothing, so no circle can arise */
+    bool must_fill =
+        false; /* a thread that reads such a record waits for no other, so threads cannot wait for each other */
     stored_values *v =
         d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, NULL) : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);

@@ -1,6 +1,6 @@
 /*
  * Chooses how a block is stored: on its own, as a delta or as a step, and with which coding; then encodes it. Sizes as
- * symbols come from block_plan.c.
+ * symbols come from block_plan.c. block_lossy.c plans lossy blocks; the choice between delta and standalone is here.
  */
 #include <stdlib.h>
 
@@ -8,9 +8,10 @@
 
 #define PROBE_BYTES 16384u /* sample of a block, which shows if zstd or LZ4 can win */
 #define PROBE_WHOLE 65536u /* smaller blocks are tried whole */
-#define PROBE_SHARE 16u /* panels of large matrices have smaller blocks: the sample is this share of them, */
-#define PROBE_PANEL 8192u /* and blocks below this size are tried whole */
-#define STEP_HEADER 320u  /* additional bytes of a record that names the inputs of an optimizer step */
+/* Panels of large matrices have smaller blocks: the sample is 1/PROBE_SHARE of one, and below PROBE_PANEL it is tried whole. */
+#define PROBE_SHARE 16u
+#define PROBE_PANEL 8192u
+#define STEP_HEADER 320u /* additional bytes of a record that names the inputs of an optimizer step */
 
 ckd_status block_job_init(block_job *job, columns_cache *columns, ckd_error *err) {
     memset(job, 0, sizeof(*job));
@@ -204,8 +205,9 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
 }
 
 /*
- * The base load against which a step is measured when it is loaded alone: its inputs in this checkpoint, itself, and
- * the third of the three tensors. A first moment has no such inputs, and counts by itself.
+ * The base load against which a step is measured when it is loaded alone: the bases of all three tensors of its
+ * parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment has one, so its
+ * own is added twice, once for the weight. A first moment that is coded by its gradient has none: only its own counts.
  */
 static load_cost block_step_base(const block_job *job) {
     double times = job->analysis.step.alone || job->analysis.step.two_inputs ? 1 : 2;

@@ -6,9 +6,9 @@
 
 #include "engine/lossy/lossy.h"
 
-/* of raw bytes: the size of an exact base of weights or moments, as bench_exact measures it */
+/* The size of an exact base of weights or moments, as a share of raw bytes, as bench_exact measures it. */
 #define EXACT_SHARE 0.85
-/* at most 1/MOST_KEPT of the values may be exceptions; with more, the block is coded exactly */
+/* With more than 1/MOST_KEPT of its values as exceptions, a block is stored exactly. */
 #define MOST_KEPT 16
 
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {

@@ -204,8 +204,9 @@ static int32_t round_clamped(double x, int32_t max) {
 /* ---- weights ---- */
 
 /*
- * Elements that do not move stay on the parent's lattice. A lattice at least as fine holds all values; a
- * coarser one does not. Exact values lie on no lattice that would make integers worthwhile.
+ * Elements that do not move keep the parent's value, so the lattice must be as fine as the lowest bit of any of these
+ * values. After an exact base no lattice worth its integers is. Then on_lattice is false: the block can be a lossy delta,
+ * but stands alone only exactly.
  */
 static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
     int32_t lowest = s->lowest_bit < t->plan.lattice.exponent ? s->lowest_bit : t->plan.lattice.exponent;

@@ -1,4 +1,4 @@
-/* Loads a tile: its input, its parent's values, and both as floats. */
+/* Chooses a tile's parent, and loads the tile: its input, its parent's values, and both as floats. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -89,8 +89,8 @@ static bool ranks_before(const tile_parent *a, const tile_parent *b) {
 }
 
 /*
- * Whether all of the tile can be read. The files of the parent hold an ancestor as far as the parent needs it: where the
- * parent has a block of its own, they may lack the ancestor's, or what that builds on.
+ * Whether all of the tile can be read. The parent's manifest names only files that a load of the parent reads. Where the
+ * parent's block stands alone, the ancestor's block, or what it builds on, may be in others.
  */
 static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
                      const tensor_context *context) {

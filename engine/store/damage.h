@@ -73,7 +73,7 @@ ckd_status damage_add_trash(damage_list *list, const dependency_info *all, size_
 /* Adds unreadable settings to the damage. They harm no checkpoint, but block deletions. Errors: IO, NOMEM. */
 ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
 
-/* Checks a whole chunk file for damage, for verify and scrub. */
+/* Checks a whole chunk file for damage, for verify, scrub and repair. */
 
 typedef struct file_check {
     const ckd_store *store;
@@ -104,7 +104,7 @@ ckd_status read_named_file_at(const ckd_store *store, const char *path, const fi
 
 /*
  * Checks that it is the file that the manifest names, and that its contents are intact. Adds damage to the list;
- * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of pace, IO, NOMEM.
+ * `checkpoint` is named if the file cannot be opened. Decodes nothing. Errors: those of throttle, IO, NOMEM.
  */
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err);

@@ -1,3 +1,4 @@
+/* The files that checkpoints need, for verify and repair. retain/trash.c decides what is removed. */
 #include "engine/store/damage.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* Reads all manifests and tombstones of a store, and says which of them count, are in use, or must stay. */
 #include "engine/store/manifests.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* Copies of blocks in data/k: attaches them to a view, and removes those that are out of date. */
 #include "engine/store/view.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* Opens the chunk files of a checkpoint, and makes a view_block of each of its records. */
 #include "engine/store/view.h"
 
 #include <math.h>

@@ -362,9 +362,9 @@ static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view 
 /*
  * Chooses between duplicates, as files may hold a block's values in several records that build on different ones. That
  * happens when compaction has rewritten a block, and other checkpoints name the file with the other record for
- * something else in it. The first record counts whose dependencies are all there and form no cycle. So naming more
- * files never makes less readable, which compaction relies on when it joins the files of two checkpoints. A choice may
- * make others possible, never impossible.
+ * something else in it. Takes the first record whose dependencies are all there and form no cycle. This repeats until
+ * nothing changes, as a choice may make others possible, never impossible. So naming more files never makes less
+ * readable, which compaction relies on when it joins the files of two checkpoints.
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
