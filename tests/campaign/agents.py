@@ -1,12 +1,12 @@
 """Random failures of trainers with an agent: kills of either or both, stops, flipped bits, full disks, small budgets.
 
-    agents.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE]
+    agents.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE] [--record]
 
 The trainer is the example train_gpt, started again and again until it ends, by this program or by `ckptdelta run`. The
 oracle: every step was trained, each loss is, bit for bit, that of a training without failures, the store is intact and
 has no branch, and each restart goes on from no older step than was promised: one that was durable before the kill, or
 one that the agent showed as complete, if it lived on. A failed case can be repeated by its seed and kind. The last line
-reads `N passed, N failed, N skipped`; --out writes the counts by kind as JSON.
+reads `N passed, N failed, N skipped`; --out writes the counts by kind as JSON, --record adds them to agents.json (record.py).
 """
 
 import argparse
@@ -22,7 +22,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import record
 from jobs_support import ROOT, Failure, check, kill, losses_of, wait_for
+
+FILE = Path(__file__).with_name("agents.json")
+SOURCES = ("agent", "peers", "engine/session", "engine/slots", "cli/commands/agent.c")
 
 STEPS = 60
 WAIT = 3  # seconds without a sign of life
@@ -421,7 +425,7 @@ CHECK_THEMSELVES = {"full_disk", "restored_from_memory", "several_runs"}
 
 
 def play(reference, kind, seed, folder):
-    """Plays one case in an empty folder. Returns (None or why it was skipped, None or what went wrong)."""
+    """Plays one case in an empty folder. Returns (None or why it was skipped, None or what went wrong, number of failures)."""
     case = Case(reference, folder, seed)
     try:
         case.start_agent()
@@ -429,16 +433,36 @@ def play(reference, kind, seed, folder):
         case.stop_agent()
         if kind not in CHECK_THEMSELVES and not skipped:
             case.check_all()
-        return skipped, None
+        return skipped, None, 1
     except (Failure, subprocess.SubprocessError) as error:
         case.output.seek(0)
         said = [line for line in case.output.read().decode(errors="replace").splitlines() if not line.startswith(("saved step", "step "))]
-        return None, "\n".join([f"{kind}, seed {seed}: {error}", *said[-60:]])
+        return None, "\n".join([f"{kind}, seed {seed}: {error}", *said[-60:]]), 1
     finally:
         case.close()
 
 
-def drive(about, kinds, prepare, play_one):
+class Run(record.Recorded):
+    def __init__(self, campaign, seed, path=FILE):
+        super().__init__(path, seed, record.hash_of(p for place in SOURCES for p in record.sources_below([place])))
+        self.entry["campaign"] = campaign
+
+    def add(self, counts, failures, failed, last_seed):
+        self.write({"last_seed": last_seed, "cases": dict(sorted(counts.items())), "failures_played": failures, "failed": failed})
+
+
+def summary(path=FILE):
+    """One sentence on each campaign's cases that were played, on any sources; None if there are none."""
+    said = []
+    for campaign in sorted({r["campaign"] for r in record.runs(path)}):
+        mine = [r for r in record.runs(path) if r["campaign"] == campaign]
+        failed = [seed for r in mine for seed in r["failed"]]
+        said.append(f"{campaign}: {sum(sum(r['cases'].values()) for r in mine)} cases with {sum(r['failures_played'] for r in mine)} failures on sources "
+                    f"{', '.join(sorted({r['source'] for r in mine}))}, " + (f"**failed: seeds {', '.join(map(str, failed))}**" if failed else "0 failed"))
+    return "; ".join(said) or None
+
+
+def drive(about, kinds, prepare, play_one, campaign):
     """Plays cases as the arguments want. prepare(build, folder) returns what play_one gets first."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10**9)
@@ -447,8 +471,10 @@ def drive(about, kinds, prepare, play_one):
     parser.add_argument("--kind", choices=kinds)
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build/current"))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
-    counts, failed, skipped = collections.Counter(), 0, 0
+    counts, failures, failed, skipped = collections.Counter(), 0, [], 0
+    run = Run(campaign, args.seed) if args.record else None
     with tempfile.TemporaryDirectory(prefix="campaign-") as top:
         (Path(top) / "reference").mkdir()
         reference = prepare(args.build.resolve(), Path(top) / "reference")
@@ -459,25 +485,28 @@ def drive(about, kinds, prepare, play_one):
             kind = args.kind or list(kinds)[seed % len(kinds)]
             folder = Path(top) / str(seed)
             folder.mkdir()
-            why, failure = play_one(reference, kind, seed, folder)
+            why, failure, played = play_one(reference, kind, seed, folder)
             shutil.rmtree(folder, ignore_errors=True)
             if failure:
                 print(failure, flush=True)
             if why:
                 print(f"skipped: {kind}, seed {seed}: {why}", flush=True)
             skipped += bool(why)
-            failed += bool(failure)
+            failed += [seed] if failure else []
             counts[kind] += not failure and not why
+            failures += 0 if why else played
+            if run:
+                run.add(counts, failures, failed, seed)
     for name, count in sorted(counts.items()):
         print(f"  {count:4}  {name}")
     if args.out:
-        args.out.write_text(json.dumps({"first_seed": args.seed, "passed": dict(sorted(counts.items())), "failed": failed, "skipped": skipped}, indent=1) + "\n")
-    print(f"{sum(counts.values())} passed, {failed} failed, {skipped} skipped")
+        args.out.write_text(json.dumps({"first_seed": args.seed, "passed": dict(sorted(counts.items())), "failed": len(failed), "skipped": skipped}, indent=1) + "\n")
+    print(f"{sum(counts.values())} passed, {len(failed)} failed, {skipped} skipped")
     return 1 if failed or not counts else 0
 
 
 def main():
-    return drive(__doc__, KINDS, Reference, play)
+    return drive(__doc__, KINDS, Reference, play, "trainers")
 
 
 if __name__ == "__main__":

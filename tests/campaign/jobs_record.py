@@ -7,44 +7,40 @@ A run counts for the sources of the supervisor that it was played on.
 """
 
 import collections
-import datetime
-import hashlib
-import json
-import os
 import sys
 from pathlib import Path
 
-from record import COMMENT, ROOT, locked, runs
+from record import Recorded, hash_of, runs, sources_below
 
 FILE = Path(__file__).with_name("jobs.json")
 SOURCES = ("supervise", "cli/commands/run.c", "cli/commands/attempts.c")
 
 
 def source():
-    """A hash of the code of the supervisor. Comments and white space do not count."""
-    hashed = hashlib.sha256()
-    for place in SOURCES:
-        path = ROOT / place
-        for file in sorted(path.glob("*.[ch]")) if path.is_dir() else [path]:
-            code = COMMENT.sub(lambda m: m[1] or " ", file.read_text())
-            hashed.update(f"{file.relative_to(ROOT).as_posix()}\n{' '.join(code.split())}\n".encode())
-    return hashed.hexdigest()[:12]
+    """Of the supervisor."""
+    return hash_of(p for place in SOURCES for p in sources_below([place]))
 
 
-class Run:
-    """One process that plays cases. It is recorded again after each case, so that a run that is cut off counts."""
-
+class Run(Recorded):
     def __init__(self, seed, path=FILE):
-        self.path, self.cases = Path(path), []
-        self.entry = {"begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "source": source(), "seed": seed,
-                      "process": os.getpid()}
+        super().__init__(path, seed, source())
+        self.cases = []
 
     def add(self, case):
         self.cases.append({k: case[k] for k in ("seed", "trainer", "cause", "result", "seconds", "attempts", "figures")})
-        with locked(self.path):
-            others = [r for r in runs(self.path) if any(r[k] != self.entry[k] for k in self.entry)]
-            lines = [json.dumps(r) for r in [*others, {**self.entry, "cases": self.cases}]]
-            self.path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        self.write({"cases": self.cases})
+
+
+def summary(path=FILE):
+    """One sentence on the cases that were played, on the sources as they are and on earlier ones; None if there are none."""
+    cases = [(case, r["source"] == source()) for r in runs(path) for case in r["cases"]]
+    if not cases:
+        return None
+    counts = collections.Counter(case["result"] for case, _ in cases)
+    trainers = collections.Counter(case["trainer"] for case, _ in cases if case["result"] == "passed")
+    return (f"{counts['passed']} cases passed ({', '.join(f'{n} {t}' for t, n in sorted(trainers.items()))}), {counts['skipped']} skipped, "
+            f"{counts['failed']} failed; {sum(now for _, now in cases)} of them on sources {source()}; "
+            f"{sum(case['figures'].get('false_alarms', 0) for case, _ in cases)} false alarms in {sum(case['attempts'] for case, _ in cases)} attempts")
 
 
 def range_of(cases, with_checkpoints):

@@ -1,6 +1,6 @@
 """Random failures of nodes with agents that keep copies for each other: of ranks, agents, nodes, networks and bits.
 
-    nodes.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE]
+    nodes.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE] [--record]
 
 A case draws how many nodes there are, in which domains, how many copies are wanted, and how many ranks train where; then
 it plays a few launches that end in failures. The oracle: each launch goes on from no older step than was promised (one
@@ -89,28 +89,38 @@ class Case:
     def cli(self, *args):
         return subprocess.run(list(map(str, [self.build / "ckptdelta", *args])), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
 
-    def durable(self):
-        done = self.cli("list", self.store, "--json")
-        return max((c["step"] for c in json.loads(done.stdout)["checkpoints"]), default=0) if done.returncode == 0 else 0
+    def newest(self):
+        """The id and step of the checkpoint that a restart from the store alone goes on from."""
+        done = self.cli("show", self.store, "--json")
+        found = json.loads(done.stdout)["checkpoints"][0] if done.returncode == 0 else {"id": None, "step": 0}
+        return found["id"], found["step"]
 
-    def launch(self, steps, promised):
-        """Ranks on some of the nodes; they go on from no older step than was promised."""
+    def durable(self):
+        return self.newest()[1]
+
+    def wait_for_a_save(self, before, what, or_end=False):
+        """Whether there is one. Ranks that end by themselves have found another launch's checkpoint."""
+        wait_for(lambda: self.newest()[0] != before[0] or or_end and all(r.poll() is not None for r, _ in self.ranks), what, 60)
+        return self.newest()[0] != before[0]
+
+    def launch(self, steps, promised, nodes=None, with_agents=True):
+        """Ranks on some of these nodes; they go on from no older step than was promised."""
         for node in self.nodes:
             if not node.agent:
                 node.start()
         world = self.draw.randint(1, 4)
-        places = [self.draw.choice(self.nodes) for _ in range(world)]
+        places = [self.draw.choice(nodes or self.nodes) for _ in range(world)]
         self.launches += 1
         self.ranks = []
         every = self.draw.choice([1, 2, 5])
         for rank, node in enumerate(places):
             words = [self.build / "tests/rank_trainer", self.store, rank, world, f"job{self.launches}", steps, every]
-            env = dict(os.environ, CKPTDELTA_AGENT=str(node.socket), CKPTDELTA_AGENT_WAIT="5")
+            env = dict(os.environ, CKPTDELTA_AGENT=str(node.socket) if with_agents else "", CKPTDELTA_AGENT_WAIT="5")
             self.ranks.append((self.popen(words, env, stdout=subprocess.PIPE, text=True), node))
         firsts = {r.stdout.readline() for r, _ in self.ranks}
         check(len(firsts) == 1 and firsts != {""}, f"the ranks go on differently: {firsts}")
         first = int(firsts.pop().split()[-1])
-        self.tell(f"{world} ranks on {[self.nodes.index(n) for n in places]} go on after {first}, every {every}")
+        self.tell(f"{world} ranks on {[self.nodes.index(n) for n in places]} go on after {first}, every {every}{'' if with_agents else ', without agents'}")
         check(first >= promised, f"they go on after step {first}, and {promised} was promised")
         return first
 
@@ -212,8 +222,7 @@ def killed_agent(case, first):
     node.agent.kill()
     node.agent.wait()
     node.agent = None
-    reached = case.durable()
-    wait_for(lambda: case.durable() > reached, "a save without the agent", 60)
+    case.wait_for_a_save(case.newest(), "a save without the agent")
     promised = case.durable()
     case.kill_ranks()
     return promised
@@ -250,6 +259,47 @@ def flipped_bits(case, first):
     return promised if case.copies > 1 else min(promised, case.durable())
 
 
+def launch_without_agents(case, first):
+    """It goes on from the store. What agents have is stored by a drain before, or meanwhile, or is older than what it saves and does not count."""
+    promised = case.train(first)
+    if case.draw.random() < 0.5:
+        case.draw.choice(case.nodes).lose()
+    case.kill_ranks()
+    if case.draw.random() < 0.5:
+        drains = [case.cli("agent", case.store, "--socket", n.socket, "--drain", "-q") for n in case.nodes if n.agent]
+        check(all(d.returncode == 0 for d in drains), f"a drain has failed: {[d.stderr for d in drains]}")
+    else:
+        promised = 0
+    saved = False
+    while not saved:  # it ends if an agent stores what it has after the launch began
+        case.launch(EVER, promised, with_agents=False)
+        saved = case.wait_for_a_save(case.newest(), "a save without agents", or_end=True)
+    case.kill_ranks()
+    return case.durable()
+
+
+def node_that_cannot_be_asked(case, first):
+    """A launch begins while it is stopped. It is asked later; by then what it has is older than what that launch saved."""
+    promised = case.train(first)
+    stopped = case.draw.choice(case.nodes)
+    with_ranks = stopped in [n for _, n in case.ranks]
+    case.tell(f"node {case.nodes.index(stopped)} is stopped")
+    stopped.agent.send_signal(signal.SIGSTOP)
+    case.kill_ranks()
+    others = [n for n in case.nodes if n is not stopped]
+    lost = case.draw.choice(others) if case.draw.random() < 0.5 else None
+    if lost:
+        case.tell(f"node {case.nodes.index(lost)} is lost")
+        lost.lose()
+    case.launch(EVER, case.durable() if with_ranks or lost else promised, others)
+    case.wait_for_a_save(case.newest(), "a save while a node is stopped")
+    stopped.agent.send_signal(signal.SIGCONT)
+    time.sleep(case.draw.random() * 2 * SILENCE)
+    promised = case.durable()
+    case.kill_ranks()
+    return promised
+
+
 def drained(case, first):
     case.train(first)
     node = case.draw.choice(case.nodes)
@@ -278,33 +328,34 @@ def ended_agent(case, first):
     return promised
 
 
-KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, killed_agent, stopped_agent, flipped_bits, drained, ended_agent)}
+KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, killed_agent, stopped_agent, flipped_bits, drained, ended_agent,
+                                 launch_without_agents, node_that_cannot_be_asked)}
 
 
 def play(build, kind, seed, folder):
-    """Plays one case, of which the first failure is of this kind. Returns (None or why it was skipped, None or what went wrong)."""
+    """Plays one case, of which the first failure is of this kind. Returns (None or why it was skipped, None or what went wrong, number of failures)."""
     case = Case(build, folder, seed)
+    number = promised = 0
     try:
-        promised = 0
         for number in range(case.draw.randint(1, 3)):
             failure = KINDS[kind] if number == 0 else case.draw.choice(list(KINDS.values()))
             first = case.launch(EVER, promised)
             case.tell(failure.__name__)
             promised = max(promised, failure(case, first))
         case.finish(promised)
-        return None, None
+        return None, None, number + 1
     except (Failure, subprocess.SubprocessError, OSError) as error:
         if str(error) == NO_UCX:
-            return NO_UCX, None
+            return NO_UCX, None, 0
         case.output.seek(0)
         said = case.output.read().decode(errors="replace").splitlines()
-        return None, "\n".join([f"{kind}, seed {seed}: {error}", *case.story, *said[-60:]])
+        return None, "\n".join([f"{kind}, seed {seed}: {error}", *case.story, *said[-60:]]), number + 1
     finally:
         case.close()
 
 
 def main():
-    return agents.drive(__doc__, KINDS, lambda build, folder: build, play)
+    return agents.drive(__doc__, KINDS, lambda build, folder: build, play, "nodes")
 
 
 if __name__ == "__main__":

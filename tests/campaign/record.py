@@ -26,15 +26,24 @@ UNPLAYED = ("cli/commands/agent.c", "cli/commands/attempts.c", "cli/commands/fol
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|/\*.*?\*/""", re.DOTALL)
 
 
-def source():
-    """A hash of the names and the code of all sources that scripts run. Comments and white space do not count."""
+def hash_of(paths):
+    """A hash of the names and the code of sources. Comments and white space do not count."""
     hashed = hashlib.sha256()
-    for path in sorted(p for folder in PRODUCT for p in (ROOT / folder).rglob("*") if p.suffix in (".c", ".h", ".cu", ".cuh", ".sql")):
-        name = path.relative_to(ROOT).as_posix()
-        if not name.startswith(UNPLAYED):
-            code = COMMENT.sub(lambda m: m[1] or " ", path.read_text())
-            hashed.update(f"{name}\n{' '.join(code.split())}\n".encode())
+    for path in paths:
+        code = COMMENT.sub(lambda m: m[1] or " ", path.read_text())
+        hashed.update(f"{path.relative_to(ROOT).as_posix()}\n{' '.join(code.split())}\n".encode())
     return hashed.hexdigest()[:12]
+
+
+def sources_below(places):
+    """The C files in these folders, or at these paths, of the project."""
+    paths = (p for place in places for p in ((ROOT / place).rglob("*") if (ROOT / place).is_dir() else [ROOT / place]))
+    return sorted(p for p in paths if p.suffix in (".c", ".h", ".cu", ".cuh", ".sql"))
+
+
+def source():
+    """Of all sources that scripts run."""
+    return hash_of(p for p in sources_below(PRODUCT) if not p.relative_to(ROOT).as_posix().startswith(UNPLAYED))
 
 
 def processor_seconds():
@@ -53,13 +62,24 @@ def runs(path=FILE):
     return json.loads(Path(path).read_text()) if Path(path).exists() else []
 
 
-class Run:
-    """One process that plays scripts. It is recorded again after each script, so that a run that is cut off counts."""
+class Recorded:
+    """One process that plays something. It is recorded again after each piece, so that a run that is cut off counts."""
 
-    def __init__(self, path, seed):
-        self.path, self.modes, self.counts, self.failed = Path(path), {}, {}, []
-        self.entry = {"begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "source": source(), "seed": seed,
+    def __init__(self, path, seed, played_source):
+        self.path = Path(path)
+        self.entry = {"begun": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "source": played_source, "seed": seed,
                       "process": os.getpid()}
+
+    def write(self, what):
+        with locked(self.path):
+            others = [r for r in runs(self.path) if any(r[k] != self.entry[k] for k in self.entry)]
+            self.path.write_text("[\n" + ",\n".join(json.dumps(r) for r in [*others, {**self.entry, **what}]) + "\n]\n")
+
+
+class Run(Recorded):
+    def __init__(self, path, seed):
+        super().__init__(path, seed, source())
+        self.modes, self.counts, self.failed = {}, {}, []
 
     def add(self, seed, mode, counts, failed):
         self.modes[mode] = self.modes.get(mode, 0) + 1
@@ -67,11 +87,8 @@ class Run:
             self.counts[name] = self.counts.get(name, 0) + count
         if failed:
             self.failed.append(seed)
-        entry = {**self.entry, "last_seed": seed, "processor_seconds": round(processor_seconds(), 1), "scripts": self.modes, "counts": self.counts,
-                 "failed": self.failed}
-        with locked(self.path):
-            others = [r for r in runs(self.path) if any(r[k] != entry[k] for k in self.entry)]
-            self.path.write_text("[\n" + ",\n".join(json.dumps(r) for r in others + [entry]) + "\n]\n")
+        self.write({"last_seed": seed, "processor_seconds": round(processor_seconds(), 1), "scripts": self.modes, "counts": self.counts,
+                    "failed": self.failed})
 
 
 def summary(path=FILE):

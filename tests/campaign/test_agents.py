@@ -22,7 +22,7 @@ def reference(tmp_path_factory):
 @pytest.mark.parametrize("kind", sorted(agents.KINDS))
 @pytest.mark.sampled(5)
 def test_the_newest_state_survives(tmp_path, reference, kind):
-    skipped, failure = agents.play(reference, kind, SEED, tmp_path)
+    skipped, failure, _ = agents.play(reference, kind, SEED, tmp_path)
     assert failure is None, failure
     if skipped:
         pytest.skip(skipped)
