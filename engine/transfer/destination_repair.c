@@ -164,70 +164,94 @@ ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_er
 
 /* ---- checkpoints that stay in the trash ---- */
 
-/* The copy of a checkpoint would have the id of the one in the trash, and a store has each id only once. */
-static void leave_in_trash(transfer *t, const ckd_id *id, const ckd_error *why) {
-    ckd_error left = *why;
-    for (size_t i = 0; i < t->count; i++) {
-        transfer_item *item = &t->items[i];
-        if (id_equal(&item->m.checkpoint.id, id)) {
-            snprintf(
-                left.message, sizeof(left.message),
-                "%.120s was not copied: it is in the trash of '%.80s' and cannot be restored there (%.140s); "
-                "once it is gone from that trash, copy again",
-                item->source, t->to->path, why->message);
-            transfer_skip(t, item, why->status, &left);
+typedef struct restoring {
+    ckd_id *ids; /* of all RESTORED items */
+    ckd_error *left;
+    size_t count;
+} restoring;
+
+static ckd_status begin_restoring(restoring *r, const transfer *t, ckd_error *err) {
+    *r = (restoring){.ids = calloc(t->count + 1, sizeof(*r->ids)),
+                     .left = calloc(t->count + 1, sizeof(*r->left))};
+    for (size_t i = 0; i < t->count && r->ids; i++) {
+        if (t->items[i].state == CKD_COPY_RESTORED) {
+            r->ids[r->count++] = t->items[i].m.checkpoint.id;
         }
     }
+    return r->ids && r->left ? CKD_OK : err_nomem(err, t->count * sizeof(*r->left), "a plan of a copy");
+}
+
+/* The copy of a checkpoint would have the id of the one in the trash, and a store has each id only once. */
+static void leave_in_trash(transfer *t, transfer_item *item, const ckd_error *why) {
+    ckd_error left = *why;
+    snprintf(left.message, sizeof(left.message),
+             "%.120s was not copied: it is in the trash of '%.80s' and cannot be restored there (%.140s); "
+             "once it is gone from that trash, copy again",
+             item->source, t->to->path, why->message);
+    transfer_skip(t, item, why->status, &left);
+}
+
+static void leave_refused(transfer *t, const restoring *r) {
+    for (size_t i = 0, k = 0; i < t->count && k < r->count; i++) {
+        transfer_item *item = &t->items[i];
+        if (id_equal(&item->m.checkpoint.id, &r->ids[k])) {
+            const ckd_error *why = &r->left[k++];
+            if (why->status != CKD_OK) {
+                leave_in_trash(t, item, why);
+            }
+        }
+    }
+}
+
+static void end_restoring(restoring *r) {
+    free(r->ids);
+    free(r->left);
 }
 
 ckd_status transfer_skip_blocked(transfer *t, ckd_error *err) {
-    size_t count = t->to_restore_count;
-    if (!count) {
-        return CKD_OK;
+    restoring r;
+    ckd_status status = begin_restoring(&r, t, err);
+    if (status == CKD_OK && r.count) {
+        status = undelete_check(r.left, t->to, r.ids, r.count, err);
     }
-    ckd_error *left = calloc(count, sizeof(*left));
-    ckd_status status = left ? undelete_check(left, t->to, t->to_restore, count, err)
-                             : err_nomem(err, count * sizeof(*left), "a plan of a copy");
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        if (left[i].status != CKD_OK) {
-            leave_in_trash(t, &t->to_restore[i], &left[i]);
-        }
+    if (status == CKD_OK) {
+        leave_refused(t, &r);
     }
-    free(left);
+    end_restoring(&r);
     return status;
 }
 
-ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err) {
-    size_t kept = 0;
-    for (size_t i = 0; i < t->to_restore_count; i++) {
-        const transfer_item *item = transfer_find_item(t, &t->to_restore[i]);
-        if (!item || item->state != CKD_COPY_LEFT) {
-            t->to_restore[kept++] = t->to_restore[i];
-            continue;
+/* Another copy, or a user, may have restored an item meanwhile. Then it was not in the trash any more. */
+static ckd_status follow_restored(transfer *t, restoring *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0, k = 0; i < t->count && k < r->count && status == CKD_OK; i++) {
+        transfer_item *item = &t->items[i];
+        if (id_equal(&item->m.checkpoint.id, &r->ids[k])) {
+            ckd_checkpoint found;
+            ckd_error why = {.offset = CKD_NO_OFFSET};
+            status = store_find_id(&found, t->to, &r->ids[k], &why);
+            if (status == CKD_OK) {
+                item->m.checkpoint = found;
+                r->left[k] = (ckd_error){.offset = CKD_NO_OFFSET};
+            }
+            status = err_except(err, status, CKD_E_NOT_FOUND, &why);
+            k++;
         }
-        damaged_part *h = malloc(sizeof(*h));
-        if (!h) {
-            return err_nomem(err, sizeof(*h), "what stays in the trash");
-        }
-        *h = (damaged_part){t->to_restore[i], item->left, t->refused};
-        t->refused = h;
     }
-    t->to_restore_count = kept;
-    return CKD_OK;
+    return status;
 }
 
-const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint) {
-    const damaged_part *h = t->refused;
-    while (h && !id_equal(&h->checkpoint, checkpoint)) {
-        h = h->next;
+ckd_status transfer_restore(transfer *t, ckd_error *err) {
+    restoring r = {.ids = NULL};
+    ckd_status status = transfer_repair_destination(t, CKD_COPY_RESTORED, err);
+    THEN(status, begin_restoring(&r, t, err));
+    if (status == CKD_OK && r.count) {
+        status = ckd_store_undelete_each(r.left, t->to, r.ids, r.count, err);
+        THEN(status, follow_restored(t, &r, err));
     }
-    return h ? &h->why : NULL;
-}
-
-void transfer_refused_free(transfer *t) {
-    while (t->refused) {
-        damaged_part *h = t->refused;
-        t->refused = h->next;
-        free(h);
+    if (status == CKD_OK) {
+        leave_refused(t, &r);
     }
+    end_restoring(&r);
+    return status;
 }

@@ -339,6 +339,7 @@ static ckd_status check_arrived(transfer *t, const char *path, const transfer_fi
 /* Reads a file that the destination has already, once. */
 static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
+    transfer_damage_free(&f->damaged_in_place); /* of a file that was replaced since */
     ckd_status status =
         open_named_file(&c, t->to, path_chunk(t->to->path, &f->file.id, "").text, &f->file, err);
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
@@ -488,7 +489,10 @@ static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item
     }
     f->arrived = status == CKD_OK;
     f->is_intact = f->arrived && !f->damaged;
-    f->replaces = f->arrived && f->in_place;
+    if (f->arrived) { /* a file in data/c is a damaged one */
+        f->in_place = false;
+        f->to_move = true;
+    }
     return status;
 }
 

@@ -10,8 +10,8 @@
  */
 ckd_status transfer_read_destination(transfer *t, ckd_error *err);
 /*
- * Fills items and to_restore from both lists. The caller holds the source's reader lock, and not the destination's
- * mutex: reading the source takes the source's mutex, and another copy may go the other way.
+ * Fills items from both lists, and refuses names that conflict. The caller holds the source's reader lock, and not the
+ * destination's mutex: reading the source takes the source's mutex, and another copy may go the other way.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
 /*
@@ -88,11 +88,11 @@ ckd_status transfer_replace(const transfer *t, const transfer_file *f, ckd_error
  * Errors: as undelete_check.
  */
 ckd_status transfer_skip_blocked(transfer *t, ckd_error *err);
-/* Moves the LEFT ones from t->to_restore to t->refused. The next plan leaves them out, too. */
-ckd_status transfer_refuse_skipped(transfer *t, ckd_error *err);
-/* Why the checkpoint was refused. NULL: it was not. */
-const ckd_error *transfer_refused(const transfer *t, const ckd_id *checkpoint);
-void transfer_refused_free(transfer *t);
+/*
+ * Restores the RESTORED items from the destination's trash, repaired. Those that cannot be restored become LEFT. The
+ * caller holds the destination's reader lock, and not its publish lock.
+ */
+ckd_status transfer_restore(transfer *t, ckd_error *err);
 /* ---- result.c ---- */
 ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
 /* Returns CKD_OK, or the error of the first checkpoint that was left out. */

@@ -64,8 +64,14 @@ static int by_place(const void *a, const void *b) {
     return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
+static int by_id_and_generation(const void *a, const void *b) {
+    const tombstone *x = a, *y = b;
+    int order = id_compare(x, y);
+    return order ? order : (x->generation < y->generation) - (x->generation > y->generation);
+}
+
 /*
- * Reads the ids in the destination's trash. A tombstone that cannot be read is skipped; publishing finds a conflict.
+ * Reads the tombstones of the destination's trash. A tombstone that cannot be read is skipped; publishing finds a conflict.
  */
 static ckd_status read_trash(transfer *t, ckd_error *err) {
     manifest_list tombstones = {0};
@@ -77,16 +83,16 @@ static ckd_status read_trash(transfer *t, ckd_error *err) {
     }
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *name = &tombstones.items[i];
-        tombstone dead;
-        status = tombstone_read(&dead, store, name, NULL);
+        tombstone *dead = &t->trash[t->trash_count];
+        status = tombstone_read(dead, store, name, NULL);
         if (status == CKD_OK &&
             file_exists(path_manifest(store->path, name->run, name->step, name->generation).text)) {
-            t->trash[t->trash_count++] = dead.checkpoint;
+            t->trash_count++;
         }
-        status = status == CKD_E_NOMEM ? err_nomem(err, sizeof(dead), "a tombstone") : CKD_OK;
+        status = status == CKD_E_NOMEM ? err_nomem(err, sizeof(*dead), "a tombstone") : CKD_OK;
     }
     if (t->trash_count) {
-        qsort(t->trash, t->trash_count, sizeof(*t->trash), id_compare);
+        qsort(t->trash, t->trash_count, sizeof(*t->trash), by_id_and_generation);
     }
     manifests_free(&tombstones);
     return status;
@@ -163,17 +169,14 @@ static const char *destination_run(const planning *p, const ckd_checkpoint *c) {
     return p->renamed && strcmp(p->renamed, c->run) == 0 ? p->t->options->as_run : c->run;
 }
 
-static bool in_trash(const planning *p, const ckd_id *id) {
-    return id_among(id, p->t->trash, p->t->trash_count);
-}
-
-static ckd_status add_to_restore(transfer *t, const ckd_id *id, ckd_error *err) {
-    if (ARRAY_GROW(t->to_restore, t->to_restore_capacity, t->to_restore_count + 1, "a plan of a copy", err) !=
-        CKD_OK) {
-        return CKD_E_NOMEM;
+/* The newest tombstone of a checkpoint that is in the destination's trash; NULL: it is not there. */
+static const tombstone *in_trash(const transfer *t, const ckd_id *id) {
+    const tombstone *found =
+        t->trash_count ? bsearch(id, t->trash, t->trash_count, sizeof(*found), id_compare) : NULL;
+    while (found && found > t->trash && id_equal(&found[-1].checkpoint, id)) {
+        found--;
     }
-    t->to_restore[t->to_restore_count++] = *id;
-    return CKD_OK;
+    return found;
 }
 
 /* Takes over the members of m. */
@@ -189,7 +192,17 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
     snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", destination_run(p, c));
     item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest records them without its own size */
-    return state == CKD_COPY_RESTORED ? add_to_restore(t, &c->id, err) : CKD_OK;
+    return CKD_OK;
+}
+
+/* It comes back under the name that it has in the trash, which a rename may have given it. */
+static ckd_status add_restored(planning *p, size_t at, manifest *m, const tombstone *dead, ckd_error *err) {
+    ckd_status status = add_item(p, at, m, CKD_COPY_RESTORED, err);
+    if (status == CKD_OK) {
+        ckd_checkpoint *c = &p->t->items[p->t->count - 1].m.checkpoint;
+        snprintf(c->run, sizeof(c->run), "%s", dead->run);
+    }
+    return status;
 }
 
 static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *existing, ckd_error *err) {
@@ -237,17 +250,14 @@ static ckd_status plan_one(planning *p, size_t at, ckd_error *err) {
     if (existing) {
         return add_present(p, at, existing, err);
     }
-    const ckd_error *refused = transfer_refused(p->t, &c->id);
+    const tombstone *dead = in_trash(p->t, &c->id);
     ckd_error why = {.offset = CKD_NO_OFFSET};
     manifest m;
-    if (refused) {
-        return add_skipped_item(p, at, refused, err);
-    }
     ckd_status status = read_source(&m, p, c, &why);
     if (status == CKD_OK) {
         status = manifest_complete_early(&m, p->t->from, &why);
         if (status == CKD_OK) {
-            return add_item(p, at, &m, in_trash(p, &c->id) ? CKD_COPY_RESTORED : CKD_COPY_MOVED, err);
+            return dead ? add_restored(p, at, &m, dead, err) : add_item(p, at, &m, CKD_COPY_MOVED, err);
         }
         manifest_free(&m);
     }
@@ -282,7 +292,24 @@ static int by_item_place(const void *a, const void *b) {
     return by_place(&(*x)->m.checkpoint, &(*y)->m.checkpoint);
 }
 
-/* Checks that no two items, and no item and a checkpoint of the destination, have the same run and step. */
+/* One that comes back from the trash keeps its name, as one that the destination lists does. */
+static ckd_status check_restored_name(const planning *p, const transfer_item *item, ckd_error *err) {
+    const char *new_name = p->t->options->as_run;
+    const ckd_checkpoint *c = &item->m.checkpoint;
+    if (!new_name || strcmp(c->run, new_name) == 0) {
+        return CKD_OK;
+    }
+    return err_set(
+        err, CKD_E_EXISTS,
+        "%s is in the trash of '%s', as %s@%llu; nothing was copied: restore it there, or empty the "
+        "trash",
+        item->source, p->t->to->path, c->run, (unsigned long long)c->step);
+}
+
+/*
+ * Checks that no two items, and no item and a checkpoint of the destination, will have the same run and step. This comes
+ * before the first change of the destination.
+ */
 static ckd_status check_places(const planning *p, ckd_error *err) {
     const transfer *t = p->t;
     const transfer_item **sorted = calloc(t->count + 1, sizeof(*sorted));
@@ -291,11 +318,15 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
     for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
         const ckd_checkpoint_list *to = &p->to.list;
         const transfer_item *item = &t->items[i];
-        if (item->state != CKD_COPY_MOVED) {
+        bool restored = item->state == CKD_COPY_RESTORED;
+        if (!restored && item->state != CKD_COPY_MOVED) {
             continue;
         }
         sorted[moved++] = item;
-        if (to->count && bsearch(&item->m.checkpoint, to->items, to->count, sizeof(*to->items), by_place)) {
+        if (restored) {
+            status = check_restored_name(p, item, err);
+        } else if (to->count &&
+                   bsearch(&item->m.checkpoint, to->items, to->count, sizeof(*to->items), by_place)) {
             status = conflict(item, "another checkpoint in the destination", err);
         }
     }
@@ -304,7 +335,11 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
     }
     for (size_t i = 1; i < moved && status == CKD_OK; i++) {
         if (by_item_place(&sorted[i - 1], &sorted[i]) == 0) {
-            status = conflict(sorted[i], "the name of two of these checkpoints", err);
+            bool restored = !transfer_moves(sorted[i - 1]) || !transfer_moves(sorted[i]);
+            status = conflict(sorted[i],
+                              restored ? "the name of one that would come back from the destination's trash"
+                                       : "the name of two of these checkpoints",
+                              err);
         }
     }
     free(sorted);
@@ -429,6 +464,7 @@ static ckd_status plan(planning *p, ckd_error *err) {
     for (size_t i = 0; i < p->from.list.count && status == CKD_OK; i++) {
         status = p->selected[i] ? plan_one(p, i, err) : CKD_OK;
     }
+    THEN(status, transfer_skip_blocked(p->t, err));
     THEN(status, check_places(p, err));
     return status == CKD_OK && p->t->options->tags ? plan_tags(p, err) : status;
 }
@@ -461,16 +497,14 @@ void transfer_plan_free(transfer *t) {
     }
     free(t->items);
     free(t->files);
-    free(t->to_restore);
     free(t->trash);
     ckd_tag_list_free(t->tags);
     t->items = NULL;
     t->trash = NULL;
     t->trash_count = 0;
     t->files = NULL;
-    t->to_restore = NULL;
     t->tags = NULL;
-    t->count = t->capacity = t->file_count = t->to_restore_count = t->to_restore_capacity = 0;
+    t->count = t->capacity = t->file_count = 0;
     t->total = 0;
     t->any_left = false;
 }

@@ -72,7 +72,7 @@ typedef struct batch {
  */
 enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
 
-/* A copy from another store may have brought an item meanwhile. Its files that have arrived are removed then. */
+/* A copy from another store may have brought an item meanwhile. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
@@ -80,43 +80,60 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
         ckd_checkpoint found;
         status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
                                       : CKD_E_NOT_FOUND;
-        for (size_t k = 0; k < item->m.file_count && status == CKD_OK; k++) {
-            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
-            f->in_place = file_exists(path_chunk(t->to->path, &f->file.id, "").text);
-            if (f->in_place && f->arrived && !f->replaces) {
-                f->arrived = f->to_move = f->replaces = false;
-                status = file_remove(transfer_path(t, &f->file.id).text, true, err);
-            }
+        if (status == CKD_OK) {
+            item->m.checkpoint = found; /* perhaps under another name */
+            item->state = CKD_COPY_PRESENT;
         }
-        item->state = status == CKD_OK ? CKD_COPY_PRESENT : item->state;
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
     }
     return status;
 }
 
-static ckd_status replace(transfer *t, transfer_file *f, ckd_error *err) {
-    ckd_status status = transfer_replace(t, f, err);
-    f->arrived = f->replaces = false;
-    f->in_place = true;
+/*
+ * Removes files that arrived for such items, once all others of the batch have theirs. The file in data/c counts as
+ * unread: it may be damaged where ours was intact, and an item of a later batch may need just that.
+ */
+static ckd_status drop_unneeded(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = b->first; i < b->end; i++) {
+        const transfer_item *item = &t->items[i];
+        for (size_t k = 0; k < item->m.file_count && item->state == CKD_COPY_PRESENT; k++) {
+            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
+            if (f->arrived && !f->in_place && file_exists(path_chunk(t->to->path, &f->file.id, "").text)) {
+                f->arrived = f->to_move = f->is_intact = f->checked = false;
+                f->in_place = true;
+                THEN(status, file_remove(transfer_path(t, &f->file.id).text, true, err));
+            }
+        }
+    }
     return status;
 }
 
-/* Another copy, perhaps from a third store, brought a file meanwhile. It may be damaged where ours is intact. */
+/*
+ * The file in data/c was damaged when this copy began, or another copy, perhaps from a third store, brought it
+ * meanwhile. It may be damaged where ours is intact.
+ */
 static ckd_status use_existing(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = transfer_check_destination(t, f, true, &why);
+    if (is_damage(status, &why) && f->damaged) {
+        return err_set(err, CKD_E_STATE,
+                       "another copy brought a chunk file of %s, which is damaged; copy again", item->source);
+    }
     if (is_damage(status, &why)) {
-        return f->damaged ? err_set(err, CKD_E_STATE,
-                                    "another copy brought a chunk file of %s, which is damaged; copy again",
-                                    item->source)
-                          : replace(t, f, err);
+        status = transfer_replace(t, f, err);
+    } else {
+        err_from(err, status, &why);
+        THEN(status, file_remove(transfer_path(t, &f->file.id).text, true, err));
+        f->to_move = false;
     }
-    if (status != CKD_OK) {
-        return err_from(err, status, &why);
+    if (status == CKD_OK) {
+        f->arrived = false;
+        f->in_place = true;
+        f->checked = f->is_intact; /* all of it was read: ours before, or the other one now */
+        transfer_damage_free(&f->damaged_in_place);
     }
-    f->arrived = false;
-    f->in_place = true;
-    return file_remove(transfer_path(t, &f->file.id).text, true, err);
+    return status;
 }
 
 /* Gives the files of an item their names. */
@@ -125,14 +142,13 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
-        if (f->replaces) {
-            status = replace(t, f, err);
-        } else if (!f->in_place && file_bytes(p.text) == f->file.size) {
+        bool is_there = file_exists(p.text);
+        if (!f->in_place && is_there) {
             status = use_existing(t, f, item, err);
         } else if (!f->in_place) {
             status = file_rename_noreplace(arrived.text, p.text, err);
             f->in_place = status == CKD_OK;
-        } else if (!file_exists(p.text)) { /* recovery may have removed it, under this same lock */
+        } else if (!is_there) { /* recovery may have removed it, under this same lock */
             status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
                              item->source);
             err_in_file(err, status, p.text);
@@ -260,7 +276,7 @@ static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     if (!t->undecided) {
         return_files(t);
     }
-    return status;
+    return status == CKD_OK ? drop_unneeded(t, b, err) : status;
 }
 
 static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
@@ -374,53 +390,12 @@ static ckd_status with_locks(transfer *t, locked_fn call, ckd_error *err) {
     return status;
 }
 
-static ckd_status plan(transfer *t, ckd_error *err) {
-    ckd_status status = with_locks(t, transfer_read_destination, err);
-    return status == CKD_OK ? transfer_plan(t, err) : status;
-}
-
-/*
- * Restores checkpoints from the destination's trash instead of copying them, and plans again. *restored: their ids,
- * malloc'ed.
- */
-static ckd_status restore_dead(ckd_id **restored, size_t *count, transfer *t, ckd_error *err) {
-    ckd_status status = transfer_skip_blocked(t, err);
-    THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
-    THEN(status, transfer_refuse_skipped(t, err));
-    if (status == CKD_OK && t->to_restore_count) {
-        status = ckd_store_undelete(t->to, t->to_restore, t->to_restore_count, err);
-    }
-    if (status != CKD_OK) {
-        return status;
-    }
-    *restored = t->to_restore;
-    *count = t->to_restore_count;
-    t->to_restore = NULL;
-    t->to_restore_count = t->to_restore_capacity = 0;
-    status = plan(t, err);
-    if (status == CKD_OK && t->to_restore_count) {
-        status = err_set(err, CKD_E_STATE, "'%s' was changed meanwhile: checkpoints were deleted; copy again",
-                         t->to->path);
-    }
-    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
-        for (size_t k = 0; k < *count; k++) {
-            bool restored_item = t->items[i].state == CKD_COPY_PRESENT &&
-                                 id_equal(&t->items[i].m.checkpoint.id, &(*restored)[k]);
-            t->items[i].state = restored_item ? CKD_COPY_RESTORED : t->items[i].state;
-        }
-    }
-    return status;
-}
-
+/* Refuses what it can before the destination changes. Then checkpoints come back from its trash. */
 static ckd_status begin_copy(transfer *t, ckd_error *err) {
-    ckd_id *restored = NULL;
-    size_t count = 0;
     ckd_status status = transfer_lock_incoming(t, err);
     THEN(status, store_lock_reader(&t->to_reader, t->to, err));
-    THEN(status, plan(t, err));
-    if (status == CKD_OK && t->to_restore_count) {
-        status = restore_dead(&restored, &count, t, err);
-    }
+    THEN(status, with_locks(t, transfer_read_destination, err));
+    THEN(status, transfer_plan(t, err));
     THEN(status, transfer_plan_files(t, err));
     if (status == CKD_OK && t->file_count) {
         status = check_room(t, err);
@@ -432,7 +407,7 @@ static ckd_status begin_copy(transfer *t, ckd_error *err) {
     if (status == CKD_OK && any) {
         status = with_locks(t, hold_intent, err);
     }
-    free(restored);
+    THEN(status, transfer_restore(t, err));
     return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
 }
 
@@ -527,7 +502,6 @@ static void end_copy(transfer *t, ckd_status status) {
 static ckd_status plan_only(transfer *t, ckd_error *err) {
     ckd_status status = transfer_read_destination(t, err);
     THEN(status, transfer_plan(t, err));
-    THEN(status, transfer_skip_blocked(t, err));
     THEN(status, transfer_plan_files(t, err));
     THEN(status, transfer_repair_destination(t, CKD_COPY_RESTORED, err));
     return status == CKD_OK ? transfer_repair_destination(t, CKD_COPY_PRESENT, err) : status;
@@ -586,7 +560,6 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     }
     THEN(status, transfer_skipped(&t, err));
     transfer_plan_free(&t);
-    transfer_refused_free(&t);
     catalog_list_free(&t.source);
     free(t.scrubbed.ids);
     bytes_free(&t.payload);

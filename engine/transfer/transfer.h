@@ -61,9 +61,8 @@ typedef struct transfer_part {
 typedef struct transfer_file {
     file_ref file;
     const transfer_part *part; /* NULL: the file is copied unchanged */
-    bool in_place;             /* in the destination's data/c */
+    bool in_place;             /* in the destination's data/c, and not known to be damaged there */
     bool arrived;              /* in data/x, complete and verified except for records in `damaged` */
-    bool replaces;             /* the file in data/x replaces a damaged one in data/c */
     bool is_intact;            /* every record was read, and none is damaged */
     bool to_move;              /* by the plan */
     bool counted;              /* in the bytes of an item */
@@ -84,7 +83,7 @@ typedef struct transfer {
     ckd_checkpoint_list source;
 
     ckd_checkpoint_list present; /* checkpoints of the destination */
-    ckd_id *trash;               /* ids in its trash, sorted */
+    tombstone *trash;            /* of its trash, sorted by id, the highest generation first */
     size_t trash_count;
     transfer_item *items;
     size_t count, capacity;
@@ -92,8 +91,6 @@ typedef struct transfer {
     size_t file_count;
     transfer_part *parts; /* parts to write, and parts that exist */
     size_t part_count, part_capacity;
-    ckd_id *to_restore; /* wanted checkpoints that are in the destination's trash */
-    size_t to_restore_count, to_restore_capacity;
     ckd_tag_list *tags; /* tags of the source, or NULL */
 
     uint64_t total, done; /* bytes of chunk files */
@@ -103,7 +100,6 @@ typedef struct transfer {
     file_lock *incoming, *from_reader, *to_reader, *intent_lock;
     ckd_id writer;
     bool any_left;
-    damaged_part *refused;               /* checkpoints that stay in the destination's trash, and why */
     uint64_t mended_files, mended_bytes; /* of checkpoints that the destination had */
     bool has_intent, undecided;          /* undecided: only recovery can tell whether a manifest counts */
 } transfer;
