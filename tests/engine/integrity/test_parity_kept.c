@@ -382,6 +382,63 @@ static void test_weak_group_is_no_cover(void **state) {
     }
 }
 
+/* ---- what changes while parity is made ---- */
+
+/* Done by another handle when parity has read the first file. */
+typedef struct meanwhile {
+    ckd_store *other;
+    ckd_id restored;
+    bool done;
+} meanwhile;
+
+static int restore(void *context, uint64_t done, uint64_t total) {
+    meanwhile *w = context;
+    ckd_error err = {0};
+    (void)done, (void)total;
+    if (!w->done) {
+        w->done = true;
+        must(ckd_store_undelete(w->other, &w->restored, 1, &err), &err);
+    }
+    return 0;
+}
+
+static uint64_t removed_meanwhile(ckd_store *store, meanwhile *w) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    ckd_error err = {0};
+    o.on_progress = restore;
+    o.progress_context = w;
+    must(ckd_store_parity(&r, store, &o, &err), &err);
+    assert_true(w->done);
+    ckd_store_close(w->other);
+    uint64_t removed = r->removed_groups;
+    ckd_parity_result_free(r);
+    return removed;
+}
+
+/* The checkpoint was not listed when parity began. When its group would go, it is listed again. */
+static void test_restored_while_parity_is_made(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    save_base(store, 0);
+    assert_int_equal(make_parity(store, &(parity_run){NULL, 1, 1, false}).groups, 1);
+    save_base(store, 1);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    ckd_store *other =
+        open_store(*state, CKD_OPEN_WRITE); /* which would empty the trash if it was opened later */
+    pathname path = file_of(store, 0);
+    delete_step(store, 0, 0);
+    meanwhile w = {.other = other, .restored = c.id};
+    assert_int_equal(removed_meanwhile(store, &w), 0);
+    damage(path.text, MISSING);
+    assert_int_equal(repair_all(store), 1);
+    scene s = scene_of(0);
+    assert_int_equal(scene_load_id(store, &c.id, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* ---- lost manifests ---- */
 
 static void remove_manifest(const char *dir, const char *run, unsigned step) {
@@ -631,6 +688,7 @@ int main(void) {
         tempdir_test(test_trash_of_a_renamed_run),
         tempdir_test(test_replaced_group_of_a_damaged_file),
         tempdir_test(test_weak_group_is_no_cover),
+        tempdir_test(test_restored_while_parity_is_made),
         tempdir_test(test_lost_manifest_of_a_damaged_file),
         tempdir_test(test_lost_heir_of_deleted_files),
         tempdir_test(test_dry_run_with_a_lost_manifest),
