@@ -311,3 +311,20 @@ def test_members_of_parity_groups_are_not_put_aside(store):
     files[4].write_bytes(content)
     assert store.call("repair", "--json", expect_message="").json()["repaired"]
     assert all(loads(store, step + 1, STATES[step]) for step in range(9))
+
+
+def test_two_generations_are_lost_with_a_deleted_parent(store):
+    """The older generation alone names the file of the deleted parent. Whichever files a repair finds first, none is left."""
+    runs = "abcdef"
+    for name in runs:
+        for step in range(1, 4):
+            save(store, step, STATES[step - 1], run_name=name)
+        store.call("delete", f"{name}@2", "--undo", "0s")
+    with reader(store):
+        store.call("compact", "--max-depth", "1", "--pack-below", "0", expect_message="")
+    for name in runs:
+        lose(store, f"{name}.3.0")
+        lose(store, f"{name}.3.1")
+    repair(store, message="")
+    assert all(loads(store, 3, STATES[2], name) for name in runs)
+    store.call("trash", "--empty")
