@@ -61,6 +61,9 @@ TAIL = """
 - *Damage that nobody has looked for.* A delta does not read everything that it builds on, and a block with known values
   is not stored again. So a save on a checkpoint that is already damaged may be damaged, too. `scrub` finds damage early,
   and parity brings it back.
+- *A lost manifest together with its row in the catalog.* `repair` needs one of them for run, step and lineage. Without
+  both, `verify` at most names a chunk file. Remove a damaged catalog instead of restoring an older copy, and `pull` the
+  checkpoint from another store. A deleted checkpoint whose manifest is lost cannot be restored either.
 - *Deliberate forgery.* Checksums and content hashes find accidents. They are not signatures: anyone who can write to a
   store can replace a checkpoint by another valid one.
 - *The catalog.* Only timings and caches are in the catalog alone, and they can be lost at any time. Everything else can

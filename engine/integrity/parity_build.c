@@ -159,25 +159,14 @@ static ckd_status make_group(making *m, parity_group *g, ckd_error *err) {
 
 /* ---- groups that are no longer of use ---- */
 
-static ckd_status remove_useless(making *m, const bool *useless, ckd_error *err) {
-    file_lock *lock;
-    for (size_t i = 0; i < m->sets.count; i++) {
-        m->result->removed_groups += useless[i];
-        m->result->removed_bytes += useless[i] ? m->sets.items[i]->bytes : 0;
-    }
-    if (!m->result->removed_groups) {
-        return CKD_OK;
-    }
-    ckd_status status = store_lock_publish(&lock, m->store, err);
-    if (status == CKD_OK) {
-        status = parity_sets_remove(&m->sets, useless, m->store, err);
-        lock_release(lock);
-    }
-    return status;
-}
-
 static parity_inputs inputs_of(const making *m) {
     return (parity_inputs){.store = m->store, .files = &m->files, .sets = &m->sets, .settings = &m->settings};
+}
+
+/* The live file that a group covers by this member; NULL: there is none. */
+static const live_file *covered_by(const parity_member *member, const live_files *files) {
+    const live_file *f = live_files_find(files, &member->file);
+    return f && f->file.size == member->size && hash128_equal(&f->file.root, &member->root) ? f : NULL;
 }
 
 /* Does the group cover a damaged file? Then it stays until a repair, even if another group covers the file, too. */
@@ -185,11 +174,10 @@ static ckd_status covers_damaged(bool *out, making *m, const parity_set *s, ckd_
     ckd_status status = CKD_OK;
     *out = false;
     for (size_t i = 0; i < s->group.member_count && !*out && status == CKD_OK; i++) {
-        const parity_member *member = &s->group.members[i];
-        const live_file *f = live_files_find(&m->files, &member->file);
+        const live_file *f = covered_by(&s->group.members[i], &m->files);
         file_state state;
-        if (f && f->file.size == member->size && hash128_equal(&f->file.root, &member->root)) {
-            m->limiter.total += m->states[f - m->files.items] == UNREAD ? member->size : 0;
+        if (f) {
+            m->limiter.total += m->states[f - m->files.items] == UNREAD ? f->file.size : 0;
             status = check_file(&state, m, f, err);
             *out = status == CKD_OK && state == DAMAGED;
         }
@@ -198,25 +186,39 @@ static ckd_status covers_damaged(bool *out, making *m, const parity_set *s, ckd_
 }
 
 /* Rot shows in no name or size. So what a group covers is read before the group goes. */
-static ckd_status keep_damaged(bool *needed, making *m, ckd_error *err) {
-    ckd_status status = CKD_OK;
+static ckd_status find_useless(bool *useless, making *m, ckd_error *err) {
+    const parity_inputs inputs = inputs_of(m);
+    bool *needed = calloc(m->sets.count + 1, sizeof(*needed));
+    ckd_status status =
+        needed ? parity_plan_needed(needed, &inputs, err) : err_nomem(err, m->sets.count, "parity groups");
     for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
         if (!needed[i]) {
             status = covers_damaged(&needed[i], m, m->sets.items[i], err);
         }
+        useless[i] = !needed[i];
     }
+    free(needed);
     return status;
 }
 
-static ckd_status find_needed(bool *needed, making *m, ckd_error *err) {
-    const parity_inputs inputs = inputs_of(m);
-    size_t useful = 0, lost = 0;
-    ckd_status status = parity_plan_needed(needed, &inputs, err);
-    for (size_t i = 0; i < m->sets.count; i++) {
-        useful += needed[i];
+/* Were all files that it covers now read by this call, and right? */
+static bool was_read(const making *m, const parity_set *s, const live_files *now) {
+    bool read = true;
+    for (size_t i = 0; i < s->group.member_count && read; i++) {
+        const parity_member *member = &s->group.members[i];
+        const live_file *f = covered_by(member, &m->files);
+        read = !covered_by(member, now) || (f && m->states[f - m->files.items] == RIGHT);
     }
-    if (status == CKD_OK && useful < m->sets.count) {
-        status = parity_plan_keep_lost(needed, &lost, &inputs, err);
+    return read;
+}
+
+/* Sets needed[i] for groups that are of use by these inputs, which were read under the publish lock. */
+static ckd_status find_needed(bool *needed, const making *m, const parity_inputs *inputs, ckd_error *err) {
+    size_t lost = 0;
+    ckd_status status = parity_plan_needed(needed, inputs, err);
+    THEN(status, parity_plan_keep_lost(needed, &lost, inputs, err));
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        needed[i] = needed[i] || !was_read(m, m->sets.items[i], inputs->files);
     }
     if (lost) {
         store_message(
@@ -225,7 +227,49 @@ static ckd_status find_needed(bool *needed, making *m, ckd_error *err) {
             "ckptdelta repair",
             lost);
     }
-    return status == CKD_OK ? keep_damaged(needed, m, err) : status;
+    return status;
+}
+
+/*
+ * Checkpoints and settings may have changed since they were read, and a listing that was read while a manifest got its
+ * next generation may lack both. So groups are only removed that are useless by what the publish lock shows. The caller
+ * holds it.
+ */
+static ckd_status look_again(bool *useless, making *m, damage_list *reread, ckd_error *err) {
+    live_files files = {0};
+    setting_list settings = {0};
+    const parity_inputs inputs = {
+        .store = m->store, .files = &files, .sets = &m->sets, .settings = &settings};
+    bool *needed = calloc(m->sets.count + 1, sizeof(*needed));
+    ckd_status status = needed ? settings_read_kind(&settings, m->store, METADATA_PARITY, err)
+                               : err_nomem(err, m->sets.count, "parity groups");
+    THEN(status, live_files_read(&files, m->store, reread, err));
+    THEN(status, find_needed(needed, m, &inputs, err));
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        useless[i] = useless[i] && !needed[i] && !files.incomplete;
+    }
+    free(needed);
+    settings_free(&settings);
+    live_files_free(&files);
+    return status;
+}
+
+static ckd_status remove_useless(making *m, bool *useless, damage_list *reread, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, m->store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = look_again(useless, m, reread, err);
+    for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
+        m->result->removed_groups += useless[i];
+        m->result->removed_bytes += useless[i] ? m->sets.items[i]->bytes : 0;
+    }
+    if (status == CKD_OK && m->result->removed_groups) {
+        status = parity_sets_remove(&m->sets, useless, m->store, err);
+    }
+    lock_release(lock);
+    return status;
 }
 
 /* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
@@ -236,17 +280,17 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     }
     parity_sets_free(&m->sets);
     ckd_status status = parity_sets_read(&m->sets, m->store, &reread, err);
-    bool *needed = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*needed)) : NULL;
-    bool *useless = needed ? calloc(m->sets.count + 1, sizeof(*useless)) : NULL;
+    bool *useless = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*useless)) : NULL, any = false;
     if (status == CKD_OK && !useless) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
-    THEN(status, find_needed(needed, m, err));
+    THEN(status, find_useless(useless, m, err));
     for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
-        useless[i] = !needed[i];
+        any = any || useless[i];
     }
-    THEN(status, remove_useless(m, useless, err));
-    free(needed);
+    if (status == CKD_OK && any) {
+        status = remove_useless(m, useless, &reread, err);
+    }
     free(useless);
     ckd_verify_result_free(reread.result); /* the damage was reported already */
     return status;

@@ -46,6 +46,11 @@ static bool useless(const outlook *o) {
     return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
 }
 
+/* A member that gets lost after the removal comes back by the group. */
+static bool covers(const outlook *o) {
+    return !useless(o) && o->rows > o->lost_then;
+}
+
 /* ---- looking at groups ---- */
 
 /* Without ISA-L the answer is unknown and counts as yes: a later repair may have it. */
@@ -87,10 +92,7 @@ static outlook assess_group(const forgetting *f, const parity_set *s) {
     return o;
 }
 
-/*
- * Reads the members that stay, for a group that loses members. These are at most as many files as a group has
- * members.
- */
+/* Reads the members that stay. These are at most as many files as a group has members. */
 static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
@@ -130,6 +132,33 @@ static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s
     return status;
 }
 
+/* Does a file that stays lose another group, but not this one? */
+static bool is_relied_on(const forgetting *f, const parity_set *s) {
+    bool found = false;
+    for (size_t i = 0; i < s->group.member_count && !found; i++) {
+        const ckd_id *file = &s->group.members[i].file;
+        size_t count;
+        const parity_membership *c = parity_sets_of(&f->sets, file, &count);
+        for (size_t k = 0; k < count && !found; k++) {
+            found = among(f->remaining, file) && useless(&f->outlooks[c[k].set->place]);
+        }
+    }
+    return found && covers(&f->outlooks[s->place]);
+}
+
+static ckd_status read_relied_on(forgetting *f, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
+        const parity_set *s = f->sets.items[i];
+        outlook *o = &f->outlooks[i];
+        if (!o->concerned && is_relied_on(f, s)) {
+            status = read_members(o, f, s, err);
+            THEN(status, read_rows(o, f, s, err));
+        }
+    }
+    return status;
+}
+
 static ckd_status assess_groups(forgetting *f, ckd_error *err) {
     ckd_status status = CKD_OK;
     f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
@@ -145,7 +174,7 @@ static ckd_status assess_groups(forgetting *f, ckd_error *err) {
             status = read_rows(&f->outlooks[i], f, f->sets.items[i], err);
         }
     }
-    return status;
+    return status == CKD_OK ? read_relied_on(f, err) : status;
 }
 
 /* Before anything is removed: a group that would go must not be the only one that can rebuild a lost file. */
@@ -177,7 +206,7 @@ static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
     const parity_membership *c = parity_sets_of(&f->sets, file, &count);
     bool covered = false;
     for (size_t i = 0; i < count && !covered; i++) {
-        covered = !useless(&f->outlooks[c[i].set->place]);
+        covered = covers(&f->outlooks[c[i].set->place]);
     }
     return covered;
 }

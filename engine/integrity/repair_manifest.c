@@ -365,25 +365,81 @@ static ckd_status try_files(rewriting *w, const selection *s, ckd_error *err) {
     return status;
 }
 
+/* Whether a manifest names this checkpoint, or a repair may still write one. */
+static bool may_be_listed(const rewriting *w, const ckd_id *checkpoint) {
+    const live_files *live = w->q->live;
+    const vanished *v = w->q->vanished;
+    bool found = false;
+    for (size_t i = 0; i < live->dependency_info_count && !found; i++) {
+        found = id_equal(&live->dependency_infos[i].id, checkpoint);
+    }
+    for (size_t i = 0; i < v->count && !found; i++) {
+        found = id_equal(&v->items[i].id, checkpoint);
+    }
+    return found;
+}
+
+static bool names_file(const manifest *m, const ckd_id *file) {
+    bool found = false;
+    for (size_t i = 0; i < m->file_count && !found; i++) {
+        found = id_equal(&m->files[i].id, file);
+    }
+    return found;
+}
+
+/* Strays that the manifest leaves without a name, and that look like the rest of another lost checkpoint. */
+static size_t count_left(const rewriting *w) {
+    const vanished *v = w->q->vanished;
+    size_t left = 0;
+    for (size_t i = 0; i < v->stray_count; i++) {
+        const stray_file *s = &v->strays[i];
+        bool spare = true;
+        for (size_t k = 0; k < s->checkpoint_count && spare; k++) {
+            spare = may_be_listed(w, &s->checkpoints[k]);
+        }
+        left += !spare && !names_file(&w->m, &s->id);
+    }
+    return left;
+}
+
+/* Selections of own files: all, then those of each writer, and those of all others. */
+static selection selection_at(size_t i, ckd_id *writer, const bytes *writers) {
+    if (!i) {
+        return (selection){.writer = NULL};
+    }
+    memcpy(writer, writers->data + (i - 1) / 2 * sizeof(*writer), sizeof(*writer));
+    return (selection){.writer = writer, .others = (i - 1) % 2};
+}
+
 /*
- * A compaction that was cut off may have left the files of two generations, each of which holds the whole
- * checkpoint. One writer wrote all files of its generation. So the files of each writer are tried separately, and so
- * are the files of all others. Reports the error of all files together.
+ * A compaction that was cut off may have left the files of two generations, each of which holds the whole checkpoint. One
+ * writer wrote all files of its generation. So the files of each writer are tried separately, and so are the files of all
+ * others. The older generation may build on files of deleted checkpoints, which would seem to be the rest of lost ones
+ * if nothing named them. So the selection counts that leaves the fewest such files. Reports the error of all files
+ * together.
  */
 static ckd_status try_generations(rewriting *w, ckd_error *err) {
-    const selection all = {.writer = NULL};
+    ckd_id writer;
+    selection s = selection_at(0, &writer, &w->writers);
     w->writers.size = 0;
-    ckd_status status = try_files(w, &all, err);
-    size_t count = w->writers.size / sizeof(ckd_id);
-    for (size_t i = 0; i < 2 * count && count > 1 && count <= WRITERS_MAX && status == CKD_E_CORRUPT; i++) {
+    ckd_status status = try_files(w, &s, err);
+    size_t count = w->writers.size / sizeof(ckd_id), end = count > 1 && count <= WRITERS_MAX ? 2 * count : 0;
+    size_t best = 0, fewest = SIZE_MAX, last = 0;
+    for (size_t i = 1; i <= end && fewest && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
-        ckd_id writer;
-        memcpy(&writer, w->writers.data + i / 2 * sizeof(writer), sizeof(writer));
-        const selection s = {.writer = &writer, .others = i % 2};
+        s = selection_at(i, &writer, &w->writers);
         ckd_status tried = try_files(w, &s, &why);
-        status = tried == CKD_OK || tried == CKD_E_CORRUPT ? tried : err_from(err, tried, &why);
+        size_t left = tried == CKD_OK ? count_left(w) : SIZE_MAX;
+        last = i;
+        best = left < fewest ? i : best;
+        fewest = left < fewest ? left : fewest;
+        status = tried == CKD_OK || tried == CKD_E_CORRUPT ? status : err_from(err, tried, &why);
     }
-    return status;
+    if (!best) {
+        return status;
+    }
+    s = selection_at(best, &writer, &w->writers);
+    return best == last ? CKD_OK : try_files(w, &s, err);
 }
 
 static ckd_status rewrite(rewriting *w, ckd_error *err) {

@@ -311,3 +311,46 @@ def test_members_of_parity_groups_are_not_put_aside(store):
     files[4].write_bytes(content)
     assert store.call("repair", "--json", expect_message="").json()["repaired"]
     assert all(loads(store, step + 1, STATES[step]) for step in range(9))
+
+
+def test_two_generations_are_lost_with_a_deleted_parent(store):
+    """The older generation alone names the file of the deleted parent. Whichever files a repair finds first, none is left."""
+    runs = "abcdef"
+    for name in runs:
+        for step in range(1, 4):
+            save(store, step, STATES[step - 1], run_name=name)
+        store.call("delete", f"{name}@2", "--undo", "0s")
+    with reader(store):
+        store.call("compact", "--max-depth", "1", "--pack-below", "0", expect_message="")
+    for name in runs:
+        lose(store, f"{name}.3.0")
+        lose(store, f"{name}.3.1")
+    repair(store, message="")
+    assert all(loads(store, 3, STATES[2], name) for name in runs)
+    store.call("trash", "--empty")
+
+
+def test_compaction_moved_the_records_since_the_catalog_was_copied(store):
+    """The catalog's row is that of the generation before, and knows none of the files."""
+    save_all(store, 6)
+    copy = shutil.copy(store.path / "catalog.db", store.folder / "catalog.db")
+    store.call("compact", "--max-depth", "1", "--pack-below", "1M")
+    lose(store, "r.6.1")
+    shutil.copy(copy, store.path / "catalog.db")
+    assert repair(store, message=GONE) == ["data/m/r.6.0"]
+    assert all(loads(store, step + 1, STATES[step]) for step in range(6))
+
+
+def test_a_file_of_an_unknown_checkpoint_stops_no_removal(store):
+    """The catalog is from before the save, so nobody knows whose file it is. It stays, and others go."""
+    save_all(store, 2)
+    copy = shutil.copy(store.path / "catalog.db", store.folder / "catalog.db")
+    unknown = save(store, 3, STATES[2])
+    other = save(store, 1, OTHER, run_name="z")
+    lose(store, "r.3.0")
+    shutil.copy(copy, store.path / "catalog.db")
+    assert damaged(store) == [f"data/c/{unknown.name}"]
+    store.call("delete", "z@1", "--undo", "0s")
+    assert unknown.exists() and not other.exists()
+    unknown.unlink()
+    store.call("verify")

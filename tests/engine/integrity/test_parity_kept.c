@@ -1,6 +1,6 @@
 /*
- * Making parity removes groups that are no longer of use. It never removes one that a damaged file, or a checkpoint whose
- * manifest is lost, still needs. Settings do not matter for that.
+ * Making parity removes groups that are no longer of use, and so does a collection. Neither removes one that a damaged
+ * file, or a checkpoint whose manifest is lost, still needs. Settings do not matter for that.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,17 +115,22 @@ static size_t repair_all(ckd_store *store) {
     return count;
 }
 
-/* The only chunk file of a step that the newest manifest names as its own. */
-static pathname file_of(ckd_store *store, uint64_t step) {
-    ckd_checkpoint c;
+/* The only chunk file that the newest manifest names as its own. */
+static pathname only_file(ckd_store *store, const ckd_checkpoint *c) {
     manifest m;
     ckd_error err = {0};
-    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
-    must(store_read_manifest(&m, store, c.run, c.step, c.generation, &err), &err);
+    must(store_read_manifest(&m, store, c->run, c->step, c->generation, &err), &err);
     assert_int_equal(m.own_count, 1);
     pathname path = path_chunk(store->path, &m.files[0].id, "");
     manifest_free(&m);
     return path;
+}
+
+static pathname file_of(ckd_store *store, uint64_t step) {
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    must(ckd_store_find(&c, store, SCENE_RUN, step, &err), &err);
+    return only_file(store, &c);
 }
 
 typedef enum harm { MISSING, ROTTEN, SHORT, HARMS } harm;
@@ -274,6 +279,33 @@ static void test_trash_of_a_renamed_run(void **state) {
     ckd_store_close(store);
 }
 
+/* A parity file that a test puts back, as after a call that was killed before it removed the group. */
+typedef struct group_file {
+    char path[600];
+    unsigned char *data;
+    size_t size;
+} group_file;
+
+/* Of the only group. */
+static group_file read_group(const char *dir) {
+    group_file g;
+    dir_list list;
+    assert_int_equal(dir_list_read(&list, store_path_of(dir, "data/p"), NULL), CKD_OK);
+    size_t at = 0;
+    while (at + 1 < list.count && !strstr(list.names[at], ".ckp")) {
+        at++;
+    }
+    snprintf(g.path, sizeof(g.path), "%s/%s", store_path_of(dir, "data/p"), list.names[at]);
+    dir_list_free(&list);
+    g.data = read_whole_file(g.path, &g.size);
+    return g;
+}
+
+static void put_back(group_file *g) {
+    write_whole_file(g->path, g->data, g->size);
+    free(g->data);
+}
+
 /*
  * A newer group took in the only file of an older one. Then both files of the newer group rot, so it can rebuild
  * neither. The older group stays: it brings one of them back, and with that the newer group the other one.
@@ -282,21 +314,10 @@ static void test_replaced_group_of_a_damaged_file(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     save_base(store, 0);
     assert_int_equal(make_parity(store, &(parity_run){NULL, 1, 1, false}).groups, 1);
-    char kept[600];
-    dir_list list;
-    assert_int_equal(dir_list_read(&list, store_path_of(*state, "data/p"), NULL), CKD_OK);
-    size_t at = 0;
-    while (at + 1 < list.count && !strstr(list.names[at], ".ckp")) {
-        at++;
-    }
-    snprintf(kept, sizeof(kept), "%s/%s", store_path_of(*state, "data/p"), list.names[at]);
-    dir_list_free(&list);
-    size_t size;
-    unsigned char *data = read_whole_file(kept, &size);
+    group_file older = read_group(*state);
     save_base(store, 1);
     assert_int_equal(make_parity(store, &(parity_run){NULL, 2, 1, false}).removed, 1);
-    write_whole_file(kept, data, size); /* as after a call that was killed before it removed the group */
-    free(data);
+    put_back(&older);
     damage(file_of(store, 0).text, ROTTEN);
     damage(file_of(store, 1).text, ROTTEN);
     made m = renew_parity(store);
@@ -305,6 +326,117 @@ static void test_replaced_group_of_a_damaged_file(void **state) {
     m = renew_parity(store);
     assert_true(m.groups == 0 && m.removed == 1 && m.damage == 0);
     ckd_store_close(store);
+}
+
+/* ---- groups that a collection relies on ---- */
+
+typedef enum weakness { NO_MEMBER, ROTTEN_MEMBER, ROTTEN_ROW, WEAKNESSES } weakness;
+
+/*
+ * The file of step 1 is in a group with that of step 2, and in an older group that can rebuild nothing: it lacks its other
+ * member, or that or the parity is damaged.
+ */
+static ckd_store *store_with_a_weak_group(const char *dir, weakness how) {
+    ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+    ckd_checkpoint other = {0};
+    ckd_error err = {0};
+    scene s = scene_of(0);
+    s.run = OTHER_RUN;
+    s.base = true;
+    if (how != ROTTEN_ROW) {
+        must(scene_save(&other, store, &s, &err), &err);
+    }
+    pathname file = how == ROTTEN_MEMBER ? only_file(store, &other) : (pathname){.text = ""};
+    save_base(store, 1);
+    assert_int_equal(make_parity(store, &(parity_run){NULL, 2, 1, false}).groups, 1);
+    group_file older = read_group(dir);
+    assert_int_equal(unlink(older.path), 0);
+    make_parity(store, &(parity_run){OTHER_RUN, 0, 0, true});
+    if (how == NO_MEMBER) {
+        ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+        o.undo_s = 0;
+        must(ckd_store_delete(store, &other.id, 1, &o, &err), &err);
+        must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    }
+    save_base(store, 2);
+    assert_int_equal(renew_parity(store).groups, 1);
+    put_back(&older);
+    if (how != NO_MEMBER) {
+        damage(how == ROTTEN_MEMBER ? file.text : older.path, ROTTEN);
+    }
+    return store;
+}
+
+/* A group that can rebuild nothing is no cover: the file of step 1 gets new parity when its working group goes. */
+static void test_weak_group_is_no_cover(void **state) {
+    for (weakness how = NO_MEMBER; how < WEAKNESSES; how++) {
+        const char *dir = folder(*state, how);
+        ckd_store *store = store_with_a_weak_group(dir, how);
+        ckd_error err = {0};
+        pathname path = file_of(store, 1);
+        delete_step(store, 2, 0);
+        must(ckd_store_collect(NULL, store, NULL, &err), &err);
+        damage(path.text, MISSING);
+        assert_int_equal(repair_all(store), how == NO_MEMBER ? 1 : 2);
+        ckd_store_close(store);
+    }
+}
+
+/* ---- what changes while parity is made ---- */
+
+/* Done by another handle when parity has read the first file. */
+typedef struct meanwhile {
+    ckd_store *other;
+    ckd_id restored;
+    bool done;
+} meanwhile;
+
+static int restore(void *context, uint64_t done, uint64_t total) {
+    meanwhile *w = context;
+    ckd_error err = {0};
+    (void)done, (void)total;
+    if (!w->done) {
+        w->done = true;
+        must(ckd_store_undelete(w->other, &w->restored, 1, &err), &err);
+    }
+    return 0;
+}
+
+static uint64_t removed_meanwhile(ckd_store *store, meanwhile *w) {
+    ckd_parity_options o = CKD_PARITY_OPTIONS_INIT;
+    ckd_parity_result *r;
+    ckd_error err = {0};
+    o.on_progress = restore;
+    o.progress_context = w;
+    must(ckd_store_parity(&r, store, &o, &err), &err);
+    assert_true(w->done);
+    ckd_store_close(w->other);
+    uint64_t removed = r->removed_groups;
+    ckd_parity_result_free(r);
+    return removed;
+}
+
+/* The checkpoint was not listed when parity began. When its group would go, it is listed again. */
+static void test_restored_while_parity_is_made(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    ckd_checkpoint c;
+    ckd_error err = {0};
+    save_base(store, 0);
+    assert_int_equal(make_parity(store, &(parity_run){NULL, 1, 1, false}).groups, 1);
+    save_base(store, 1);
+    must(ckd_store_find(&c, store, SCENE_RUN, 0, &err), &err);
+    ckd_store *other =
+        open_store(*state, CKD_OPEN_WRITE); /* which would empty the trash if it was opened later */
+    pathname path = file_of(store, 0);
+    delete_step(store, 0, 0);
+    meanwhile w = {.other = other, .restored = c.id};
+    assert_int_equal(removed_meanwhile(store, &w), 0);
+    damage(path.text, MISSING);
+    assert_int_equal(repair_all(store), 1);
+    scene s = scene_of(0);
+    assert_int_equal(scene_load_id(store, &c.id, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+    store_check_clean(*state);
 }
 
 /* ---- lost manifests ---- */
@@ -555,6 +687,8 @@ int main(void) {
         tempdir_test(test_off_spares_damaged_files),
         tempdir_test(test_trash_of_a_renamed_run),
         tempdir_test(test_replaced_group_of_a_damaged_file),
+        tempdir_test(test_weak_group_is_no_cover),
+        tempdir_test(test_restored_while_parity_is_made),
         tempdir_test(test_lost_manifest_of_a_damaged_file),
         tempdir_test(test_lost_heir_of_deleted_files),
         tempdir_test(test_dry_run_with_a_lost_manifest),
