@@ -449,7 +449,8 @@ static ckd_status purge(repairing *r, ckd_error *err) {
 /* ---- the whole repair ---- */
 
 static ckd_status repair(repairing *r, ckd_error *err) {
-    ckd_status status = live_files_read(&r->files, r->store, &r->damage, err);
+    ckd_status status = repair_identity(r, err);
+    THEN(status, live_files_read(&r->files, r->store, &r->damage, err));
     THEN(status, parity_sets_read(&r->sets, r->store, &r->damage, err));
     if (status == CKD_OK) { /* damaged settings cannot be rebuilt */
         status = settings_damage(&r->damage, r->store, err);
@@ -502,7 +503,7 @@ ckd_status ckd_store_repair(ckd_repair_result **out, ckd_store *store, const ckd
     ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
     *out = NULL;
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_repair_options", err);
-    status = status != CKD_OK || o.dry_run ? status : store_check_writable(store, err);
+    status = status != CKD_OK || o.dry_run ? status : store_check_repairable(store, err);
     if (status != CKD_OK) {
         return status;
     }

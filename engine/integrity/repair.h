@@ -39,6 +39,14 @@ const char *repair_inside(const repairing *r, const char *path);
 /* Adds a repaired file to the result, and drops its damage. aside: "" for none. Errors: NOMEM. */
 ckd_status repair_report(repairing *r, const char *path, const char *aside, uint64_t size, ckd_error *err);
 
+/* ---- repair_identity.c ---- */
+
+/*
+ * Writes data/store again if it is damaged or missing. One that cannot be read now, or that another version wrote, stays.
+ * Takes the publish lock. Errors: BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
+ */
+ckd_status repair_identity(repairing *r, ckd_error *err);
+
 /* ---- repair_aside.c: intact files in data/q ---- */
 
 /* Looks for the file in data/q. Errors: NOMEM. */

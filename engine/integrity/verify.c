@@ -329,6 +329,16 @@ static ckd_status check_catalog(verification *v, ckd_error *err) {
     return add_damage(v, status, &why, CKD_NO_OFFSET, "", err);
 }
 
+static ckd_status check_identity(verification *v, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = identity_condition(v->store, &why);
+    ckd_status added = add_damage(v, status, &why, CKD_NO_OFFSET, "", err);
+    if (status != CKD_OK && added == CKD_OK) {
+        damage_append_text(&v->damage, FILE_IDENTITY, "ckptdelta repair writes it again");
+    }
+    return added;
+}
+
 /* Parity files of the whole store. Damage harms no checkpoint, but the next damage might not be repairable. */
 static ckd_status check_parity(verification *v, ckd_error *err) {
     parity_sets sets = {0};
@@ -414,6 +424,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
     ckd_status status = store_lock_reader(&lock, v->store, err);
     THEN(status, value_checker_init(&v->checker, v->store, &v->views, err));
     THEN(status, expect_total(v, err));
+    THEN(status, check_identity(v, err));
     THEN(status, check_catalog(v, err));
     THEN(status, v->options->run ? CKD_OK : settings_damage(&v->damage, v->store, err));
     THEN(status, v->options->run ? CKD_OK : intents_damage(&v->damage, v->store, err));

@@ -81,7 +81,7 @@ void store_info(const ckd_store *store, const char *format, ...) {
     va_end(args);
 }
 
-ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
+ckd_status store_check_repairable(const ckd_store *store, ckd_error *err) {
     if (!store) {
         return err_set(err, CKD_E_INVALID, "there is no store: it is NULL");
     }
@@ -90,4 +90,15 @@ ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
                        store->path);
     }
     return CKD_OK;
+}
+
+ckd_status store_check_writable(const ckd_store *store, ckd_error *err) {
+    ckd_status status = store_check_repairable(store, err);
+    if (status == CKD_OK && atomic_load(&store->identity_lost)) {
+        status = err_corrupt(err, path_in(store->path, FILE_IDENTITY).text, CKD_NO_OFFSET,
+                             "the store's identity is damaged or missing, so nothing is changed: run "
+                             "ckptdelta repair %s, which writes it again",
+                             store->path);
+    }
+    return status;
 }

@@ -69,6 +69,8 @@ struct ckd_store {
     ckd_open_mode mode;
     ckd_store_options options;
     ckd_id id;
+    atomic_bool
+        identity_lost; /* data/store is damaged or missing: `id` is the one that other files agree on */
     thread_pool *pool;
     pthread_mutex_t mutex; /* guards the catalog, which several saves and loads of this handle may use */
     catalog *catalog; /* NULL after failures; store_query and store_refresh_catalog_locked open it again */
@@ -102,8 +104,10 @@ ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, cons
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same for on_info. */
 void store_info(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Errors: READ_ONLY (the store is not open for writing). */
+/* Errors: READ_ONLY (the store is not open for writing), CORRUPT (its identity is lost). */
 ckd_status store_check_writable(const ckd_store *store, ckd_error *err);
+/* The same for a repair, which writes a lost identity again. Errors: READ_ONLY. */
+ckd_status store_check_repairable(const ckd_store *store, ckd_error *err);
 
 /* ---- store.c ---- */
 /* Makes the folders of a store that are missing; copies and archives drop empty ones. */
@@ -117,6 +121,31 @@ ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd
 /* Opens an existing store for writing, without its catalog. For rebuilding. */
 ckd_status store_open_without_catalog(ckd_store **out, const char *path, const ckd_store_options *options,
                                       const store_hooks *hooks, ckd_error *err);
+
+/* ---- identity.c ---- */
+/*
+ * Sets store->id from data/store. If that is damaged or missing, takes the id on which the store's other files agree and
+ * sets identity_lost. A store that may be created is refused then, as its next step is to save. Errors: NOT_FOUND (there
+ * is no store), CORRUPT (the identity is lost), UNSUPPORTED, IO, NOMEM.
+ */
+ckd_status identity_open(ckd_store *store, ckd_error *err);
+/*
+ * Returns why data/store cannot be used now; CKD_OK if it can. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED, STATE (it
+ * is that of another store), IO, NOMEM.
+ */
+ckd_status identity_condition(const ckd_store *store, ckd_error *why);
+/*
+ * Finds the id of the store in its other files. *found is false if none of them tells. Errors: CORRUPT (they disagree),
+ * IO, NOMEM.
+ */
+ckd_status identity_derive(ckd_id *out, bool *found, const ckd_store *store, ckd_error *err);
+/*
+ * Whether data/store exists, or should: the folders have files that are made only after it. A new identity would cut
+ * them off. Errors: IO, NOMEM.
+ */
+ckd_status identity_is_expected(bool *out, const ckd_store *store, ckd_error *err);
+/* Makes a new identity, unless another process has. Under the publish lock. Errors: those of files, NOMEM. */
+ckd_status identity_create(const ckd_store *store, ckd_error *err);
 
 /* ---- locks.c ---- */
 /*

@@ -59,25 +59,7 @@ static void warn_open_to_all(const ckd_store *store) {
 
 /* ---- opening ---- */
 
-#define IDENTITY_MAX     4096
 #define CATALOG_PATH_MAX 504 /* bytes: SQLite allows 512, with its journal's suffix */
-
-static ckd_status read_identity(ckd_store *store, ckd_error *err) {
-    pathname p = path_in(store->path, FILE_IDENTITY);
-    bytes data = {0};
-    ckd_status status = file_read_all(&data, p.text, IDENTITY_MAX, err);
-    if (status == CKD_E_NOT_FOUND) {
-        status = err_set(err, CKD_E_NOT_FOUND, "no ckptdelta store at '%s' (there is no %s in it)",
-                         store->path, FILE_IDENTITY);
-    }
-    store_identity identity;
-    THEN(status, store_identity_decode(&identity, data.data, data.size, p.text, err));
-    if (status == CKD_OK) {
-        store->id = identity.id;
-    }
-    bytes_free(&data);
-    return status;
-}
 
 /* A store may be created in an empty directory, or where an earlier creation was interrupted. */
 static ckd_status check_creatable(const char *root, ckd_error *err) {
@@ -95,32 +77,6 @@ static ckd_status check_creatable(const char *root, ckd_error *err) {
         }
     }
     dir_list_free(&list);
-    return status;
-}
-
-/* Under the publish lock, as for everything that is published: recovery removes temporary names under it. */
-static ckd_status publish_identity(const ckd_store *store, ckd_error *err) {
-    store_identity identity = {.created_ns = clock_wall_ns()};
-    ckd_status status = ckd_id_new(&identity.id, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    bytes data = {0};
-    store_identity_encode(&data, &identity);
-    if (data.failed) {
-        status = err_nomem(err, IDENTITY_MAX, "the store's identity");
-    } else {
-        char hex[CKD_ID_TEXT];
-        ckd_id_text(hex, &identity.id);
-        char temp[64];
-        snprintf(temp, sizeof(temp), "data/.tmp-%s", hex);
-        ckd_error why = {0};
-        status = file_create_durable(path_in(store->path, FILE_IDENTITY).text,
-                                     path_in(store->path, temp).text, data.data, data.size, &why);
-        status =
-            err_except(err, status, CKD_E_EXISTS, &why); /* another process created it at the same time */
-    }
-    bytes_free(&data);
     return status;
 }
 
@@ -161,10 +117,12 @@ static ckd_status create_parents(const char *path, ckd_error *err) {
 }
 
 static ckd_status create_store(ckd_store *store, ckd_error *err) {
-    if (file_exists(path_in(store->path, FILE_IDENTITY).text)) {
-        return CKD_OK;
+    bool exists;
+    ckd_status status = identity_is_expected(&exists, store, err);
+    if (status != CKD_OK || exists) {
+        return status;
     }
-    ckd_status status = create_parents(store->path, err);
+    status = create_parents(store->path, err);
     THEN(status, dir_create(store->path, true, err));
     if (status == CKD_OK) {
         ckd_error why = {0};
@@ -186,7 +144,7 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
     THEN(status, dir_sync(path_in(store->path, "data").text, err));
     THEN(status, store_lock_publish(&lock, store, err));
     if (status == CKD_OK) {
-        status = publish_identity(store, err);
+        status = identity_create(store, err);
         lock_release(lock);
     }
     return status;
@@ -274,7 +232,7 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
     if (status == CKD_OK && mode == CKD_OPEN_CREATE) {
         status = create_store(*out, err);
     }
-    THEN(status, read_identity(*out, err));
+    THEN(status, identity_open(*out, err));
     THEN(status, pool_create(&(*out)->pool, (*out)->options.threads, err));
     if (status != CKD_OK) {
         ckd_store_close(*out);

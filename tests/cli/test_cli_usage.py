@@ -180,16 +180,33 @@ def test_a_command_keeps_its_limit_of_open_files(store):
 
 
 def test_a_newer_store_is_named(store):
-    """It neither crashes nor says `no such store`. A store that cannot be verified is status 4."""
+    """It neither crashes nor says `no such store`, and nothing replaces its identity."""
+    xxhash = pytest.importorskip("xxhash")
     store.save(1, state(1))
-    identity = store.path / "data" / "store"
-    candidates = [identity] if identity.exists() else [
-        p for p in store.path.iterdir() if p.is_file() and p.stat().st_size < 4096 and not p.name.endswith(".lock")]
-    assert candidates
-    content = bytearray(candidates[0].read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    candidates[0].write_bytes(content)
-    run("list", store.path, expect=4)
+    identity = store.path / "data/store"
+    content = bytearray(identity.read_bytes())
+    content[8] = 2
+    content[-8:] = xxhash.xxh3_64_intdigest(bytes(content[:-8])).to_bytes(8, "little")
+    identity.write_bytes(content)
+    for command in ("list", "verify", "repair"):
+        assert "version 2" in run(command, store.path, expect=4).err
+    assert identity.read_bytes() == content
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_lost_identity_is_written_again(store, lost):
+    store.save(1, state(1))
+    identity = store.path / "data/store"
+    content = identity.read_bytes()
+    identity.unlink()
+    if not lost:
+        identity.write_bytes(content[:20] + b"?" + content[21:])
+    run("list", store.path, expect_message="ckptdelta repair")
+    assert "ckptdelta repair writes it again" in run("verify", store.path, expect=4).out
+    assert "ckptdelta repair" in run("pin", store.path, "a@1", expect=4).err
+    run("repair", store.path, expect_message="ckptdelta repair")
+    assert identity.read_bytes()[:40] == content[:40]
+    run("verify", store.path)
 
 
 # -------------------------------------------------------------------------------------------------- terminal

@@ -210,10 +210,7 @@ static void check_flipped(campaign *c, const char *where, bool payload) {
     ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
     c->flips++;
     o.quick = c->part != UINT64_MAX; /* a quick verification must find it; the full one finds no less */
-    if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) != CKD_OK) {
-        c->refused++; /* in the identity of the store */
-        return;
-    }
+    must(scene_open(&store, c->dir, CKD_OPEN_READ, &err), &err);
     must(ckd_store_verify(&r, store, &o, &err), &err);
     if (r->damage_count == 0) {
         fail_msg("verify does not find a flipped bit: %s", where);
@@ -428,18 +425,18 @@ static bool is_harmed(const victim *v) {
  * whether a group of one had a parity file. The catalog is only a cache.
  */
 static bool must_be_reported(const victim *v) {
-    bool counts = v->folder != CATALOG && v->folder != IDENTITY;
-    return counts && (v->how != LOST || v->folder == CHUNKS || v->folder == MANIFESTS);
+    bool shows = v->folder == CHUNKS || v->folder == MANIFESTS || v->folder == IDENTITY;
+    return v->folder != CATALOG && (v->how != LOST || shows);
 }
 
 /*
  * Whether a repair must undo it. Parity restores one lost chunk file per group. Lost manifests are written again,
- * except that of the deleted run@3, which the catalog has dropped.
+ * except that of the deleted run@3, which the catalog has dropped. The other files tell the identity.
  */
 static bool must_be_repaired(const victim *v) {
     bool one = v->how != SWAPPED;
-    return v->folder == CATALOG || (one && v->folder == CHUNKS) || v->folder == PARITY ||
-           (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3."));
+    return v->folder == CATALOG || v->folder == IDENTITY || (one && v->folder == CHUNKS) ||
+           v->folder == PARITY || (v->folder == MANIFESTS && v->how == LOST && !strstr(v->path, "/run.3."));
 }
 
 static size_t damage_count(ckd_store *store) {
@@ -491,15 +488,14 @@ static void check_harmed(campaign *c, const victim *v) {
     ckd_store *store;
     ckd_error err = {0};
     c->flips++;
-    if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) == CKD_OK) {
-        if (damage_count(store) == 0 && must_be_reported(v)) {
-            fail_msg("verify does not find it: %s", v->where);
-        }
-        load_each(c, store, v, false);
-        ckd_store_close(store);
-    } else if (v->folder != IDENTITY) {
+    if (scene_open(&store, c->dir, CKD_OPEN_READ, &err) != CKD_OK) {
         fail_msg("the store cannot be opened: %s: %s", err.message, v->where);
     }
+    if (damage_count(store) == 0 && must_be_reported(v)) {
+        fail_msg("verify does not find it: %s", v->where);
+    }
+    load_each(c, store, v, v->folder == IDENTITY);
+    ckd_store_close(store);
     check_repair(c, v);
 }
 
