@@ -229,10 +229,14 @@ static ckd_status open_lost(ckd_store *store, const ckd_error *why, ckd_error *e
     return CKD_OK;
 }
 
-/* An identity of a later version is no damage: the other files may then have another meaning, too. */
+/*
+ * An identity of a later version is no damage: the other files may then have another meaning, too. One that cannot be
+ * read may be intact, and readable the next time: readers go on, writers do not begin.
+ */
 ckd_status identity_open(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     ckd_status status = read_identity(&store->id, store, &why);
-    bool lost = status != CKD_OK && status != CKD_E_UNSUPPORTED && is_damage(status, &why);
+    bool lost = status == CKD_E_IO ? store->mode == CKD_OPEN_READ && is_damage(status, &why)
+                                   : status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND;
     return lost ? open_lost(store, &why, err) : err_from(err, status, &why);
 }
