@@ -385,14 +385,18 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
                     "a rewritten block does not match the original");
         return CKD_E_CORRUPT;
     }
-    bool decode = x->r->coded[index];
-    void *to =
-        bytes_scratch(&w->values, (decode ? r->raw_size : r->stored_size) + 1, "a block's values", err);
-    if (!to) {
-        return CKD_E_NOMEM;
+    if (!x->r->coded[index]) {
+        return CKD_OK;
     }
-    return decode ? block_values(&w->job.decoder, x->written, b, to, err)
-                  : chunk_read_payload(b->chunk, r, to, err);
+    void *to = bytes_scratch(&w->values, r->raw_size + 1, "a block's values", err);
+    return to ? block_values(&w->job.decoder, x->written, b, to, err) : CKD_E_NOMEM;
+}
+
+/* All records of the new files: blocks that were copied, blobs, and what blocks share. */
+static ckd_status read_file_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    const rewrite *r = context;
+    (void)worker;
+    return read_named_file(r->c->store, &r->m.files[index], err);
 }
 
 /*
@@ -429,7 +433,8 @@ static ckd_status check_written(rewrite *r, const view *written, ckd_error *err)
         return err_set(err, CKD_E_CORRUPT, "the rewritten files lack blocks of the checkpoint");
     }
     reading x = {r, written};
-    ckd_status status = pool_run(r->c->store->pool, written->block_count, read_back, &x, err);
+    ckd_status status = pool_run(r->c->store->pool, r->m.own_count, read_file_back, r, err);
+    THEN(status, pool_run(r->c->store->pool, written->block_count, read_back, &x, err));
     THEN(status, closure_prune_files(&r->m, &r->c->views, written, err));
     THEN(status, compact_read_moved(r->c, r->plan->published, written, err));
     return status == CKD_OK ? totals_set(&r->m, written, err) : status;

@@ -441,6 +441,75 @@ static void test_damaged_checkpoints_are_not_rewritten(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- what was written is read back ---- */
+
+typedef struct harm {
+    size_t record; /* which record of the first chunk file that gets its name is harmed */
+    bool in_work, done, beyond;
+} harm;
+
+static void flip_byte(const char *path, uint64_t offset) {
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)offset, SEEK_SET), 0);
+    int byte = fgetc(f);
+    assert_int_equal(fseek(f, (long)offset, SEEK_SET), 0);
+    assert_true(fputc(byte ^ 4, f) != EOF && fclose(f) == 0);
+}
+
+static int flip_a_record(void *context, file_op step, const char *path) {
+    harm *h = context;
+    if (step != FILE_OP_RENAME_NOREPLACE || !strstr(path, "/data/c/") || h->in_work || h->done) {
+        return 0;
+    }
+    h->in_work = h->done = true;
+    char temp[600];
+    snprintf(temp, sizeof(temp), "%s.tmp", path);
+    chunk *c;
+    assert_int_equal(chunk_open_bundled(&c, file_exists(temp) ? temp : path, NULL), CKD_OK);
+    while (h->record < c->outer_count && c->outer[h->record].stored_size == 0) {
+        h->record++;
+    }
+    h->beyond = h->record >= c->outer_count;
+    if (!h->beyond) {
+        flip_byte(file_path(c->file), c->outer[h->record].payload_offset);
+    }
+    chunk_close(c);
+    h->in_work = false;
+    return 0;
+}
+
+/* A bit flips on the way to the disk: nothing old may go, whatever kind of record it is in. */
+static void test_what_is_written_is_read_back(void **state) {
+    size_t harmed = 0;
+    for (harm h = {0}; !h.beyond; h.record++) {
+        h.done = false;
+        char dir[512];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, h.record);
+        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+        scene_make(dir, 0, 6);
+        ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
+        fingerprints before = fingerprints_of(store);
+        ckd_compact_options o = options_for(1);
+        file_set_fault_hook(flip_a_record, &h);
+        ckd_compaction *done = compact_with(store, &o);
+        file_set_fault_hook(NULL, NULL);
+        size_t left = 0;
+        for (size_t i = 0; i < done->count; i++) {
+            left += done->items[i].left.status == CKD_E_CORRUPT;
+        }
+        assert_true(h.done);
+        assert_int_equal(left, h.beyond ? 0 : 1);
+        harmed += left;
+        ckd_compaction_free(done);
+        assert_int_equal(fingerprints_check(store, &before), 6);
+        assert_int_equal(verify_damage(store), 0);
+        fingerprints_free(&before);
+        ckd_store_close(store);
+    }
+    assert_true(harmed >= 2);
+}
+
 /* ---- a full disk ---- */
 
 /* A compaction that would not fit on the disk is refused before it writes anything. */
@@ -493,6 +562,7 @@ int main(void) {
         tempdir_test(test_young_data_is_not_recoded),
         tempdir_test(test_data_is_cold_from_its_age_on),
         tempdir_test(test_damaged_checkpoints_are_not_rewritten),
+        tempdir_test(test_what_is_written_is_read_back),
         tempdir_test(test_full_disk_is_noticed_in_advance),
     };
     scratch_begin();
