@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -165,6 +166,33 @@ def test_one_stays_in_the_trash(runs, other):
     other.call("trash", "--empty", "--all")
     runs.call("push", other.path)
     assert names(other) == names(runs)
+
+
+def test_two_pushes_of_one_file(store, other, tmp_path):
+    """A push is stopped while another one commits most of the same checkpoints, with a damaged copy of their common file."""
+    noise = np.random.default_rng(4).integers(0, 256, (10, 40000), dtype=np.uint8)
+    for step in range(10):
+        store.save(step, {"w": noise[step]}, "--base")
+    store.call("compact", "--pack-below", "8M")
+    (tmp_path / "whole").mkdir()
+    whole = Store(tmp_path / "whole")
+    store.call("push", whole.path)
+    pack = max((p for n, p in store.files().items() if str(n).startswith("data/c/")), key=lambda p: p.stat().st_size)
+    content = bytearray(pack.read_bytes())
+    assert noise[1][:64].tobytes() in content
+    content[content.index(noise[0][:64].tobytes())] ^= 1
+    pack.write_bytes(content)
+    slow = subprocess.Popen([COMMAND, "push", whole.path, other.path, "--rate", "200K", "-q"])
+    while not other.path.exists() or not any(p.stat().st_size > 4096 for n, p in other.files().items() if str(n).startswith("data/x/")):
+        time.sleep(0.01)
+    slow.send_signal(signal.SIGSTOP)
+    assert "a@0 in" in store.call("push", other.path, expect=CORRUPT).err
+    assert names(other) == [f"a@{step}" for step in range(1, 10)]
+    slow.send_signal(signal.SIGCONT)
+    assert slow.wait(60) == 0
+    for step in range(10):
+        same(whole, other, f"a@{step}")
+    assert other.json("verify")["ok"]
 
 
 def test_an_interrupted_copy_continues(store, other):
