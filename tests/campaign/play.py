@@ -152,9 +152,9 @@ class Player(Looker):
         self.check_newest(model, before)
 
     def check_newest(self, model, before):
-        """Rules delete nothing of a run unless the two newest checkpoints that stay can be loaded."""
+        """Rules delete nothing of a run unless the two newest checkpoints that stay can be loaded. Suspect ones do not count."""
         for run in {e.run for e in before if e.place != LISTED}:
-            lost = [e.name for e in model.listed(run)[-2:] if e.id in model.lost]
+            lost = [e.name for e in [e for e in model.listed(run) if not e.suspect][-2:] if e.id in model.lost]
             if lost:
                 raise Failure("policy", f"rules deleted checkpoints of {run}, and {lost} cannot be loaded")
 
@@ -337,7 +337,7 @@ class Player(Looker):
                 target.entries[e.id].run = e.run
         pins, tags = set(target.pins), dict(target.tags)
         known = {e.id for e in target.listed()}
-        self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked | set(target.entries), pins, tags) if "--tags" in op["args"] else None)
+        self.look(op["to"], allowed, new, marks=self.copied_tags(source, asked, pins, tags) if "--tags" in op["args"] else None)
         for e in source.listed():
             if e.id in target.entries:
                 target.entries[e.id].saved = e.saved
@@ -358,7 +358,7 @@ class Player(Looker):
         target.tried |= arrived
 
     def copied_tags(self, source, copied, pins, tags):
-        """A tag is copied with its checkpoint, and if the target has the checkpoint already."""
+        """Tags of the selected checkpoints are copied, also if the target has these already."""
         both = {**tags, **{t: i for t, i in source.tags.items() if i in source.entries and i in copied}}
         return [(pins, tags), (pins, both)]
 
