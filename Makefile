@@ -7,7 +7,7 @@ SHELL := /bin/sh
 
 include mk/config.mk
 
-.PHONY: all programs demo demo-run demo-torch demo-torch-run bench bench-build bench-build-run bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir install install-files uninstall clean FORCE
+.PHONY: all programs demo demo-run demo-torch demo-torch-run bench bench-build bench-build-run bench-run bench-quality bench-quality-run bench-kernels bench-kernels-run help config print-build-dir print-cflags install install-files uninstall clean FORCE
 FORCE:
 
 include mk/build.mk
@@ -58,6 +58,9 @@ bench-kernels-run: $(B)/bench/bench_kernels
 
 print-build-dir:
 	@echo '$(B)'
+
+print-cflags:
+	@echo '$(CKD_CFLAGS)'
 
 config:
 	@B='$(B)' CC='$(CC)' NVCC='$(NVCC)' PKG_CONFIG='$(PKG_CONFIG)' DEPS_PREFIX='$(DEPS_PREFIX)' CUDA_WHY='$(CUDA_WHY)' MPI_WHY='$(MPI_WHY)' S3_WHY='$(S3_WHY)' MPICC='$(MPICC)' \

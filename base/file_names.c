@@ -29,12 +29,18 @@ static int publish_by_link(const char *from, const char *to) {
     return 0;
 }
 
+/* Says what the words of the system leave unclear. */
+static const char *hint_of(int errnum) {
+    return errnum == EXDEV ? ", which is on another file system: all folders of a store must be on one" : "";
+}
+
 ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
     if (errnum == 0 && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0) {
         errnum = errno == EINVAL || errno == ENOSYS ? publish_by_link(from, to) : errno;
     }
-    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot publish %s as %s", from, to);
+    return errnum == 0 ? CKD_OK
+                       : err_sys(err, errnum, to, "cannot publish %s as %s%s", from, to, hint_of(errnum));
 }
 
 ckd_status file_link(const char *from, const char *to, ckd_error *err) {
@@ -42,7 +48,9 @@ ckd_status file_link(const char *from, const char *to, ckd_error *err) {
     if (errnum == 0 && link(from, to) != 0) {
         errnum = errno;
     }
-    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot give %s the name %s as well", from, to);
+    return errnum == 0
+               ? CKD_OK
+               : err_sys(err, errnum, to, "cannot give %s the name %s as well%s", from, to, hint_of(errnum));
 }
 
 ckd_status file_rename(const char *from, const char *to, ckd_error *err) {
@@ -50,7 +58,8 @@ ckd_status file_rename(const char *from, const char *to, ckd_error *err) {
     if (errnum == 0 && rename(from, to) != 0) {
         errnum = errno;
     }
-    return errnum == 0 ? CKD_OK : err_sys(err, errnum, to, "cannot replace %s by %s", to, from);
+    return errnum == 0 ? CKD_OK
+                       : err_sys(err, errnum, to, "cannot replace %s by %s%s", to, from, hint_of(errnum));
 }
 
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {

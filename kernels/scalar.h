@@ -11,6 +11,10 @@
 #ifndef KERNELS_SCALAR_H
 #define KERNELS_SCALAR_H
 
+#ifdef __FAST_MATH__
+#error "stored values depend on exact arithmetic: build without -ffast-math and -Ofast"
+#endif
+
 #include <stdint.h>
 #include <string.h>
 

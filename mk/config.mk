@@ -117,9 +117,11 @@ SANFLAGS += -fsanitize=fuzzer-no-link
 endif
 # Reports of sanitizers need lines, not variables: a tenth less time to compile and link. CFLAGS=-g has variables again.
 DEBUG = $(if $(SAN),-g1,-g)
-# -ffp-contract=off: what a decoder computes must not depend on whether the machine has fused multiply-add.
+# -fno-fast-math, -ffp-contract=off: what a decoder computes must depend neither on CFLAGS, nor on whether the machine has
+# fused multiply-add. They come last, as the last option counts.
 # -fno-math-errno: a square root is an instruction, and loops with one are vectorised; the bits are the same.
-CKD_CFLAGS = -std=gnu11 $(OPT) $(DEBUG) -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS)
+FLOAT_FLAGS = -fno-fast-math -ffp-contract=off -fno-math-errno
+CKD_CFLAGS = -std=gnu11 $(OPT) $(DEBUG) -fPIC -fvisibility=hidden -pthread $(WARNINGS) $(SANFLAGS) $(CFLAGS) $(FLOAT_FLAGS)
 # _GNU_SOURCE is empty, as sources that define it themselves have it.
 CKD_CPPFLAGS = -I. -Iinclude -I$(B)/gen -D_FILE_OFFSET_BITS=64 -D_GNU_SOURCE= $(DEPS_CPPFLAGS) $(CPPFLAGS)
 # The run path lets dlopen find the CUDA backend next to the program (build folder) or in ../lib (installed).

@@ -34,15 +34,17 @@ typedef struct parity_files {
 
 /*
  * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are
- * read first, and get new groups unless their runs are to have no parity. If that is not possible, a message says so. Unreadable
- * parity files stay. The caller holds the publish lock.
+ * read first, and get new groups unless their runs are to have no parity. If that is not possible, a message says so.
+ * Files that are `ending` stay for now, but only checkpoints name them that nobody can restore; they need no cover. Each
+ * list is sorted by id. Unreadable parity files stay. The caller holds the publish lock.
  *
  * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was
  * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
  * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
  */
 ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,
-                                 const parity_files *remaining, bool force, ckd_error *err);
+                                 const parity_files *remaining, const parity_files *ending, bool force,
+                                 ckd_error *err);
 
 /* Rebuilding files. */
 

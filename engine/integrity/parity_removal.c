@@ -25,7 +25,7 @@ typedef struct outlook {
 
 typedef struct forgetting {
     const ckd_store *store;
-    const parity_files *removed, *remaining;
+    const parity_files *removed, *remaining, *ending;
     bool force;
     parity_sets sets;
     outlook *outlooks; /* by index of the set */
@@ -68,10 +68,11 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
 
 /*
  * A file that exists and that no manifest names may be of a checkpoint whose manifest is lost. What is missing and has
- * no manifest was deleted earlier.
+ * no manifest was deleted earlier. Nobody repairs what only ended checkpoints need, so a group must not wait for that.
  */
 static bool may_be_needed(const forgetting *f, const ckd_id *file) {
-    return among(f->remaining, file) || file_exists(path_chunk(f->store->path, file, "").text);
+    return !among(f->ending, file) &&
+           (among(f->remaining, file) || file_exists(path_chunk(f->store->path, file, "").text));
 }
 
 /* By names and sizes alone. */
@@ -106,7 +107,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
             o->damaged[i / 32] |= UINT32_C(1) << i % 32;
             o->left--;
             o->lost_then++;
-            o->wanted = can ? m : o->wanted;
+            o->wanted = can && may_be_needed(f, &m->file) ? m : o->wanted;
         }
     }
     return status;
@@ -298,8 +299,10 @@ static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
 }
 
 ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,
-                                 const parity_files *remaining, bool force, ckd_error *err) {
-    forgetting f = {.store = store, .removed = removed, .remaining = remaining, .force = force};
+                                 const parity_files *remaining, const parity_files *ending, bool force,
+                                 ckd_error *err) {
+    forgetting f = {
+        .store = store, .removed = removed, .remaining = remaining, .ending = ending, .force = force};
     if (!removed->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
         return CKD_OK;
     }

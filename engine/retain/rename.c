@@ -190,8 +190,10 @@ static ckd_status publish(renaming *r, manifest_entry *x, ckd_error *err) {
     ckd_checkpoint *c = &x->m.checkpoint;
     uint32_t generation;
     ckd_error why = {0};
+    manifest_name name = {.step = c->step};
+    snprintf(name.run, sizeof(name.run), "%s", r->to);
     ckd_status status =
-        manifests_pick_generation(&generation, &r->names, &r->tombstones, r->to, c->step, &why);
+        manifests_pick_generation(&generation, r->store, &r->names, &r->tombstones, &name, &why);
     if (status == CKD_E_EXISTS) {
         store_message(r->store, "%s@%llu keeps its name: there is another %s@%llu", c->run,
                       (unsigned long long)c->step, r->to, (unsigned long long)c->step);

@@ -17,7 +17,8 @@
 typedef struct file_use {
     ckd_id id;
     uint64_t size;
-    bool stays; /* a remaining manifest names it */
+    bool stays;  /* a remaining manifest names it */
+    bool needed; /* and so does that of a checkpoint that is listed, or that can be restored */
 } file_use;
 
 typedef struct file_uses {
@@ -28,11 +29,18 @@ typedef struct file_uses {
 static int by_file(const void *a, const void *b) {
     const file_use *x = a, *y = b;
     int order = memcmp(&x->id, &y->id, sizeof(ckd_id));
+    order = order ? order : (int)y->needed - (int)x->needed;
     return order ? order : (int)y->stays - (int)x->stays;
+}
+
+/* Whether it is a deleted checkpoint that nobody can restore any more, nor needs to be written. */
+static bool has_ended(const manifest_entry *x, uint64_t now) {
+    return x->in_trash && !x->in_use && !x->is_protected && x->tombstone.until_ns <= now;
 }
 
 /* Collects the files of all manifests. The manifests of chosen entries go. */
 static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err) {
+    uint64_t now = clock_wall_ns();
     size_t total = 0, used = 0;
     for (size_t i = 0; i < n->count; i++) {
         total += n->items[i].m.file_count;
@@ -44,11 +52,13 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
     for (size_t i = 0; i < n->count; i++) {
         const manifest_entry *x = &n->items[i];
         for (size_t k = 0; k < x->m.file_count; k++) {
-            out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, !x->chosen};
+            bool stays = !x->chosen, needed = stays && !has_ended(x, now);
+            out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, stays, needed};
         }
     }
     qsort(out->items, used, sizeof(file_use), by_file);
-    for (size_t i = 0; i < used; i++) { /* among equals, one that stays comes first */
+    for (size_t i = 0; i < used;
+         i++) { /* among equals, one that is needed comes first, then one that stays */
         if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
             out->items[out->count++] = out->items[i];
         }
@@ -67,7 +77,7 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
     ckd_status status = manifest_set_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
         manifest_entry *x = &n->items[i];
-        x->chosen = x->in_trash && !x->in_use && !x->is_protected && (all || x->tombstone.until_ns <= now);
+        x->chosen = has_ended(x, all ? UINT64_MAX : now);
     }
     return status;
 }
@@ -77,23 +87,24 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
 /* Removes parity groups that could otherwise bring removed files back, or rebuild others from them. */
 static ckd_status forget_parity(const ckd_store *store, const file_uses *files, bool force, ckd_error *err) {
     ckd_id *ids = calloc(files->count + 1, sizeof(*ids));
-    parity_files removed = {.items = ids}, remaining = {0};
+    parity_files removed = {.items = ids}, remaining = {0}, ending = {0};
     if (!ids) {
         return err_nomem(err, files->count * sizeof(*ids), "chunk file names");
     }
-    /* Files that go come first, then files that stay, each sorted by id. */
+    /* Files that go come first, then files that are needed, then the others, each sorted by id. */
     for (size_t i = 0; i < files->count; i++) {
-        if (!files->items[i].stays) {
-            ids[removed.count++] = files->items[i].id;
-        }
+        removed.count += !files->items[i].stays;
+        remaining.count += files->items[i].needed;
     }
     remaining.items = ids + removed.count;
+    ending.items = remaining.items + remaining.count;
+    ckd_id *to[] = {ids, ids + removed.count, ids + removed.count + remaining.count};
     for (size_t i = 0; i < files->count; i++) {
-        if (files->items[i].stays) {
-            ids[removed.count + remaining.count++] = files->items[i].id;
-        }
+        const file_use *f = &files->items[i];
+        *to[f->needed ? 1 : f->stays ? 2 : 0]++ = f->id;
     }
-    ckd_status status = parity_remove_useless(store, &removed, &remaining, force, err);
+    ending.count = files->count - removed.count - remaining.count;
+    ckd_status status = parity_remove_useless(store, &removed, &remaining, &ending, force, err);
     free(ids);
     return status;
 }

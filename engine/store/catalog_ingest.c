@@ -120,10 +120,10 @@ ckd_status store_ingest(ckd_store *store, manifest *m, view **last, ckd_error *e
     if (!tolerable) {
         return err_from(err, status, &why);
     }
-    store_report_unreadable(store, &checkpoint, &why);
-    manifest reread;
+    manifest reread; /* if it is gone, so may be the files that it names */
     status = store_read_manifest(&reread, store, checkpoint.run, checkpoint.step, checkpoint.generation, err);
     if (status == CKD_OK) {
+        store_report_unreadable(store, &checkpoint, &why);
         /* After a repair, its tensors are read from its files. */
         status = add_rows(store, &reread, NULL, true, err);
         manifest_free(&reread);

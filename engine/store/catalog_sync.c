@@ -155,17 +155,18 @@ static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const
     return store_ingest(store, m, last, err);
 }
 
-/* Ingests the highest valid generation. If there is none, the checkpoint is not listed. */
-static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last, const pairing *p,
-                                ckd_error *err) {
+/*
+ * Ingests the highest valid generation. If there is none, the checkpoint is not listed. *changed: it is gone, so the
+ * manifests must be listed again. NULL: a manifest that is gone is skipped.
+ */
+static ckd_status ingest_newest(bool *changed, ckd_store *store, size_t *rows_left, view **last,
+                                const pairing *p, ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
         const manifest_name *name = &p->items[i];
         ckd_error why = {0};
         manifest m;
         ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
-        if (status != CKD_OK && !may_be_skipped(status)) {
-            return err_from(err, status, &why);
-        }
+        bool skipped = may_be_skipped(status);
         if (status == CKD_OK) {
             bool superseded;
             status = remove_unless_replaceable(&superseded, store, p->row, &m.checkpoint, err);
@@ -177,9 +178,14 @@ static ckd_status ingest_newest(ckd_store *store, size_t *rows_left, view **last
             /*
              * It contradicts itself, or has another checkpoint's id. Skip it, as the rest of the store must not suffer.
              */
-            if (status != CKD_E_INVALID && status != CKD_E_EXISTS) {
-                return err_from(err, status, &why);
-            }
+            skipped = status == CKD_E_INVALID || status == CKD_E_EXISTS || status == CKD_E_NOT_FOUND;
+        }
+        if (status == CKD_E_NOT_FOUND && changed) {
+            *changed = true;
+            return CKD_OK;
+        }
+        if (!skipped) {
+            return err_from(err, status, &why);
         }
         skip(store, name, &why);
     }
@@ -238,8 +244,8 @@ static ckd_status keep_vanished(const ckd_store *store, const manifest_list *man
     return status;
 }
 
-static ckd_status apply(ckd_store *store, const manifest_list *manifests, const ckd_checkpoint_list *listed,
-                        ckd_error *err) {
+static ckd_status apply(bool *changed, ckd_store *store, const manifest_list *manifests,
+                        const ckd_checkpoint_list *listed, ckd_error *err) {
     pairing p;
     cursor c = {manifests, listed, 0, 0};
     size_t rows_left = rows_most;
@@ -256,7 +262,7 @@ static ckd_status apply(ckd_store *store, const manifest_list *manifests, const 
     c = (cursor){manifests, listed, 0, 0};
     for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
         if (p.count && found[i] != AGREES) {
-            status = ingest_newest(store, &rows_left, &last, &p, err);
+            status = ingest_newest(changed, store, &rows_left, &last, &p, err);
         }
     }
     view_close(last);
@@ -328,6 +334,7 @@ ckd_status store_record_meta(ckd_store *store, const char *key, const char *text
 typedef struct folder_marks {
     char folders[CATALOG_META], deletions[CATALOG_META];
     bool deletions_unknown; /* the catalog then keeps the mark that it has, which is no newer */
+    bool final;             /* the manifests will not be listed again if one is gone */
 } folder_marks;
 
 /* Compares both lists, which are in the same order. */
@@ -354,14 +361,14 @@ static ckd_status names_agree(bool *out, const ckd_store *store, const manifest_
     return status;
 }
 
-static ckd_status apply_in_transaction(ckd_store *store, const folder_marks *marks,
+static ckd_status apply_in_transaction(reconcile_result *result, ckd_store *store, const folder_marks *marks,
                                        const manifest_list *manifests, const ckd_checkpoint_list *listed,
                                        ckd_error *err) {
     ckd_status status = catalog_begin(store->catalog, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = apply(store, manifests, listed, err);
+    status = apply(marks->final ? NULL : &result->changed, store, manifests, listed, err);
     THEN(status, scrub_times_write(store, err));
     if (status == CKD_OK && !store->catalog_in_memory) {
         status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
@@ -409,7 +416,7 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
             status = dir_sync(path_in(store->path, DIR_MANIFESTS).text, err);
         }
         if (status == CKD_OK && !result->behind) {
-            status = apply_in_transaction(store, marks, manifests, &listed, err);
+            status = apply_in_transaction(result, store, marks, manifests, &listed, err);
             result->catalog_failed = status != CKD_OK;
         }
     } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
@@ -440,9 +447,9 @@ static ckd_status merge(reconcile_result *result, ckd_store *store, const folder
     return status;
 }
 
-ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
+static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, bool final, ckd_error *err) {
     *result = (reconcile_result){0};
-    folder_marks marks;
+    folder_marks marks = {.final = final};
     manifest_list manifests;
     marks.deletions_unknown = deletion_mark_read(marks.deletions, store, NULL) != CKD_OK;
     mark_of(marks.folders, store);
@@ -451,5 +458,19 @@ ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, c
         status = merge(result, store, &marks, &manifests, err);
         manifests_free(&manifests);
     }
+    return status;
+}
+
+/*
+ * A reader holds no lock against a compaction, which replaces manifests. What a try has added stays in the catalog, so the
+ * next try reads only what has changed since.
+ */
+ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
+    enum { TRIES = 20 };
+    int tries = store->mode == CKD_OPEN_READ ? TRIES : 1;
+    ckd_status status;
+    do {
+        status = reconcile_once(result, store, --tries == 0, err);
+    } while (status == CKD_OK && result->changed);
     return status;
 }

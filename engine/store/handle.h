@@ -187,6 +187,7 @@ ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id
 typedef struct reconcile_result {
     bool behind;         /* the file differs and cannot be written, as the store was opened for reading */
     bool catalog_failed; /* the catalog failed, not the manifests */
+    bool changed;        /* a manifest was replaced or removed between its listing and its reading */
 } reconcile_result;
 /*
  * Makes the open catalog agree with the manifests: adds missing rows and drops stale ones. For a writer, every
@@ -313,9 +314,9 @@ void manifests_free(manifest_list *list);
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);
-/* The same from lists that the caller has read: manifests that count, and tombstones. */
-ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifests,
-                                     const manifest_list *tombstones, const char *run, uint64_t step,
+/* The same from lists that the caller has read: manifests that count, and tombstones. Ignores name->generation. */
+ckd_status manifests_pick_generation(uint32_t *out, const ckd_store *store, const manifest_list *manifests,
+                                     const manifest_list *tombstones, const manifest_name *name,
                                      ckd_error *err);
 static inline bool same_checkpoint_name(const manifest_name *a, const manifest_name *b) {
     return a->step == b->step && strcmp(a->run, b->run) == 0;

@@ -142,9 +142,8 @@ static bool has_name(const manifest_list *list, size_t at, const char *run, uint
     return at < list->count && list->items[at].step == step && strcmp(list->items[at].run, run) == 0;
 }
 
-ckd_status manifests_pick_generation(uint32_t *out, const manifest_list *manifests,
-                                     const manifest_list *tombstones, const char *run, uint64_t step,
-                                     ckd_error *err) {
+static ckd_status above_listed(uint32_t *out, const manifest_list *manifests, const manifest_list *tombstones,
+                               const char *run, uint64_t step, ckd_error *err) {
     *out = 0;
     if (has_name(manifests, find_name(manifests, run, step), run, step)) {
         return err_set(err, CKD_E_EXISTS, "there is a manifest of %s@%llu already", run,
@@ -190,6 +189,17 @@ static uint32_t above_lost(const ckd_store *store, const char *run, uint64_t ste
     return above;
 }
 
+ckd_status manifests_pick_generation(uint32_t *out, const ckd_store *store, const manifest_list *manifests,
+                                     const manifest_list *tombstones, const manifest_name *name,
+                                     ckd_error *err) {
+    ckd_status status = above_listed(out, manifests, tombstones, name->run, name->step, err);
+    if (status == CKD_OK) {
+        uint32_t lost = above_lost(store, name->run, name->step);
+        *out = lost > *out ? lost : *out;
+    }
+    return status;
+}
+
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err) {
     manifest_list manifests, tombstones = {0};
@@ -198,12 +208,10 @@ ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const
     if (status != CKD_OK) {
         return status;
     }
+    manifest_name name = {.step = step};
+    snprintf(name.run, sizeof(name.run), "%s", run);
     status = manifests_tombstones(&tombstones, store, err);
-    THEN(status, manifests_pick_generation(out, &manifests, &tombstones, run, step, err));
-    if (status == CKD_OK) {
-        uint32_t lost = above_lost(store, run, step);
-        *out = lost > *out ? lost : *out;
-    }
+    THEN(status, manifests_pick_generation(out, store, &manifests, &tombstones, &name, err));
     manifests_free(&manifests);
     manifests_free(&tombstones);
     return status;

@@ -70,16 +70,18 @@ static ckd_status find_present(void *context, catalog *c, ckd_error *err) {
 
 /*
  * Reads the manifest that the catalog names. A writer that replaced it may have died before it told the catalog. So if
- * it is gone, the catalog is compared with the manifests, and asked again.
+ * it is gone, the catalog is compared with the manifests, and asked again. A compaction may replace it again meanwhile.
  */
 static ckd_status read_listed(manifest *out, ckd_checkpoint *found, ckd_store *store, ckd_error *err) {
+    enum { TRIES = 20 };
     ckd_error why = {0};
-    ckd_status status = store_read_manifest(out, store, found->run, found->step, found->generation, &why);
     const ckd_id id = found->id;
     present_query q = {found, store, &id};
-    if (status == CKD_E_NOT_FOUND && store_query(store, find_present, &q, NULL) == CKD_OK) {
-        return store_read_manifest(out, store, found->run, found->step, found->generation, err);
-    }
+    ckd_status status;
+    int tries = TRIES;
+    do {
+        status = store_read_manifest(out, store, found->run, found->step, found->generation, &why);
+    } while (status == CKD_E_NOT_FOUND && --tries && store_query(store, find_present, &q, NULL) == CKD_OK);
     return err_from(err, status, &why);
 }
 

@@ -215,8 +215,10 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
 static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *item, ckd_error *err) {
     const char *root = t->to->path;
     ckd_checkpoint *c = &item->m.checkpoint;
+    manifest_name name = {.step = c->step};
+    snprintf(name.run, sizeof(name.run), "%s", c->run);
     ckd_status status =
-        manifests_pick_generation(&c->generation, &b->manifests, &b->tombstones, c->run, c->step, err);
+        manifests_pick_generation(&c->generation, t->to, &b->manifests, &b->tombstones, &name, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -135,6 +135,7 @@ static void test_publish_where_links_fail(void **state) {
     fake.link_errno = 0;
     fake.links = 0;
     assert_int_equal(file_rename_noreplace(p->temp, p->path, &err), CKD_E_IO);
+    assert_non_null(strstr(err.message, "another file system"));
     assert_int_equal(fake.links, 0);
     assert_content(p->path, "new", 3);
     assert_content(p->temp, "other", 5);

@@ -195,6 +195,38 @@ def test_two_pushes_of_one_file(store, other, tmp_path):
     assert other.json("verify")["ok"]
 
 
+def test_a_refused_push_restores_nothing(runs, other):
+    """Of what is pushed one is in the destination's trash, and the name of another one is taken."""
+    runs.call("push", other.path, "a@1")
+    other.call("delete", "a@1")
+    other.save(4, state(9, 4))
+    before = other.json("trash"), names(other)
+    assert "a@4" in runs.call("push", other.path, "--run", "a", expect=FAILED).err
+    assert (other.json("trash"), names(other)) == before
+
+
+@pytest.mark.parametrize("way", ["push", "rename"])
+def test_a_lost_manifest_comes_back_too_late(runs, other, way):
+    """Another checkpoint has its name by now. That one stays, and the lost one does not take its place."""
+    other.save(2, state(9, 2), run_name="c")
+    manifest = other.path / "data/m/c.2.0"
+    content = manifest.read_bytes()
+    manifest.unlink()
+    other.save(1, state(9, 1), run_name="d", expect_message="the manifest of c@2 is gone")
+    assert "the manifest is lost" in other.call("verify", expect=CORRUPT).out
+    if way == "push":
+        runs.call("rename", "a", "c")
+        runs.call("push", other.path, "c@2", "c@1")
+    else:
+        runs.call("push", other.path, "--run", "a")
+        other.call("rename", "a", "c")
+        runs.call("rename", "a", "c")
+    manifest.write_bytes(content)
+    same(runs, other, "c@2")
+    other.call("rebuild")
+    same(runs, other, "c@2")
+
+
 def test_an_interrupted_copy_continues(store, other):
     noise = np.random.default_rng(3).integers(0, 256, 1 << 22, dtype=np.uint8)
     store.save(1, {"w": noise})

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "engine/integrity/internal.h"
 #include "engine/store/handle.h"
+#include "tests/support/compactions.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -382,6 +383,50 @@ static void test_weak_group_is_no_cover(void **state) {
     }
 }
 
+/*
+ * A group of four files, with one parity file. One is of a checkpoint that has just ended, one was replaced by a
+ * compaction, and two stay. A reader has kept all of them.
+ */
+static ckd_store *store_with_an_ended_checkpoint(const char *dir, pathname *ended) {
+    file_lock *held;
+    ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+    save_base(store, 0);
+    save_base(store, 1);
+    save_delta(store, SCENE_RUN, 2);
+    save_delta(store, SCENE_RUN, 3);
+    *ended = file_of(store, 0);
+    assert_int_equal(make_parity(store, &(parity_run){NULL, 4, 1, false}).groups, 1);
+    assert_int_equal(lock_acquire(&held, store_path_of(dir, FILE_READER_LOCK), LOCK_SHARED, true, 0, NULL),
+                     CKD_OK);
+    ckd_compact_options o = options_for(1);
+    ckd_compaction *done = compact_with(store, &o);
+    assert_true(done->old_files > 0);
+    ckd_compaction_free(done);
+    delete_step(store, 0, 0);
+    lock_release(held);
+    return store;
+}
+
+/*
+ * Nobody repairs a file that only an ended checkpoint needs. So the group must not keep the replaced file for its sake,
+ * or the trash could never be emptied.
+ */
+static void test_damage_of_an_ended_checkpoint(void **state) {
+    for (harm how = MISSING; how < HARMS; how++) {
+        const char *dir = folder(*state, how);
+        ckd_error err = {0};
+        pathname ended;
+        ckd_store *store = store_with_an_ended_checkpoint(dir, &ended);
+        damage(ended.text, how);
+        must(ckd_store_collect(NULL, store, NULL, &err), &err);
+        assert_false(file_exists(ended.text));
+        damage(file_of(store, 1).text, how);
+        assert_int_equal(repair_all(store), 1);
+        ckd_store_close(store);
+        store_check_clean(dir);
+    }
+}
+
 /* ---- what changes while parity is made ---- */
 
 /* Done by another handle when parity has read the first file. */
@@ -688,6 +733,7 @@ int main(void) {
         tempdir_test(test_trash_of_a_renamed_run),
         tempdir_test(test_replaced_group_of_a_damaged_file),
         tempdir_test(test_weak_group_is_no_cover),
+        tempdir_test(test_damage_of_an_ended_checkpoint),
         tempdir_test(test_restored_while_parity_is_made),
         tempdir_test(test_lost_manifest_of_a_damaged_file),
         tempdir_test(test_lost_heir_of_deleted_files),

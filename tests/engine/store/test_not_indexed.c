@@ -512,6 +512,65 @@ static void test_deleted_before_it_is_read(void **state) {
     ckd_store_close(store);
 }
 
+/* Compacts all, and removes what that replaced. */
+static int compact_all(const char *dir) {
+    ckd_store *store;
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    file_set_fault_hook(NULL, NULL);
+    o.max_depth = 1;
+    all.all = 1;
+    if (scene_open(&store, dir, CKD_OPEN_WRITE, NULL) != CKD_OK) {
+        return 1;
+    }
+    bool done =
+        ckd_compact(NULL, store, &o, NULL) == CKD_OK && ckd_store_collect(NULL, store, &all, NULL) == CKD_OK;
+    ckd_store_close(store);
+    return done ? 0 : 2;
+}
+
+/* Where a reader is when another process compacts: before it opens the first file of this folder whose name begins so. */
+typedef struct moment {
+    const char *dir, *file;
+} moment;
+
+static int compact_then(void *context, file_op step, const char *path) {
+    moment *m = context;
+    if (m->dir && step == FILE_OP_OPEN && strstr(path, m->file)) {
+        pid_t child = start(compact_all, m->dir);
+        m->dir = NULL;
+        expect_done(child);
+    }
+    return 0;
+}
+
+/*
+ * A reader has listed the manifests. Before it reads one, or before it reads the files that one names, a compaction
+ * replaces them. The reader lists all checkpoints nevertheless, and says nothing.
+ */
+static void test_compacted_while_the_catalog_is_made(void **state) {
+    static const char *const files[] = {"data/m/" SCENE_RUN ".0.", "data/m/" SCENE_RUN ".3.",
+                                        "data/m/another.2.", "data/c/"};
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        char dir[1100];
+        unsigned messages;
+        snprintf(dir, sizeof(dir), "%s/%zu", (char *)*state, i);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        store_set_ingest_limit(i == 3 ? ALL : 0);
+        make(dir);
+        drop_catalog(dir);
+        moment m = {dir, files[i]};
+        file_set_fault_hook(compact_then, &m);
+        char *have = account_with_messages(dir, &messages);
+        file_set_fault_hook(NULL, NULL);
+        assert_null(m.dir);
+        assert_int_equal(messages, 0);
+        rebuild(dir);
+        expect_account(dir, CKD_OPEN_READ, have);
+        free(have);
+    }
+}
+
 /* If a writer is killed while it makes the catalog, either the old or the new catalog is left. */
 static void test_killed_in_the_middle(void **state) {
     make(*state);
@@ -534,12 +593,18 @@ static void test_killed_in_the_middle(void **state) {
 #define not_indexed_test(test) cmocka_unit_test_setup_teardown(test, setup, tempdir_teardown)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        not_indexed_test(test_answers_are_the_same),     not_indexed_test(test_stores_of_all_kinds),
-        not_indexed_test(test_changes_without_tensors),  not_indexed_test(test_damage),
-        not_indexed_test(test_damage_that_is_repaired),  not_indexed_test(test_very_many),
-        not_indexed_test(test_two_writers_at_once),      not_indexed_test(test_reports_during_writes),
-        not_indexed_test(test_deleted_while_it_is_read), not_indexed_test(test_deleted_before_it_is_read),
-        not_indexed_test(test_killed_in_the_middle)};
+    const struct CMUnitTest tests[] = {not_indexed_test(test_answers_are_the_same),
+                                       not_indexed_test(test_stores_of_all_kinds),
+                                       not_indexed_test(test_changes_without_tensors),
+                                       not_indexed_test(test_damage),
+                                       not_indexed_test(test_damage_that_is_repaired),
+                                       not_indexed_test(test_very_many),
+                                       not_indexed_test(test_two_writers_at_once),
+                                       not_indexed_test(test_reports_during_writes),
+                                       not_indexed_test(test_deleted_while_it_is_read),
+                                       not_indexed_test(test_deleted_before_it_is_read),
+                                       not_indexed_test(test_deleted_while_it_is_read),
+                                       not_indexed_test(test_compacted_while_the_catalog_is_made),
+                                       not_indexed_test(test_killed_in_the_middle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
