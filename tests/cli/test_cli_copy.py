@@ -208,8 +208,11 @@ def test_a_refused_push_restores_nothing(runs, other):
 @pytest.mark.parametrize("way", ["push", "rename"])
 def test_a_lost_manifest_comes_back_too_late(runs, other, way):
     """Another checkpoint has its name by now. That one stays, and the lost one does not take its place."""
-    other.save(2, state(9, 2), run_name="c")
-    manifest = other.path / "data/m/c.2.0"
+    for generation in range(3):
+        other.save(2, state(generation, 2), run_name="c")
+        if generation < 2:
+            other.call("delete", "c@2")
+    manifest = other.path / "data/m/c.2.2"
     content = manifest.read_bytes()
     manifest.unlink()
     other.save(1, state(9, 1), run_name="d", expect_message="the manifest of c@2 is gone")
