@@ -20,7 +20,7 @@ struct coder {
     size_t planes_size;
 };
 
-static const char *const names[CODING_LOSSLESS_COUNT] = {
+static const char *const names[CODING_ARRAY_COUNT] = {
     [CODING_RAW] = "raw",
     [CODING_ZSTD] = "zstd",
     [CODING_LZ4] = "lz4",
@@ -30,11 +30,11 @@ static const char *const names[CODING_LOSSLESS_COUNT] = {
 };
 
 const char *coding_name(coding c) {
-    return coding_known((uint32_t)c) ? names[c] : "?";
+    return coding_is_array((uint32_t)c) ? names[c] : "?";
 }
 
-bool coding_known(uint32_t c) {
-    return c < CODING_LOSSLESS_COUNT;
+bool coding_is_array(uint32_t c) {
+    return c < CODING_ARRAY_COUNT;
 }
 
 /* ---- scratch ---- */
@@ -247,7 +247,7 @@ ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from
     case CODING_LZ4_PLANES:
         return encode_lz4(c, level, data, size, result, err);
     case CODING_SYMBOLS:
-    case CODING_LOSSLESS_COUNT:
+    case CODING_ARRAY_COUNT:
     case CODING_GRADIENT:
         break;
     }
@@ -334,7 +334,7 @@ ckd_status coder_decode(coder *c, coding id, const coder_target *target, const v
     case CODING_SYMBOLS:
         return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, target->context}, from,
                               stored, err);
-    case CODING_LOSSLESS_COUNT:
+    case CODING_ARRAY_COUNT:
     case CODING_GRADIENT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET,

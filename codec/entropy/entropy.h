@@ -191,14 +191,14 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_LOSSLESS_COUNT, /* one past those that store one array of integers; it stays 6, as CODING_LATTICE is 6 in files */
-    CODING_LATTICE = CODING_LOSSLESS_COUNT, /* a lossy block: codec/lattice/lattice.h */
-    CODING_GRADIENT = 7                     /* a first moment by its gradient: two symbol streams */
+    CODING_ARRAY_COUNT, /* one past those that store one array of integers; it stays 6, as CODING_LATTICE is 6 in files */
+    CODING_LATTICE = CODING_ARRAY_COUNT, /* a lossy block: codec/lattice/lattice.h */
+    CODING_GRADIENT = 7                  /* a first moment by its gradient: two symbol streams */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */
 /* Whether it stores one array of integers, which coder_decode decodes. Lattice and gradient are for decode/ to decode. */
-bool coding_known(uint32_t c);
+bool coding_is_array(uint32_t c);
 
 /* Scratch of one worker: symbol tables, zstd and LZ4 contexts, a plane buffer. One thread uses it at a time. */
 typedef struct coder coder;

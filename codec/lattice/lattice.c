@@ -19,7 +19,7 @@ enum {
 #define MASKS_WORTH 4         /* masks are tried if at most one integer in this many is not zero */
 #define MASKS_SURE  (1 << 15) /* with so many integers symbols are then not tried */
 /* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, adaptively, or as masks. */
-enum { Q_NONE = 0, Q_PLANE = 8, Q_MASKS = 16 };
+enum { Q_NONE = 0, Q_ADAPTIVE = 8, Q_MASKS = 16 };
 
 void lattice_scratch_free(lattice_scratch *s) {
     bytes *const all[] = {&s->row, &s->step, &s->shift, &s->factor,   &s->own_factor, &s->q,    &s->narrow,
@@ -173,7 +173,7 @@ static ckd_status put_q(const lattice_output *out, const lattice_block *b, latti
     adaptive_plane_encode(plane, &shape, b->q, &out->scratch->adaptive);
     if (!plane->failed && plane->size < to->size - start - 1) {
         to->size = start;
-        bytes_put_u8(to, Q_PLANE);
+        bytes_put_u8(to, Q_ADAPTIVE);
         bytes_put(to, plane->data, plane->size);
     }
     to->failed |= plane->failed;
@@ -238,7 +238,7 @@ static ckd_status get_q(lattice_block *b, lattice_input *from) {
         return CKD_E_NOMEM;
     }
     b->q = q;
-    if (form == Q_PLANE) {
+    if (form == Q_ADAPTIVE) {
         adaptive_plane shape = {n, b->columns, b->phase, NULL};
         return adaptive_plane_decode(q, &shape, stream, size, &from->scratch->adaptive, from->err);
     }

@@ -188,7 +188,7 @@ typedef enum name_slot {
     SLOT_SMALL           /* a counter or a factor: known, and never lossy */
 } name_slot;
 
-#define ROLE_MIN        64u  /* elements: smaller tensors are exact in any fidelity (lossy/tile.c) */
+#define ROLE_MIN        64u  /* elements: smaller tensors are exact in any fidelity (lossy/tile_steps.c) */
 #define NAME_COMPONENTS 512u /* maximum: CKD_NAME_MAX bytes, a separator between any two */
 
 typedef struct role_name {

@@ -11,7 +11,7 @@
 /* A chain of at least MERGE_FROM base loads ends in one delta on its first block. Together these cost about MERGED. */
 #define MERGE_FROM 3.0
 #define MERGED     2.3
-/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile.c). */
+/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile_load.c). */
 #define MERGED_LOSSY 2.0
 
 #define ANY_RANK UINT32_MAX

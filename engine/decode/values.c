@@ -310,7 +310,7 @@ static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b
 ckd_status values_check_supported(const view_block *b, ckd_error *err) {
     const record *r = b->record;
     const char *file = file_path(b->chunk->file);
-    if (!coding_known(r->coding) && r->coding != CODING_LATTICE && r->coding != CODING_GRADIENT) {
+    if (!coding_is_array(r->coding) && r->coding != CODING_LATTICE && r->coding != CODING_GRADIENT) {
         return err_unsupported(err, file, r->offset,
                                "the block has coding %u, which this version does not know; load "
                                "it with a newer ckptdelta",

@@ -55,11 +55,5 @@ ckd_status parity_remove_useless(const ckd_store *store, const parity_files *rem
  */
 ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *from, const char *dir,
                           const char *name, ckd_error *err);
-/*
- * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
- * what it is for. Locks and errors as repair_publish.
- */
-ckd_status repair_remove_or_set_aside(const ckd_store *store, const char *dir, const char *name,
-                                      ckd_error *err);
 
 #endif

@@ -209,7 +209,7 @@ static ckd_status remove_rows(const ckd_id *group, const ckd_store *store, ckd_e
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < CKD_PARITY_MAX && status == CKD_OK; row++) {
         pathname p = path_parity(store->path, group, row, "");
-        status = repair_remove_or_set_aside(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
+        status = damage_remove_or_put_aside(store, DIR_PARITY, strrchr(p.text, '/') + 1, err);
     }
     return status;
 }

@@ -39,13 +39,6 @@ ckd_status repair_publish(pathname *aside, const ckd_store *store, const char *f
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
-ckd_status repair_remove_or_set_aside(const ckd_store *store, const char *dir, const char *name,
-                                      ckd_error *err) {
-    pathname path = path_of(store->path, dir, name), aside;
-    return dir_exists(path.text) ? damage_put_aside(&aside, store, dir, name, err)
-                                 : file_remove(path.text, true, err);
-}
-
 ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes_sum, const ckd_store *store, ckd_error *err) {
     dir_list list;
     pathname folder = path_in(store->path, DIR_DAMAGED);

@@ -166,7 +166,7 @@ static ckd_status remove_files(bool *late, const ckd_store *store, const manifes
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
-            status = repair_remove_or_set_aside(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
+            status = damage_remove_or_put_aside(store, DIR_CHUNKS, strrchr(p.text, '/') + 1, err);
         }
     }
     return status == CKD_OK ? dir_sync(path_in(store->path, DIR_CHUNKS).text, err) : status;

@@ -116,7 +116,7 @@ typedef struct save_tiles {
 
 /*
  * Sets the values of inflight->tile, a tile of inflight->region, and, if it has a readable parent, the
- * parent's (tile.c). They live as long as inflight->buffers. budget: chooses the parent. widest: most columns
+ * parent's (tile_load.c). They live as long as inflight->buffers. budget: chooses the parent. widest: most columns
  * of a panel; a tile on a device may then stay there (tile.device), if it can be coded there. widest == 0:
  * its values are read to the host. Leave the device with save_tile_leave_device.
  */
@@ -239,7 +239,7 @@ ckd_status grid_side_record(hash128 *content, ckd_save *save, save_append *to, c
  */
 void save_lossy_free(ckd_save *save);
 
-/* ---- tiles.c: how tiles are cut, and their memory ---- */
+/* ---- tile_memory.c: how tiles are cut, and their memory ---- */
 /*
  * Returns the optimizer's eps, or the usual one, and the low eps. Adam corrects its moments for bias: at step t their
  * updates are those of eps * sqrt(1 - beta2^t). An unknown step counts as the first one.

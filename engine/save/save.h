@@ -11,8 +11,8 @@
  *     device.c        blocks that a device codes before they enter the pipeline
  *   lossy.c         a lossy region, tile by tile: statistics, steps and factors, then its blocks into the pipeline
  *     quant_params.c  which tensors are lossy, and how finely they are coded
- *     tiles.c         how tiles are cut, and their memory
- *     tile.c          loads a tile; parent.c: its parent's values; reference.c: those that its device has cached
+ *     tile_memory.c   how tiles are cut, and their memory
+ *     tile_load.c     loads a tile; parent.c: its parent's values; reference.c: those that its device has cached
  *     grid_blocks.c   a tile's parts in panels, and what their blocks share
  *     moment_stats.c  statistics of moments for later tensors; moment_pair.c: the two moments of a parameter
  *   pipeline.c      the stages of a block: analyse, decide, encode, register, write

@@ -305,6 +305,13 @@ ckd_status damage_put_aside(pathname *aside, const ckd_store *store, const char 
     return status == CKD_OK ? dir_sync(path_in(store->path, dir).text, err) : status;
 }
 
+ckd_status damage_remove_or_put_aside(const ckd_store *store, const char *dir, const char *name,
+                                      ckd_error *err) {
+    pathname path = path_of(store->path, dir, name), aside;
+    return dir_exists(path.text) ? damage_put_aside(&aside, store, dir, name, err)
+                                 : file_remove(path.text, true, err);
+}
+
 /* ---- pins, tags, policies and parity settings ---- */
 
 ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_error *err) {

@@ -49,6 +49,12 @@ pathname damage_path_aside(const ckd_store *store, const char *name);
 /* Moves an unusable file to data/q, durably. Under the publish lock. Errors: IO, NOSPACE. */
 ckd_status damage_put_aside(pathname *aside, const ckd_store *store, const char *dir, const char *name,
                             ckd_error *err);
+/*
+ * Removes a file that is no longer of use. A directory of that name is moved to data/q instead: only its maker knows
+ * what it is for. Under the publish lock. Errors: IO, NOSPACE.
+ */
+ckd_status damage_remove_or_put_aside(const ckd_store *store, const char *dir, const char *name,
+                                      ckd_error *err);
 
 /* A checkpoint, and what its manifest says it depends on. */
 typedef struct dependency_info {
