@@ -3,7 +3,7 @@
     trust.py --build FOLDER [--rows 'kills power ...'] [--length N]
 
 Rows that are not asked for stay as they were, with their dates; those that were never run say so. --length: 1 takes minutes for each, and N
-about N times as long where that can be chosen. The campaign and the mutants add up over runs; 0 writes what is recorded of them. A row that
+about N times as long where that can be chosen. The campaigns and the mutants add up over runs; 0 writes what is recorded of them. A row that
 fails says so, and so does the exit status.
 """
 
@@ -20,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/campaign"))
+import agents  # noqa: E402
+import jobs_record  # noqa: E402
 import record  # noqa: E402
 
 PAGE = ROOT / "docs" / "trust.md"
@@ -49,6 +51,12 @@ TAIL = """
 - **Campaign**: random commands of several processes, kills, faults and damage, beside a model of what must be readable
   (`tests/README.md`). The hours are those played on the sources of the product as they were then, by any number of runs.
   A script that failed stays listed for these sources, whatever passes later; `tests/README.md` says what was found.
+- **Pushes, and lost manifests**: several stores, some of them damaged, are pushed into one at the same time; manifests
+  are lost, and repaired later. All checkpoints must load afterwards.
+- **Training jobs that fail**: trainers below `ckptdelta run` are killed, stopped, starved and disturbed in other ways
+  (`docs/run.md`). Each case must end as the journal says, with the losses of a training without failures. The sum is over
+  all sources.
+- **Agents and nodes that fail**: the same with states in memory (`docs/agent.md`); nodes are lost with what they hold.
 - **Mutants**: the code is broken in one place, and the tests of its area must notice (`tests/mutants/`).
 - **Coverage**: branches that the tests of an area take; `tests/mutants/areas.json` names the areas.
 
@@ -163,6 +171,35 @@ def campaign(r):
     return record.summary()
 
 
+def sequences(r):
+    """The small campaigns beside the large one, each with seeds of its own."""
+    seed, said = int(time.time()) % 100000, []
+    for name, what in (("pushes", "pushes at the same time"), ("lost_manifests", "lost manifests")):
+        text = r.run([sys.executable, f"tests/campaign/{name}.py", str(Path(r.build) / "ckptdelta"), "--seconds", str(60 * r.args.length), "--seed", str(seed)])
+        said.append(f"{what}: {total(r'([0-9]+) passed, 0 failed', text)} cases, 0 failed")
+    return "; ".join(said)
+
+
+def recorded(summary, name):
+    if not summary:
+        raise Failed(f"no campaign of {name} was recorded")
+    return summary
+
+
+def jobs(r):
+    if r.args.length:
+        r.run(["make", "jobs-campaign", f"COUNT={10 * r.args.length}", f"SEED={int(time.time()) % 100000}", "CAMPAIGN_ARGS=--record"], may_fail=True)
+    return recorded(jobs_record.summary(), "jobs")
+
+
+def nodes(r):
+    if r.args.length:
+        for name in ("agents", "nodes"):
+            r.run([sys.executable, f"tests/campaign/{name}.py", "--seconds", str(150 * r.args.length), "--seed", str(int(time.time()) % 100000), "--record"],
+                  may_fail=True)
+    return recorded(agents.summary(), "agents")
+
+
 def mutants(r):
     """Goes on with the draw that results.json has begun."""
     path = ROOT / "tests/mutants/results.json"
@@ -209,6 +246,9 @@ ROWS = {
     "harms": ("Files of all kinds harmed", harms),
     "fuzz": ("Fuzzing", fuzz),
     "campaign": ("Campaign", campaign),
+    "sequences": ("Pushes, and lost manifests", sequences),
+    "jobs": ("Training jobs that fail", jobs),
+    "agents": ("Agents and nodes that fail", nodes),
     "mutants": ("Mutants", mutants),
     "coverage": ("Branch coverage", coverage),
 }
