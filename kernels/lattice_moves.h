@@ -3,6 +3,7 @@
 #define LANES 8
 typedef float f32x8 __attribute__((vector_size(4 * LANES)));
 typedef int32_t i32x8 __attribute__((vector_size(4 * LANES)));
+typedef uint32_t u32x8 __attribute__((vector_size(4 * LANES))); /* sums are modulo 2^32, as the format says */
 typedef int8_t i8x8 __attribute__((vector_size(LANES)));
 #ifndef ROUND_EIGHT /* scalar_rint, for magnitudes below the limit */
 #define ROUND_EIGHT(x) round_eight(x)
@@ -43,14 +44,14 @@ EIGHT void add_own_units(i32x8 *units, const int8_t *q, const f32x8 *step, const
     f32x8 at = __builtin_convertvector(level, f32x8) - offset;
     at = (f32x8)((i32x8)at ^ (negative & INT32_MIN));
     at = at * *step;
-    *units = *units + UNITS_EIGHT(at);
+    *units = (i32x8)((u32x8)*units + (u32x8)UNITS_EIGHT(at));
 }
 
 /* scalar_move, eight at a time. */
 EIGHT void move_units(float *values, const i32x8 *units, const lattice_run *r) {
     f32x8 value = FLOATS_AT(values);
     i32x8 stays = *units == 0, from = UNITS_EIGHT(value * r->per_unit);
-    f32x8 moved = __builtin_convertvector(from + *units, f32x8) * r->unit;
+    f32x8 moved = __builtin_convertvector((i32x8)((u32x8)from + (u32x8)*units), f32x8) * r->unit;
     value = (f32x8)(((i32x8)value & stays) | ((i32x8)moved & ~stays));
     memcpy(values, &value, sizeof(value));
 }

@@ -27,7 +27,7 @@ static const struct argp_option options_table[] = {
     {"target-ratio", OPT_TARGET_RATIO, "X", 0,
      "The same as a ratio: raw bytes of weights and moments over stored bytes", 6},
     {"max-error", OPT_MAX_ERROR, "X", 0,
-     "No value of a lossy tensor is off by more than X times the root mean square of the tensor; between 0 and 1",
+     "No value of a lossy tensor is off by more than X times the root mean square of its matrix; between 0 and 1",
      6},
     {"step-scale", OPT_STEP_SCALE, "X", 0,
      "Quantize weights and first moments X times as coarsely as the fidelity says, from 1/64 to 64 [default: 1]",

@@ -1,5 +1,6 @@
 #include "codec/chunk/chunk.h"
 
+#include <float.h>
 #include <stdlib.h>
 
 #include "codec/chunk/record_wire.h"
@@ -18,6 +19,7 @@
 
 #define MAX_ERROR 2u /* index of the figure that is rounded up, and of its copy */
 #define UPDATE    6u
+#define SQUARES   2u /* the first two figures are sums of squares */
 
 /* Returns the field with this index in the format. */
 static double *figure_of(measures *m, unsigned which) {
@@ -27,12 +29,19 @@ static double *figure_of(measures *m, unsigned which) {
     return all[which];
 }
 
-/* Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. */
-static uint32_t figure_bits(double v, bool up) {
+/*
+ * Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. A sum of squares that is too small
+ * for that is not known: as zero it would say that the values are exact.
+ */
+static uint32_t figure_bits(double v, unsigned which) {
+    const bool up = which == MAX_ERROR || which == UPDATE;
     const uint32_t step = UINT32_C(1) << 8 * (4 - FIGURE_BYTES);
     float f = (float)v;
     uint32_t bits;
     memcpy(&bits, &f, sizeof(bits));
+    if (which < SQUARES && v > 0 && v < (double)FLT_MIN) {
+        return NOT_KNOWN;
+    }
     if (!(v >= 0) || bits >= INFINITE) {
         return v > 0 ? INFINITE : NOT_KNOWN;
     }
@@ -72,7 +81,7 @@ void measures_encode(bytes *to, const measures_entry *entries, size_t count) {
         for (unsigned byte = 0; byte < FIGURE_BYTES; byte++) {
             for (size_t i = 0; i < count; i++) {
                 measures m = entries[i].measures;
-                uint32_t bits = figure_bits(*figure_of(&m, which), which == MAX_ERROR || which == UPDATE);
+                uint32_t bits = figure_bits(*figure_of(&m, which), which);
                 bytes_put_u8(to, (uint8_t)(bits >> (24 - 8 * byte)));
             }
         }

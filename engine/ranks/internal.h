@@ -184,7 +184,7 @@ ckd_status rank_poll(void *files, ckd_error *err);
  */
 ckd_status rank_claim_commit(void *files, const ckd_id *checkpoint, ckd_error *err);
 typedef enum rank_commit {
-    COMMIT_GIVEN_UP, /* it will never be committed */
+    COMMIT_GIVEN_UP, /* rank 0 will never claim it, or has forgotten its claim, as its commit has ended */
     COMMIT_CLAIMED,  /* rank 0 is about to commit, has committed, or has failed */
     COMMIT_UNKNOWN   /* nothing can be written or read */
 } rank_commit;

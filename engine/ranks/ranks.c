@@ -429,31 +429,44 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
  * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a
  * manifest that may be its own cannot be read.
  */
-static ckd_status find_committed(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id,
-                                 uint64_t step) {
+/* NOT_FOUND: no manifest is of this checkpoint, and all could be read. */
+static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step,
+                             ckd_error *err) {
     manifest_list list;
-    ckd_status unread = CKD_OK, status = manifests_read(&list, store, NULL);
+    ckd_error unread = {.status = CKD_E_NOT_FOUND};
+    ckd_status status = manifests_read(&list, store, err);
     if (status != CKD_OK) {
         return status;
     }
     bool found = false;
     for (size_t i = 0; i < list.count && !found; i++) {
-        status = list.items[i].step == step ? read_info(info, store, &list.items[i], NULL) : CKD_E_NOT_FOUND;
+        ckd_error why = {0};
+        if (list.items[i].step != step) {
+            continue;
+        }
+        status = read_info(info, store, &list.items[i], &why);
         found = status == CKD_OK && id_equal(&info->id, id);
-        unread = status == CKD_OK || status == CKD_E_NOT_FOUND || unread != CKD_OK ? unread : status;
+        unread = status == CKD_OK ? unread : why;
     }
     manifests_free(&list);
-    return found ? CKD_OK : unread != CKD_OK ? unread : CKD_E_NOT_FOUND;
+    return found ? CKD_OK : err_from(err, unread.status, &unread);
 }
 
-/* Returns whether rank 0 certainly will not commit any more. It holds the publish lock from its claim to the end. */
-static bool is_settled(const ckd_store *store, rank_commit decision) {
+/*
+ * Whether the checkpoint is committed. Rank 0 holds the publish lock from its claim to the end of its commit, and may
+ * take back a manifest that it could not make durable. So the answer is only final under that lock, or if rank 0 has ended
+ * or will not begin; and once the name is durable, as rank 0 may have died before it was.
+ */
+static ckd_status find_committed(commitment *c, const ckd_id *id, uint64_t step, bool ended, ckd_error *err) {
+    const ckd_store *store = c->g->store;
     file_lock *lock;
-    if (decision == COMMIT_CLAIMED && store_lock_publish(&lock, store, NULL) == CKD_OK) {
-        lock_release(lock);
-        return true;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status == CKD_OK || ended) {
+        status = find_by_id(&c->info, store, id, step, err);
+        THEN(status, dir_sync(path_in(store->path, DIR_MANIFESTS).text, err));
     }
-    return decision == COMMIT_GIVEN_UP;
+    lock_release(lock);
+    return status;
 }
 
 /*
@@ -470,21 +483,20 @@ static ckd_status find_out(commitment *c, ckd_status status, ckd_error *err) {
     rank_commit decision = c->g->files ? rank_give_up_commit(c->g->files, &id) : COMMIT_UNKNOWN;
     ckd_save_abort(c->save);
     c->save = NULL;
-    bool settled = !file_exists(path_chunk(store->path, &file, "").text) || is_settled(store, decision);
-    ckd_status found = find_committed(&c->info, store, &id, step);
-    if (found == CKD_OK) {
-        return CKD_OK;
+    ckd_error why = {0};
+    ckd_status found = find_committed(c, &id, step, decision == COMMIT_GIVEN_UP, &why);
+    bool settled = decision != COMMIT_UNKNOWN || !file_exists(path_chunk(store->path, &file, "").text);
+    if (found == CKD_OK || (found == CKD_E_NOT_FOUND && settled)) {
+        return found == CKD_OK ? CKD_OK : status;
     }
-    if (!settled || found != CKD_E_NOT_FOUND) {
-        return err_set(
-            err, status,
-            "rank %u does not know whether %s@%llu was committed%s: check whether the checkpoint exists before "
-            "you save it again",
-            (unsigned)c->g->rank, run, (unsigned long long)step,
-            settled ? ", as a manifest cannot be read"
-                    : ", and could not withdraw its part, so it may still be");
-    }
-    return status;
+    return err_set(
+        err, status,
+        "rank %u does not know whether %s@%llu was committed, %s%s: check whether the checkpoint exists before "
+        "you save it again",
+        (unsigned)c->g->rank, run, (unsigned long long)step,
+        found == CKD_E_NOT_FOUND ? "and could not withdraw its part, so it may still be"
+                                 : "as it cannot look: ",
+        found == CKD_E_NOT_FOUND ? "" : why.message);
 }
 
 static ckd_status take_outcome(commitment *c, const exchange *x, ckd_status status, ckd_error *err) {

@@ -299,9 +299,16 @@ ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
     return catalog_set_meta(store->catalog, MARK, mark, err);
 }
 
-/* If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough. */
+/*
+ * If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough, as
+ * whoever writes a manifest also changes the row in the file. Nobody does that in a reader's memory: a deleted checkpoint
+ * may be saved again with its generation.
+ */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];
+    if (store->catalog_in_memory && store->mode == CKD_OPEN_READ) {
+        store->catalog_compared = false;
+    }
     if (store->catalog_compared || !mark[0]) {
         return CKD_OK;
     }
@@ -370,9 +377,7 @@ static ckd_status apply_in_transaction(reconcile_result *result, ckd_store *stor
     }
     status = apply(marks->final ? NULL : &result->changed, store, manifests, listed, err);
     THEN(status, scrub_times_write(store, err));
-    if (status == CKD_OK && !store->catalog_in_memory) {
-        status = catalog_set_meta(store->catalog, MARK, marks->folders, err);
-    }
+    THEN(status, catalog_set_meta(store->catalog, MARK, marks->folders, err));
     if (status == CKD_OK && !marks->deletions_unknown) {
         status = catalog_set_meta(store->catalog, DELETION_MARK_META, marks->deletions, err);
     }
@@ -419,8 +424,8 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
             status = apply_in_transaction(result, store, marks, manifests, &listed, err);
             result->catalog_failed = status != CKD_OK;
         }
-    } else if (status == CKD_OK && manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ &&
-               !store->catalog_in_memory) {
+    } else if (status == CKD_OK && (store->catalog_in_memory ||
+                                    (manifests->count >= WORTH_A_MARK && store->mode != CKD_OPEN_READ))) {
         status = store_record_meta(store, MARK, marks->folders, err);
         result->catalog_failed = status != CKD_OK;
     }

@@ -135,6 +135,11 @@ ckd_status identity_open(ckd_store *store, ckd_error *err);
  */
 ckd_status identity_condition(const ckd_store *store, ckd_error *why);
 /*
+ * Whether another store is at the path by now: what this handle wrote there could never be read. False while nobody can
+ * tell, and before the handle has an id. Sets err to STATE.
+ */
+bool identity_was_replaced(const ckd_store *store, ckd_error *err);
+/*
  * Finds the id of the store in its other files. *found is false if none of them tells. Errors: CORRUPT (they disagree),
  * IO, NOMEM.
  */

@@ -38,6 +38,16 @@ ckd_status identity_condition(const ckd_store *store, ckd_error *why) {
     return err_in_file(why, status, p.text);
 }
 
+bool identity_was_replaced(const ckd_store *store, ckd_error *err) {
+    static const ckd_id none;
+    ckd_error why = {0};
+    if (id_equal(&store->id, &none) || identity_condition(store, &why) != CKD_E_STATE) {
+        return false;
+    }
+    err_from(err, CKD_E_STATE, &why);
+    return true;
+}
+
 ckd_status identity_create(const ckd_store *store, ckd_error *err) {
     store_identity identity = {.created_ns = clock_wall_ns()};
     ckd_status status = ckd_id_new(&identity.id, err);

@@ -60,6 +60,11 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
 ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, uint32_t timeout_ms,
                                      ckd_error *err) {
     ckd_status status = wait_for(out, store, FILE_PUBLISH_LOCK, LOCK_EXCLUSIVE, timeout_ms, err);
+    if (status == CKD_OK && identity_was_replaced(store, err)) {
+        lock_release(*out);
+        *out = NULL;
+        return CKD_E_STATE;
+    }
     /* Every writer takes this lock first, so the error speaks of the whole store. */
     if (status == CKD_E_READ_ONLY && err) {
         err_sys(err, err->sys_errno, path_in(store->path, FILE_PUBLISH_LOCK).text,

@@ -272,9 +272,52 @@ static void test_manifests_that_cannot_be_read(void **state) {
     run_world(out, &w);
     assert_int_equal(out[0].status, CKD_OK);
     assert_int_equal(out[1].status, CKD_E_BUSY);
-    assert_non_null(
-        strstr(out[1].message, "does not know whether run@2 was committed, as a manifest cannot be read"));
+    assert_non_null(strstr(out[1].message, "does not know whether run@2 was committed, as it cannot look: "));
     survivors_check(*state, 7, 7, 3);
+}
+
+/* Rank 0 has named the manifest. Its sync fails only after rank 1, which cannot take the publish lock, has seen the name. */
+static int failing_sync_hook(void *context, file_op step, const char *path) {
+    bool *failed = context;
+    size_t length = strlen(path), end = strlen("/data/m");
+    if (*failed || step != FILE_OP_DIR_SYNC || length < end || strcmp(path + length - end, "/data/m") != 0) {
+        return 0;
+    }
+    *failed = true;
+    tell();
+    await_told(2);
+    return EIO;
+}
+
+static ckd_status act_takes_back(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                                 uint32_t rank, ckd_error *err) {
+    ckd_save *save;
+    scene s = scene_of(w->step);
+    bool failed = false;
+    trouble t = {.lock = true};
+    (void)store;
+    ckd_status status = begin_share(&save, ranks, &s, w, rank, err);
+    if (!save) {
+        return status;
+    }
+    file_set_fault_hook(rank == 0 ? failing_sync_hook : trouble_hook, rank == 0 ? (void *)&failed : &t);
+    status = status == CKD_OK ? ckd_ranks_commit(info, ranks, save, err) : status;
+    file_set_fault_hook(NULL, NULL);
+    if (rank == 1) {
+        tell();
+    }
+    return rank == 1 || failed ? status : CKD_E_INVALID;
+}
+
+/* Nothing was committed, whatever rank 1 saw meanwhile. */
+static void test_a_commit_that_is_taken_back(void **state) {
+    outcome out[WORLD_MOST];
+    world w = with_an_impatient_rank(*state, act_takes_back);
+    run_world(out, &w);
+    assert_int_equal(out[0].status, CKD_E_IO);
+    assert_int_equal(out[1].status, CKD_E_BUSY);
+    assert_non_null(strstr(out[1].message, "rank 1 does not know whether run@2 was committed"));
+    survivors_check(*state, 3, 3, 2);
 }
 
 /* Rank 1 times out at about the moment when rank 0 commits. */
@@ -332,6 +375,7 @@ int main(void) {
         tempdir_test(test_parts_that_cannot_be_withdrawn),
         tempdir_test(test_withdrawn_parts_are_not_committed),
         tempdir_test(test_giving_up_after_the_commit),
+        tempdir_test(test_a_commit_that_is_taken_back),
         tempdir_test(test_giving_up_during_the_commit),
         tempdir_test(test_failures_of_one_rank_fail_on_all),
     };

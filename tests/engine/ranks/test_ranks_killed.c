@@ -130,6 +130,32 @@ static void test_coordinator_dies_after_the_commit_point(void **state) {
     (void)state;
 }
 
+static int unsyncable_hook(void *context, file_op step, const char *path) {
+    (void)context;
+    size_t length = strlen(path), end = strlen("/data/m");
+    return step == FILE_OP_DIR_SYNC && length > end && strcmp(path + length - end, "/data/m") == 0 ? EIO : 0;
+}
+
+static ckd_status act_cannot_sync(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                                  uint32_t rank, ckd_error *err) {
+    if (rank == 1) {
+        file_set_fault_hook(unsyncable_hook, NULL);
+    }
+    return act_saves(info, ranks, store, w, rank, err);
+}
+
+/* Rank 0 died when it had named the manifest. Nobody has made the name durable, so that nothing is promised. */
+static void test_coordinator_dies_before_its_sync(void **state) {
+    outcome out[WORLD_MOST];
+    fate f = {.rank = 0, .step = FILE_OP_DIR_SYNC, .where = "data/m"};
+    scene_make(*state, 0, 2);
+    run_world(out, &(world){.dir = *state, .size = 2, .step = 2, .fate = &f, .act = act_cannot_sync});
+    assert_true(out[0].killed);
+    assert_int_equal(out[1].status, CKD_E_STATE);
+    assert_non_null(strstr(out[1].message, "rank 1 does not know whether run@2 was committed"));
+    survivors_check(*state, 3, 7, 2);
+}
+
 /* Rank 0 has much to save, and commits only after the others know that rank 3 is dead. */
 static ckd_status act_with_a_busy_coordinator(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
                                               const world *w, uint32_t rank, ckd_error *err) {
@@ -371,6 +397,7 @@ static void test_killed_while_others_join(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_coordinator_dies_after_the_commit_point),
+        tempdir_test(test_coordinator_dies_before_its_sync),
         tempdir_test(test_survivors_do_not_wait_for_a_busy_coordinator),
         tempdir_test(test_killed_while_others_join),
         tempdir_test(test_survivors_stop_within_a_tensor),

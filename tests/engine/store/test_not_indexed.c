@@ -576,6 +576,36 @@ static void test_compacted_while_the_catalog_is_made(void **state) {
     }
 }
 
+/* Deletes the newest checkpoint for good, and saves its step again: a new checkpoint with the old one's generation. */
+static void save_newest_again(const char *dir) {
+    ckd_store *store;
+    scene s = scene_of(3);
+    assert_int_equal(delete_newest(dir), 0);
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    assert_int_equal(scene_save(NULL, store, &s, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+/* A reader whose catalog is in memory learns that another checkpoint has the name and the generation of one it lists. */
+static void test_saved_again_with_the_same_generation(void **state) {
+    ckd_store *store;
+    ckd_checkpoint before, after;
+    ckd_error err = {0};
+    scene s = scene_of(3);
+    scene_make(*state, 0, 4);
+    drop_catalog(*state);
+    assert_int_equal(scene_open(&store, *state, CKD_OPEN_READ, NULL), CKD_OK);
+    assert_int_equal(ckd_store_find(&before, store, SCENE_RUN, 3, NULL), CKD_OK);
+    save_newest_again(*state);
+    assert_int_equal(ckd_store_find(&after, store, SCENE_RUN, 3, NULL), CKD_OK);
+    assert_int_equal(after.generation, before.generation);
+    assert_false(id_equal(&after.id, &before.id));
+    if (scene_load_id(store, &after.id, &s, &err) != CKD_OK) {
+        fail_msg("%s (%s)", err.message, err.file);
+    }
+    ckd_store_close(store);
+}
+
 /* If a writer is killed while it makes the catalog, either the old or the new catalog is left. */
 static void test_killed_in_the_middle(void **state) {
     make(*state);
@@ -610,6 +640,7 @@ int main(void) {
                                        not_indexed_test(test_deleted_before_it_is_read),
                                        not_indexed_test(test_deleted_while_it_is_read),
                                        not_indexed_test(test_compacted_while_the_catalog_is_made),
+                                       not_indexed_test(test_saved_again_with_the_same_generation),
                                        not_indexed_test(test_killed_in_the_middle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

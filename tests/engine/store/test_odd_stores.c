@@ -525,6 +525,40 @@ static void test_an_empty_checkpoint(void **state) {
 
 #define TEST(name) tempdir_test(name)
 
+/*
+ * Somebody has put another store in place of one that a writer has open. The writer's save fails, as nobody could read
+ * it, and the new store stays as it is.
+ */
+static void test_a_store_is_replaced(void **state) {
+    char path[2048], old[2048];
+    ckd_error err = {0};
+    store_path(path, *state, "");
+    snprintf(old, sizeof(old), "%s/old", (char *)*state);
+    ckd_store *writer = store_create(*state);
+    uint64_t n = 4;
+    float values[4] = {1, 2, 3, 4};
+    ckd_save *save = begin_save(writer, "run", 1);
+    add_tensor(save, "w", CKD_F32, 1, &n, NULL, values);
+    assert_int_equal(rename(path, old), 0);
+    ckd_store *other = store_create(*state);
+    ckd_save *saved = begin_save(other, "run", 2);
+    add_tensor(saved, "w", CKD_F32, 1, &n, NULL, values);
+    assert_int_equal(ckd_save_commit(NULL, saved, NULL), CKD_OK);
+    assert_int_equal(ckd_save_commit(NULL, save, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "was replaced while it was open"));
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    o.run = "run";
+    o.step = 3;
+    assert_int_equal(ckd_save_begin(&save, writer, &o, NULL), CKD_E_STATE);
+    ckd_verify_result *found;
+    assert_int_equal(ckd_store_verify(&found, other, NULL, NULL), CKD_OK);
+    assert_int_equal(found->damage_count, 0);
+    ckd_verify_result_free(found);
+    ckd_store_close(writer);
+    ckd_store_close(other);
+    store_check_clean(*state);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_damaged_manifest_blocks_its_name),
@@ -537,6 +571,7 @@ int main(void) {
         TEST(test_a_comparison_finds_every_tensor),
         TEST(test_manifests_of_other_files),
         TEST(test_an_empty_checkpoint),
+        TEST(test_a_store_is_replaced),
     };
     return cmocka_run_group_tests_name("odd stores", tests, NULL, NULL);
 }
