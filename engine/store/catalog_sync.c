@@ -452,6 +452,12 @@ static ckd_status merge(reconcile_result *result, ckd_store *store, const folder
     return status;
 }
 
+static bool changed_since(const folder_marks *marks, const ckd_store *store) {
+    char now[CATALOG_META];
+    mark_of(now, store);
+    return strcmp(now, marks->folders) != 0;
+}
+
 static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, bool final, ckd_error *err) {
     *result = (reconcile_result){0};
     folder_marks marks = {.final = final};
@@ -459,16 +465,21 @@ static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, boo
     marks.deletions_unknown = deletion_mark_read(marks.deletions, store, NULL) != CKD_OK;
     mark_of(marks.folders, store);
     ckd_status status = manifests_read(&manifests, store, err);
-    if (status == CKD_OK) {
-        status = merge(result, store, &marks, &manifests, err);
-        manifests_free(&manifests);
+    if (status != CKD_OK) {
+        return status;
     }
+    result->changed = !final && changed_since(&marks, store);
+    if (!result->changed) {
+        status = merge(result, store, &marks, &manifests, err);
+    }
+    manifests_free(&manifests);
     return status;
 }
 
 /*
- * A reader holds no lock against a compaction, which replaces manifests. What a try has added stays in the catalog, so the
- * next try reads only what has changed since.
+ * A reader holds no lock against a compaction, which replaces manifests. A listing of the folder may then show neither the
+ * old manifest nor the new one, or a manifest may be gone when it is read. What a try has added stays in the catalog, so
+ * the next try reads only what has changed since.
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
     enum { TRIES = 20 };
