@@ -195,8 +195,8 @@ const stored_setting *settings_parity(const setting_list *n, const char *run);
 ckd_status settings_check_chosen(const ckd_store *store, const manifest_set *chosen, ckd_error *err);
 
 /*
- * Publishes the encoded setting durably, then removes lower generations. After a failure, either the old or the new one
- * counts. Under the publish lock.
+ * Publishes the encoded setting durably, then removes lower generations. After a failure the old one counts, unless the
+ * message says that the outcome is unknown. Under the publish lock.
  */
 ckd_status settings_publish(const ckd_store *store, const setting_name *name, const bytes *encoded,
                             ckd_error *err);

@@ -230,13 +230,8 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
     manifest_encode(&data, &t->to->id, &item->m);
     status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     if (status == CKD_OK) {
-        status =
-            file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
-        if (status != CKD_OK && status != CKD_E_EXISTS) {
-            bool removed = file_remove(p.text, true, NULL) == CKD_OK &&
-                           dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
-            t->undecided = t->undecided || !removed;
-        }
+        status = file_publish_durable(&t->undecided, p.text, path_of(root, DIR_MANIFESTS, temp).text,
+                                      data.data, data.size, err);
     }
     bytes_free(&data);
     return status;
