@@ -96,6 +96,8 @@ ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count,
  * and UNSUPPORTED (an intent cannot be read, so what it names is unknown), NOMEM.
  */
 ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd_error *err);
+/* How long a writer waits for the lock of its new intent: a list of the trash tests the lock by holding it for a moment. */
+enum { INTENT_LOCK_MS = 5000 };
 
 /* ---- early_manifests.c: manifests of early versions, which name own files only ---- */
 /*

@@ -53,7 +53,7 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
                                      data.size, err);
         t->has_intent = true;
     }
-    THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err));
+    THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, INTENT_LOCK_MS, err));
     bytes_free(&data);
     return status;
 }
