@@ -75,10 +75,10 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
         return err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile");
     }
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
-        pathname p = path_chunk(store->path, &m->files[i].id, "");
-        if (file_bytes(p.text) != m->files[i].size) {
+        status = live_file_check(store, &m->files[i], err);
+        if (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT) {
             status = err_set(err, CKD_E_EXISTS, "a file that it is to name was removed meanwhile");
-            err_in_file(err, status, p.text);
+            err_in_file(err, status, path_chunk(store->path, &m->files[i].id, "").text);
         }
     }
     return status;

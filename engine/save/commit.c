@@ -210,19 +210,21 @@ static ckd_status older_file_gone(const pathname *file, ckd_error *err) {
  * which the save depends. Under the publish lock, the files that are there stay.
  */
 static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
-        if (file_exists(p.text)) {
-            continue;
-        }
-        if (i >= m->own_count) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        status = live_file_check(save->store, &m->files[i], err);
+        if (status == CKD_E_NOT_FOUND && i >= m->own_count) {
+            pathname p = path_chunk(save->store->path, &m->files[i].id, "");
             return older_file_gone(&p, err);
         }
-        return err_set(err, CKD_E_NOT_FOUND,
-                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
-                       (unsigned)m->files[i].rank);
+        if (status == CKD_E_NOT_FOUND) {
+            return err_set(
+                err, status,
+                "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                (unsigned)m->files[i].rank);
+        }
     }
-    return CKD_OK;
+    return status;
 }
 
 static ckd_status add_dependencies_files(ckd_save *save, manifest *m, ckd_error *err) {

@@ -142,16 +142,18 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
-        bool is_there = file_exists(p.text);
-        if (!f->in_place && is_there) {
+        if (!f->in_place && file_exists(p.text)) {
             status = use_existing(t, f, item, err);
         } else if (!f->in_place) {
             status = file_rename_noreplace(arrived.text, p.text, err);
             f->in_place = status == CKD_OK;
-        } else if (!is_there) { /* recovery may have removed it, under this same lock */
-            status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
-                             item->source);
-            err_in_file(err, status, p.text);
+        } else {
+            status = live_file_check(t->to, &f->file, err);
+            if (status == CKD_E_NOT_FOUND) { /* recovery may have removed it, under this same lock */
+                status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
+                                 item->source);
+                err_in_file(err, status, p.text);
+            }
         }
     }
     return status;
