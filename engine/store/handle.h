@@ -310,7 +310,7 @@ ckd_status manifests_mark_covering(bool **out, const manifest_list *tombstones, 
 void manifests_free(manifest_list *list);
 /*
  * Finds the generation for a new checkpoint at (run, step), above its tombstone. Errors: EXISTS (a manifest counts
- * there, readable or not), INVALID (no generation is left).
+ * there, readable or not), INVALID (no generation is left), IO, NOMEM.
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);
