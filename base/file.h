@@ -144,6 +144,13 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
                                ckd_error *err);
 /*
+ * As file_create_durable, but the file does not count after a failure: a name that may have been given is removed again,
+ * durably. If that fails as well, *undecided becomes true, and the message says that the outcome is unknown. undecided may
+ * be NULL. Only for names that nobody else gives meanwhile, as under the publish lock.
+ */
+ckd_status file_publish_durable(bool *undecided, const char *path, const char *temp, const void *data,
+                                size_t size, ckd_error *err);
+/*
  * As file_create_durable, but replaces the file at `path`. After any failure, path is either the old file or the new
  * one.
  */

@@ -129,11 +129,8 @@ static ckd_status sync_parent(const char *path, ckd_error *err) {
     return status;
 }
 
-typedef ckd_status (*give_name_fn)(const char *from, const char *to, ckd_error *err);
-
-/* Writes a whole file under a temporary name, then gives it its final name. */
-static ckd_status write_and_name(const char *path, const char *temp, const void *data, size_t size,
-                                 give_name_fn give_name, ckd_error *err) {
+/* Writes a whole file under a temporary name. After a failure the file is removed. */
+static ckd_status write_temporary(const char *temp, const void *data, size_t size, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, temp, 0, err);
     if (status != CKD_OK) {
@@ -146,7 +143,17 @@ static ckd_status write_and_name(const char *path, const char *temp, const void 
         return status;
     }
     status = file_close(f, err);
-    THEN(status, give_name(temp, path, err));
+    if (status != CKD_OK) {
+        (void)file_remove(temp, true, NULL);
+    }
+    return status;
+}
+
+typedef ckd_status (*give_name_fn)(const char *from, const char *to, ckd_error *err);
+
+/* Gives the temporary file its final name, durably. */
+static ckd_status name_temporary(const char *path, const char *temp, give_name_fn give_name, ckd_error *err) {
+    ckd_status status = give_name(temp, path, err);
     if (status != CKD_OK) {
         (void)file_remove(temp, true, NULL);
         return status;
@@ -156,12 +163,44 @@ static ckd_status write_and_name(const char *path, const char *temp, const void 
 
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
                                ckd_error *err) {
-    return write_and_name(path, temp, data, size, file_rename_noreplace, err);
+    ckd_status status = write_temporary(temp, data, size, err);
+    return status == CKD_OK ? name_temporary(path, temp, file_rename_noreplace, err) : status;
+}
+
+/* Removes a new name durably. If that fails, the error says so as well. */
+static bool withdraw(const char *path, ckd_error *err) {
+    if (file_remove(path, true, NULL) == CKD_OK && sync_parent(path, NULL) == CKD_OK) {
+        return true;
+    }
+    if (err != NULL) {
+        ckd_error was = *err;
+        err_set(err, was.status,
+                "%s; it is unknown whether the change takes effect, as %s could not be removed", was.message,
+                path);
+        memcpy(was.message, err->message, sizeof(was.message));
+        *err = was;
+    }
+    return false;
+}
+
+ckd_status file_publish_durable(bool *undecided, const char *path, const char *temp, const void *data,
+                                size_t size, ckd_error *err) {
+    ckd_status status = write_temporary(temp, data, size, err);
+    if (status != CKD_OK) {
+        return status; /* a file at `path` would be another process's */
+    }
+    status = name_temporary(path, temp, file_rename_noreplace, err);
+    /* A network file system may report an error although it renamed the file. */
+    if (status != CKD_OK && status != CKD_E_EXISTS && !withdraw(path, err) && undecided != NULL) {
+        *undecided = true;
+    }
+    return status;
 }
 
 ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
                                 ckd_error *err) {
-    return write_and_name(path, temp, data, size, file_rename, err);
+    ckd_status status = write_temporary(temp, data, size, err);
+    return status == CKD_OK ? name_temporary(path, temp, file_rename, err) : status;
 }
 
 bool file_exists(const char *path) {

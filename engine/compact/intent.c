@@ -58,7 +58,7 @@ static ckd_status write_intent(compact_intent *i, const compaction *compact, con
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
     THEN(status, file_create_durable(p.text, temporary.text, data.data, data.size, err));
     if (status == CKD_OK) {
-        status = lock_acquire(&i->lock, p.text, LOCK_SHARED, false, 0, err);
+        status = lock_acquire(&i->lock, p.text, LOCK_SHARED, false, INTENT_LOCK_MS, err);
     } else {
         file_remove(temporary.text, true, NULL);
     }

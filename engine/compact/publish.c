@@ -49,12 +49,6 @@ static void complete(rewrite *r) {
  * A manifest that has its name, but may not be durable, is not committed. If it cannot be removed durably, recovery
  * decides.
  */
-static void unpublish(const ckd_store *store, bool *undecided, const pathname *p) {
-    ckd_status status = file_remove(p->text, true, NULL);
-    THEN(status, dir_sync(path_in(store->path, DIR_MANIFESTS).text, NULL));
-    *undecided = *undecided || status != CKD_OK;
-}
-
 static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const ckd_checkpoint *c,
                                 const bytes *encoded, ckd_error *err) {
     char hex[CKD_ID_TEXT], temp[64];
@@ -62,12 +56,10 @@ static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const c
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname p = path_manifest(store->path, c->run, c->step, c->generation);
     pathname temporary = path_of(store->path, DIR_MANIFESTS, temp);
-    ckd_status status = file_create_durable(p.text, temporary.text, encoded->data, encoded->size, err);
+    ckd_status status =
+        file_publish_durable(undecided, p.text, temporary.text, encoded->data, encoded->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
-    }
-    if (status != CKD_OK && status != CKD_E_EXISTS) {
-        unpublish(store, undecided, &p);
     }
     return status;
 }
@@ -83,10 +75,10 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
         return err_set(err, CKD_E_EXISTS, "it was rewritten by another process meanwhile");
     }
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
-        pathname p = path_chunk(store->path, &m->files[i].id, "");
-        if (file_bytes(p.text) != m->files[i].size) {
+        status = live_file_check(store, &m->files[i], err);
+        if (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT) {
             status = err_set(err, CKD_E_EXISTS, "a file that it is to name was removed meanwhile");
-            err_in_file(err, status, p.text);
+            err_in_file(err, status, path_chunk(store->path, &m->files[i].id, "").text);
         }
     }
     return status;

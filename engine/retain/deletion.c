@@ -172,16 +172,17 @@ ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t 
 
 /* A checkpoint cannot come back once a collection has begun to remove its files. */
 static ckd_status check_files(const ckd_store *store, const manifest *m, ckd_error *err) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        pathname p = path_chunk(store->path, &m->files[i].id, "");
-        if (file_bytes(p.text) != m->files[i].size) {
-            ckd_status status = err_set(err, CKD_E_NOT_FOUND,
-                                        "files of %s@%llu have been removed already; it cannot come back",
-                                        m->checkpoint.run, (unsigned long long)m->checkpoint.step);
-            return err_in_file(err, status, p.text);
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        status = live_file_check(store, &m->files[i], err);
+        if (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT) {
+            status = err_set(err, CKD_E_NOT_FOUND,
+                             "files of %s@%llu have been removed already; it cannot come back",
+                             m->checkpoint.run, (unsigned long long)m->checkpoint.step);
+            err_in_file(err, status, path_chunk(store->path, &m->files[i].id, "").text);
         }
     }
-    return CKD_OK;
+    return status;
 }
 
 /* A checkpoint that was saved later under the same name takes precedence, even if it was deleted since. */

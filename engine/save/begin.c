@@ -37,7 +37,7 @@ static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     ckd_status status = data.failed ? err_nomem(err, METADATA_MAX, "an intent") : CKD_OK;
     THEN(status, file_create_durable(p.text, path_of(save->store->path, DIR_INTENTS, temp).text, data.data,
                                      data.size, err));
-    THEN(status, lock_acquire(&save->output.intent_lock, p.text, LOCK_SHARED, false, 0, err));
+    THEN(status, lock_acquire(&save->output.intent_lock, p.text, LOCK_SHARED, false, INTENT_LOCK_MS, err));
     if (status != CKD_OK) {
         file_remove(p.text, true, NULL);
     }

@@ -210,19 +210,21 @@ static ckd_status older_file_gone(const pathname *file, ckd_error *err) {
  * which the save depends. Under the publish lock, the files that are there stay.
  */
 static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
-    for (size_t i = 0; i < m->file_count; i++) {
-        pathname p = path_chunk(save->store->path, &m->files[i].id, "");
-        if (file_exists(p.text)) {
-            continue;
-        }
-        if (i >= m->own_count) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
+        status = live_file_check(save->store, &m->files[i], err);
+        if (status == CKD_E_NOT_FOUND && i >= m->own_count) {
+            pathname p = path_chunk(save->store->path, &m->files[i].id, "");
             return older_file_gone(&p, err);
         }
-        return err_set(err, CKD_E_NOT_FOUND,
-                       "the chunk file of rank %u is gone: its process ended before the commit; save again",
-                       (unsigned)m->files[i].rank);
+        if (status == CKD_E_NOT_FOUND) {
+            return err_set(
+                err, status,
+                "the chunk file of rank %u is gone: its process ended before the commit; save again",
+                (unsigned)m->files[i].rank);
+        }
     }
-    return CKD_OK;
+    return status;
 }
 
 static ckd_status add_dependencies_files(ckd_save *save, manifest *m, ckd_error *err) {
@@ -324,12 +326,6 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, suspect_verdict
  * A manifest that was named, but may not be durable, is not committed. If it cannot be removed durably, recovery
  * decides.
  */
-static void unpublish(ckd_save *save, const pathname *manifest_path) {
-    ckd_status status = file_remove(manifest_path->text, true, NULL);
-    THEN(status, dir_sync(path_in(save->store->path, DIR_MANIFESTS).text, NULL));
-    save->output.undecided = status != CKD_OK;
-}
-
 static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) {
     const char *root = save->store->path;
     ckd_checkpoint *c = &m->checkpoint;
@@ -348,13 +344,11 @@ static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) 
         char hex[CKD_ID_TEXT], temp[64];
         ckd_id_text(hex, &save->output.writer_id);
         snprintf(temp, sizeof(temp), ".tmp-%s", hex);
+        pathname temporary = path_of(root, DIR_MANIFESTS, temp);
         status =
-            file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
+            file_publish_durable(&save->output.undecided, p.text, temporary.text, data.data, data.size, err);
         if (status != CKD_OK) {
-            file_remove(path_of(root, DIR_MANIFESTS, temp).text, true, NULL);
-        }
-        if (status != CKD_OK && status != CKD_E_EXISTS) { /* that manifest would be another writer's */
-            unpublish(save, &p);
+            file_remove(temporary.text, true, NULL);
         }
     }
     c->stored_bytes += status == CKD_OK ? data.size : 0;

@@ -151,6 +151,12 @@ const live_file *live_files_find(const live_files *f, const ckd_id *id);
 void live_file_checkpoint(char out[CHECKPOINT_TEXT], const live_file *f);
 /* Whether the file exists and has this size. */
 bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size);
+/*
+ * The same, for decisions that cannot be taken back. It opens the file: an NFS client may answer other questions from its
+ * cache after another node removed the file. Errors: NOT_FOUND; CORRUPT (it has another size); IO and NOMEM, which do not
+ * prove that it is gone.
+ */
+ckd_status live_file_check(const ckd_store *store, const file_ref *file, ckd_error *err);
 
 /*
  * Checkpoints whose manifests disappeared without a deletion.

@@ -179,12 +179,13 @@ ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_stor
 /* ---- view_cache.c ---- */
 /*
  * Completes a manifest of an early version, which names only its own files, with the files of its dependencies as far
- * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: NOMEM.
+ * as the store has them (view_cache.c). Other manifests stay unchanged. Takes the mutex. Errors: IO (a manifest that
+ * cannot be read may be that of a dependency), NOMEM.
  */
 ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err);
 /*
  * Appends all files that the manifest of this checkpoint names, whether the checkpoint is listed or deleted. Adds
- * nothing if that manifest cannot be read. Takes the mutex. Errors: NOMEM.
+ * nothing if that manifest cannot be read. Takes the mutex. Errors: those of manifest_complete_early.
  */
 ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err);
 
@@ -315,7 +316,7 @@ ckd_status manifests_mark_covering(bool **out, const manifest_list *tombstones, 
 void manifests_free(manifest_list *list);
 /*
  * Finds the generation for a new checkpoint at (run, step), above its tombstone. Errors: EXISTS (a manifest counts
- * there, readable or not), INVALID (no generation is left).
+ * there, readable or not), INVALID (no generation is left), IO, NOMEM.
  */
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,
                                     ckd_error *err);

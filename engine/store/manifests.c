@@ -165,16 +165,17 @@ static ckd_status above_listed(uint32_t *out, const manifest_list *manifests, co
 }
 
 /*
- * One more than the highest generation of lost checkpoints of this name that data/q keeps; 0: none. If such a manifest is
- * put back, it must not take the place of a later checkpoint.
+ * Raises *above to one more than the highest generation of lost checkpoints of this name that data/q keeps. If such a
+ * manifest is put back, it must not take the place of a later checkpoint.
  */
-static uint32_t above_lost(const ckd_store *store, const char *run, uint64_t step) {
+static ckd_status raise_above_lost(uint32_t *above, const ckd_store *store, const char *run, uint64_t step,
+                                   ckd_error *err) {
     char prefix[CKD_RUN_MAX + 32];
-    uint32_t above = 0;
     dir_list list;
     int length = snprintf(prefix, sizeof(prefix), "%s.%llu.", run, (unsigned long long)step);
-    if (dir_list_read(&list, path_in(store->path, DIR_DAMAGED).text, NULL) != CKD_OK) {
-        return 0;
+    ckd_status status = damage_list_folder(&list, store, err);
+    if (status != CKD_OK) {
+        return status;
     }
     for (size_t i = 0; i < list.count; i++) {
         const char *name = list.names[i], *end = strrchr(name, '.');
@@ -182,22 +183,18 @@ static uint32_t above_lost(const ckd_store *store, const char *run, uint64_t ste
         if (lost && strncmp(name, prefix, (size_t)length) == 0 && name[length] >= '0' &&
             name[length] <= '9') {
             unsigned long generation = strtoul(name + length, NULL, 10);
-            above = generation < UINT32_MAX && generation + 1 > above ? (uint32_t)generation + 1 : above;
+            *above = generation < UINT32_MAX && generation + 1 > *above ? (uint32_t)generation + 1 : *above;
         }
     }
     dir_list_free(&list);
-    return above;
+    return CKD_OK;
 }
 
 ckd_status manifests_pick_generation(uint32_t *out, const ckd_store *store, const manifest_list *manifests,
                                      const manifest_list *tombstones, const manifest_name *name,
                                      ckd_error *err) {
     ckd_status status = above_listed(out, manifests, tombstones, name->run, name->step, err);
-    if (status == CKD_OK) {
-        uint32_t lost = above_lost(store, name->run, name->step);
-        *out = lost > *out ? lost : *out;
-    }
-    return status;
+    return status == CKD_OK ? raise_above_lost(out, store, name->run, name->step, err) : status;
 }
 
 ckd_status manifests_new_generation(uint32_t *out, const ckd_store *store, const char *run, uint64_t step,

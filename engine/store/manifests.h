@@ -96,6 +96,8 @@ ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count,
  * and UNSUPPORTED (an intent cannot be read, so what it names is unknown), NOMEM.
  */
 ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd_error *err);
+/* How long a writer waits for the lock of its new intent: a list of the trash tests the lock by holding it for a moment. */
+enum { INTENT_LOCK_MS = 5000 };
 
 /* ---- early_manifests.c: manifests of early versions, which name own files only ---- */
 /*
@@ -195,8 +197,8 @@ const stored_setting *settings_parity(const setting_list *n, const char *run);
 ckd_status settings_check_chosen(const ckd_store *store, const manifest_set *chosen, ckd_error *err);
 
 /*
- * Publishes the encoded setting durably, then removes lower generations. After a failure, either the old or the new one
- * counts. Under the publish lock.
+ * Publishes the encoded setting durably, then removes lower generations. After a failure the old one counts, unless the
+ * message says that the outcome is unknown. Under the publish lock.
  */
 ckd_status settings_publish(const ckd_store *store, const setting_name *name, const bytes *encoded,
                             ckd_error *err);

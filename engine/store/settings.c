@@ -276,8 +276,8 @@ ckd_status settings_publish(const ckd_store *store, const setting_name *name, co
     ckd_id_text(hex, &unique);
     snprintf(temp, sizeof(temp), ".tmp-%s", hex);
     pathname temporary = path_of(store->path, DIR_SETTINGS, temp);
-    status = file_create_durable(path_setting(store->path, name).text, temporary.text, encoded->data,
-                                 encoded->size, err);
+    status = file_publish_durable(NULL, path_setting(store->path, name).text, temporary.text, encoded->data,
+                                  encoded->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
         return status;

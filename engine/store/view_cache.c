@@ -14,29 +14,33 @@ void views_init(view_cache *cache, ckd_store *store) {
     pthread_mutexattr_destroy(&recursive);
 }
 
-/* Searches all manifests, those of deleted checkpoints included. */
+/*
+ * Searches all manifests, those of deleted checkpoints included. A manifest that cannot be read now may be the one, so
+ * its error is returned unless another one is.
+ */
 static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const ckd_id *id, ckd_error *err) {
     manifest_list all;
-    ckd_status status = manifests_read_all(&all, store, err);
+    ckd_status failed = CKD_OK, status = manifests_read_all(&all, store, err);
     bool found = false;
     if (status != CKD_OK) {
         return status;
     }
-    for (size_t i = 0; i < all.count && !found && status != CKD_E_NOMEM;
+    for (size_t i = 0; i < all.count && !found && failed != CKD_E_NOMEM;
          i++) { /* the highest generation first */
         const manifest_name *n = &all.items[i];
-        status = store_read_manifest(out, store, n->run, n->step, n->generation, NULL);
+        ckd_error why = {.offset = CKD_NO_OFFSET};
+        status = store_read_manifest(out, store, n->run, n->step, n->generation, &why);
         found = status == CKD_OK && id_equal(&out->checkpoint.id, id);
         if (status == CKD_OK && !found) {
             manifest_free(out);
+        } else if (status == CKD_E_NOMEM || status == CKD_E_IO) {
+            failed = err_from(err, status, &why);
         }
     }
     manifests_free(&all);
-    if (found) {
-        return CKD_OK;
-    }
-    return status == CKD_E_NOMEM ? err_nomem(err, METADATA_MAX, "a manifest")
-                                 : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
+    return found              ? CKD_OK
+           : failed != CKD_OK ? failed
+                              : err_set(err, CKD_E_NOT_FOUND, "there is no such checkpoint");
 }
 
 /* A view that shares a file, if compaction has joined checkpoints in one; else any root. */
@@ -131,7 +135,7 @@ ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err
         ckd_error why = {.offset = CKD_NO_OFFSET};
         memcpy(&id, ids.data + at, sizeof(id));
         ckd_status found = find_manifest(&base, store, &id, true, &why);
-        if (found == CKD_E_NOMEM) {
+        if (found == CKD_E_NOMEM || found == CKD_E_IO) {
             status = err_from(err, found, &why);
         } else if (found == CKD_OK) { /* if it is not found, the block that builds on it will report that */
             status = manifest_add_files(m, base.files, base.file_count, err);

@@ -53,7 +53,7 @@ static ckd_status hold_intent(transfer *t, ckd_error *err) {
                                      data.size, err);
         t->has_intent = true;
     }
-    THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, 0, err));
+    THEN(status, lock_acquire(&t->intent_lock, p.text, LOCK_SHARED, false, INTENT_LOCK_MS, err));
     bytes_free(&data);
     return status;
 }
@@ -142,16 +142,18 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
     for (size_t i = 0; i < item->m.file_count && status == CKD_OK; i++) {
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
-        bool is_there = file_exists(p.text);
-        if (!f->in_place && is_there) {
+        if (!f->in_place && file_exists(p.text)) {
             status = use_existing(t, f, item, err);
         } else if (!f->in_place) {
             status = file_rename_noreplace(arrived.text, p.text, err);
             f->in_place = status == CKD_OK;
-        } else if (!is_there) { /* recovery may have removed it, under this same lock */
-            status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
-                             item->source);
-            err_in_file(err, status, p.text);
+        } else {
+            status = live_file_check(t->to, &f->file, err);
+            if (status == CKD_E_NOT_FOUND) { /* recovery may have removed it, under this same lock */
+                status = err_set(err, CKD_E_STATE, "a chunk file of %s was removed meanwhile; copy again",
+                                 item->source);
+                err_in_file(err, status, p.text);
+            }
         }
     }
     return status;
@@ -230,13 +232,8 @@ static ckd_status publish_manifest(transfer *t, const batch *b, transfer_item *i
     manifest_encode(&data, &t->to->id, &item->m);
     status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
     if (status == CKD_OK) {
-        status =
-            file_create_durable(p.text, path_of(root, DIR_MANIFESTS, temp).text, data.data, data.size, err);
-        if (status != CKD_OK && status != CKD_E_EXISTS) {
-            bool removed = file_remove(p.text, true, NULL) == CKD_OK &&
-                           dir_sync(path_in(root, DIR_MANIFESTS).text, NULL) == CKD_OK;
-            t->undecided = t->undecided || !removed;
-        }
+        status = file_publish_durable(&t->undecided, p.text, path_of(root, DIR_MANIFESTS, temp).text,
+                                      data.data, data.size, err);
     }
     bytes_free(&data);
     return status;

@@ -484,6 +484,45 @@ static void test_publish_bytes_failing_anywhere(void **state) {
     }
 }
 
+/* The name goes again, unless the failure came before it was given: then it is another process's. */
+static void test_publish_and_withdraw(void **state) {
+    place *p = *state;
+    for (unsigned at = 0; at < 6; at++) {
+        ckd_error err = {0};
+        sweep s = {.at = at, .answer = EIO};
+        bool undecided = false, before_naming = at < 4;
+        if (before_naming) {
+            write_small_file(p->path, "theirs", 6);
+        }
+        file_set_fault_hook(answer_nth, &s);
+        ckd_status status = file_publish_durable(&undecided, p->path, p->temp, text, sizeof(text), &err);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(status, CKD_E_IO);
+        assert_false(undecided);
+        assert_null(strstr(err.message, "unknown"));
+        assert_false(file_exists(p->temp));
+        if (before_naming) {
+            assert_content(p->path, "theirs", 6);
+            assert_int_equal(file_remove(p->path, false, NULL), CKD_OK);
+        }
+        assert_false(file_exists(p->path));
+    }
+    ckd_error err = {0};
+    bool undecided = false;
+    fake.fsync_errno = EIO; /* of the folder, each time */
+    assert_int_equal(file_publish_durable(&undecided, p->path, p->temp, text, sizeof(text), &err), CKD_E_IO);
+    assert_true(undecided);
+    assert_non_null(strstr(err.message, "durable: "));
+    assert_non_null(strstr(err.message, "it is unknown whether the change takes effect"));
+    assert_string_equal(err.file, p->dir);
+    assert_int_equal(err.sys_errno, EIO);
+    assert_false(file_exists(p->path));
+    fake.fsync_errno = 0;
+    write_small_file(p->path, "theirs", 6);
+    assert_int_equal(file_publish_durable(NULL, p->path, p->temp, text, sizeof(text), &err), CKD_E_EXISTS);
+    assert_content(p->path, "theirs", 6);
+}
+
 /* Whichever step is the last, the file is absent or complete. It is complete once it was published. */
 static void test_publish_bytes_dying_anywhere(void **state) {
     place *p = *state;
@@ -588,6 +627,7 @@ int main(void) {
         WITH_PLACE(test_publish_bytes),
         WITH_PLACE(test_publish_bytes_without_a_slash),
         WITH_PLACE(test_publish_bytes_failing_anywhere),
+        WITH_PLACE(test_publish_and_withdraw),
         WITH_PLACE(test_publish_bytes_dying_anywhere),
         WITH_PLACE(test_each_step_calls_the_hook),
     };

@@ -2,6 +2,7 @@
  * Stores of early versions, whose manifests only name their own files. A compaction completes their lists of files,
  * whatever happens meanwhile.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,8 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
+#include "engine/store/handle.h"
 #include "engine/store/manifests.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
@@ -173,11 +176,44 @@ static void test_killed_at_any_step(void **state) {
     assert_true(at > 100);
 }
 
+static int fail_manifest(void *context, file_op step, const char *path) {
+    return step == FILE_OP_OPEN && strstr(path, context) ? EIO : 0;
+}
+
+/*
+ * Step 2 builds on steps 1 and 0, of which one is in the trash. As long as the manifest of either cannot be read, the
+ * files of step 2 are unknown.
+ */
+static void test_a_manifest_that_cannot_be_read_may_name_more_files(void **state) {
+    manifest m;
+    scene_make(*state, 0, 3);
+    scene_trash(*state, 0, 1);
+    early_store(*state);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    char manifests[][32] = {"data/m/run.0.0", "data/m/run.1."};
+    for (size_t i = 0; i < 2; i++) {
+        ckd_error err = {0};
+        assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 2, 0, NULL), CKD_OK);
+        assert_true(m.own_only);
+        file_set_fault_hook(fail_manifest, manifests[i]);
+        assert_int_equal(manifest_complete_early(&m, store, &err), CKD_E_IO);
+        file_set_fault_hook(NULL, NULL);
+        assert_non_null(strstr(err.file, manifests[i]));
+        manifest_free(&m);
+    }
+    assert_int_equal(store_read_manifest(&m, store, SCENE_RUN, 2, 0, NULL), CKD_OK);
+    assert_int_equal(manifest_complete_early(&m, store, NULL), CKD_OK);
+    assert_int_equal(m.file_count, 3);
+    manifest_free(&m);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_manifests_name_what_loads_read),
         tempdir_test(test_protected_files_are_not_packed),
         tempdir_test(test_killed_at_any_step),
+        tempdir_test(test_a_manifest_that_cannot_be_read_may_name_more_files),
     };
     return run_sampled("early", tests, 2, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * damaged, truncated or of a newer version is never taken for a missing one: while it cannot be read, nothing is
  * deleted.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -242,6 +243,43 @@ static void test_policies_keep_pins_and_tags(void **state) {
     ckd_prune_free(plan);
     scene_check(store, 1, 2);
     scene_check(store, 5, 2);
+    ckd_store_close(store);
+}
+
+/* ---- failures ---- */
+
+/* How often syncing data/n still fails. */
+static int fail_sync(void *context, file_op step, const char *path) {
+    int *left = context;
+    size_t length = strlen(path), end = strlen("/data/n");
+    bool counts = step == FILE_OP_DIR_SYNC && length > end && strcmp(path + length - end, "/data/n") == 0;
+    return counts && (*left)-- > 0 ? EIO : 0;
+}
+
+/* A change that failed has no effect. If it cannot be withdrawn durably, the message says so. */
+static void test_a_tag_that_cannot_be_made_durable(void **state) {
+    ckd_store *store = make_steps(*state, 3);
+    ckd_id one = id_of(store, 1), two = id_of(store, 2);
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_error err = {0};
+    policy.keep_last = 1;
+    must(ckd_store_set_tag(store, "best", &one, 0, &err), &err);
+    for (int failures = 1; failures < 3; failures++) {
+        int left = failures;
+        file_set_fault_hook(fail_sync, &left);
+        assert_int_equal(ckd_store_set_tag(store, "best", &two, 1, &err), CKD_E_IO);
+        assert_int_equal(strstr(err.message, "it is unknown whether") != NULL, failures == 2);
+        left = failures;
+        assert_int_equal(ckd_store_set_policy(store, &policy, &err), CKD_E_IO);
+        left = failures;
+        assert_int_equal(ckd_store_pin(store, &two, NULL, &err), CKD_E_IO);
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(tagged_step(store, "best"), 1);
+        assert_int_equal(settings_in(*state), 1);
+        assert_int_equal(delete_step(store, 1, &err), CKD_E_STATE);
+    }
+    must(ckd_store_set_tag(store, "best", &two, 1, &err), &err);
+    assert_int_equal(tagged_step(store, "best"), 2);
     ckd_store_close(store);
 }
 
@@ -513,6 +551,7 @@ int main(void) {
         tempdir_test(test_arguments_and_modes),
         tempdir_test(test_pins_and_tags_survive_a_lost_catalog),
         tempdir_test(test_policies_keep_pins_and_tags),
+        tempdir_test(test_a_tag_that_cannot_be_made_durable),
         tempdir_test(test_nothing_is_deleted_while_a_pin_is_damaged),
         tempdir_test(test_damage_keeps_the_trash),
         tempdir_test(test_newer_notes_stay),

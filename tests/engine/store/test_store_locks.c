@@ -2,6 +2,7 @@
  * A process may be stopped while it holds a lock of a store. Whoever waits for the lock gets a message naming that
  * process, and gives up after the store's timeout.
  */
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,6 +18,7 @@
 
 #include "base/file.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/compactions.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -142,10 +144,73 @@ static void test_stopped_while_loading(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- a list of the trash tests the lock of a new intent ---- */
+
+typedef struct tester {
+    file_lock *lock;
+    pthread_t thread;
+} tester;
+
+static void *test_for_a_moment(void *context) {
+    tester *t = context;
+    clock_sleep_ns(20000000);
+    lock_release(t->lock);
+    return NULL;
+}
+
+static int test_first(void *context, file_op step, const char *path) {
+    tester *t = context;
+    if (step == FILE_OP_LOCK && strstr(path, "/data/i/") && !t->lock) {
+        file_set_fault_hook(NULL, NULL);
+        assert_int_equal(lock_acquire(&t->lock, path, LOCK_EXCLUSIVE, false, 0, NULL), CKD_OK);
+        assert_int_equal(pthread_create(&t->thread, NULL, test_for_a_moment, t), 0);
+    }
+    return 0;
+}
+
+static void end_testing(const tester *t) {
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(t->lock);
+    assert_int_equal(pthread_join(t->thread, NULL), 0);
+}
+
+/* A save, a compaction and a copy wait until the test is over. */
+static void test_the_lock_of_an_intent(void **state) {
+    ckd_store *store, *copy;
+    ckd_error err = {0};
+    tester saving = {.lock = NULL}, compacting = {.lock = NULL}, copying = {.lock = NULL};
+    char other[1024];
+    make_store(*state, 1);
+    assert_int_equal(open_store(&store, *state, CKD_OPEN_WRITE, &err), CKD_OK);
+    for (uint64_t step = 2; step < 5; step++) {
+        scene s = scene_of(step);
+        if (step == 4) {
+            file_set_fault_hook(test_first, &saving);
+        }
+        assert_int_equal(scene_save(NULL, store, &s, &err), CKD_OK);
+    }
+    end_testing(&saving);
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    ckd_compaction *done;
+    o.max_depth = 1;
+    file_set_fault_hook(test_first, &compacting);
+    assert_int_equal(ckd_compact(&done, store, &o, &err), CKD_OK);
+    end_testing(&compacting);
+    check_items(done);
+    ckd_compaction_free(done);
+    snprintf(other, sizeof(other), "%s/copy", (const char *)*state);
+    assert_int_equal(ckd_store_open(&copy, other, CKD_OPEN_CREATE, NULL, &err), CKD_OK);
+    file_set_fault_hook(test_first, &copying);
+    assert_int_equal(ckd_copy(NULL, copy, store, NULL, &err), CKD_OK);
+    end_testing(&copying);
+    ckd_store_close(copy);
+    ckd_store_close(store);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_the_publish_lock),
-                                       tempdir_test(test_stopped_while_removing_files),
-                                       tempdir_test(test_stopped_while_loading)};
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_the_publish_lock), tempdir_test(test_stopped_while_removing_files),
+        tempdir_test(test_stopped_while_loading), tempdir_test(test_the_lock_of_an_intent)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();
