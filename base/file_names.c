@@ -175,8 +175,8 @@ static bool withdraw(const char *path, ckd_error *err) {
     if (err != NULL) {
         ckd_error was = *err;
         err_set(err, was.status,
-                "%s; it is unknown whether the change takes effect, as %s could not be removed", was.message,
-                path);
+                "%s; it is unknown whether the change takes effect, as %s could not be removed durably",
+                was.message, path);
         memcpy(was.message, err->message, sizeof(was.message));
         *err = was;
     }

@@ -226,9 +226,10 @@ bool store_refresh_usable_catalog(ckd_store *store) {
         return false;
     }
     drop_replaced_file(store);
-    bool exists = file_exists(path_in(store->path, FILE_CATALOG).text), is_new = !store->catalog;
-    bool usable =
-        exists && (is_new ? use_file(store, FILE_CATALOG, NULL) == CKD_OK : !store->catalog_in_memory);
+    /* what made the file unusable may be over */
+    bool exists = file_exists(path_in(store->path, FILE_CATALOG).text);
+    bool is_new = !store->catalog || store->catalog_in_memory;
+    bool usable = exists && (!is_new || use_file(store, FILE_CATALOG, NULL) == CKD_OK);
     bool in_step = usable && store_reconcile_catalog(&merged, store, NULL) == CKD_OK;
     if (usable && !in_step && is_new) {
         catalog_close(store->catalog);

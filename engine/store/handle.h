@@ -225,7 +225,7 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err);
 /*
- * Brings the catalog's file in step, if it can be used as it is, before tombstones are removed. Does nothing while
+ * Brings the catalog's file in step, if it can be used as it is by now, before tombstones are removed. Does nothing while
  * somebody holds the mutex. Under the publish lock. A failure is left to the next sync. Returns whether the file is in
  * step, or missing. Otherwise it may have rows of deleted checkpoints, which only their tombstones tell from lost ones.
  */
