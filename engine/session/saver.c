@@ -406,6 +406,18 @@ static session_slot *next_slot(ckd_session *s) {
     return slot;
 }
 
+/* What the agent could not save at the end is reported as a save that failed. */
+static void leave_agent(ckd_session *s) {
+    ckd_error err;
+    ckd_status status = session_agent_leave(s, &err);
+    if (status != CKD_OK) {
+        pthread_mutex_lock(&s->shared.mutex);
+        s->shared.failed = status;
+        s->shared.failure = err;
+        pthread_mutex_unlock(&s->shared.mutex);
+    }
+}
+
 void *session_saver_main(void *context) {
     ckd_session *s = context;
     if (s->options.nice >= 0) {
@@ -417,7 +429,7 @@ void *session_saver_main(void *context) {
             save_staged(s, slot);
         }
     }
-    session_agent_leave(s);
+    leave_agent(s);
     ckd_ranks_leave(s->saver.ranks);
     ckd_store_close(s->saver.store);
     return NULL;
