@@ -32,7 +32,11 @@ typedef struct supervisor {
 
 /* ------------------------------------------------------------------------------------------------------ signals */
 
-/* Signals that were ignored when the supervisor started stay ignored: nohup relies on it. */
+/*
+ * Signals that were ignored when the supervisor started stay ignored: nohup relies on it. SIGPIPE is blocked, as the
+ * command must not be lost together with whoever reads the messages. Blocked rather than ignored: children get the old
+ * mask back.
+ */
 static ckd_status take_signals(supervisor *s, ckd_error *err) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     sigemptyset(&s->taken);
@@ -43,7 +47,9 @@ static ckd_status take_signals(supervisor *s, ckd_error *err) {
         }
     }
     signal(SIGCHLD, SIG_DFL);
-    sigprocmask(SIG_BLOCK, &s->taken, &s->before);
+    sigset_t blocked = s->taken;
+    sigaddset(&blocked, SIGPIPE);
+    sigprocmask(SIG_BLOCK, &blocked, &s->before);
     s->signals = signalfd(-1, &s->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return s->signals >= 0 ? CKD_OK : supervise_error_sys(err, errno, "cannot take signals");
 }

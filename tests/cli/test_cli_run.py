@@ -428,6 +428,20 @@ def test_an_ignored_signal_stays_ignored(job):
     job.finish(process)
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_nobody_reads_what_it_says(job, stream):
+    """As with `2>&1 | head -1`: the job goes on, and SIGPIPE means to the command what it meant before."""
+    script = "while [ ! -e closed ]; do sleep 0.05; done; grep -E 'Sig(Blk|Ign)' /proc/self/status >>signals; [ $CKPTDELTA_ATTEMPT = 2 ] || exit 7"
+    process = job.begin("sh", "-c", script)
+    getattr(process, stream).close()
+    (job.folder / "closed").touch()
+    process.wait(timeout=120)
+    assert [a["reason"] for a in job.attempts()] == ["exit status 7", "exit status 0"] and job.left() == []
+    masks = [int(line.split()[1], 16) for line in (job.folder / "signals").read_text().splitlines()]
+    assert len(masks) == 4 and not any(mask >> (signal.SIGPIPE - 1) & 1 for mask in masks)
+    assert process.returncode == 0
+
+
 # ------------------------------------------------------------------------------------------- a supervisor's end
 
 
