@@ -38,6 +38,9 @@ static void become(const helper_orders *o, int out) {
         sigaddset(&mask, SIGUSR1);
     }
     sigprocmask(SIG_SETMASK, &mask, NULL);
+    if (o->work) {
+        _exit(o->work(o->work_context));
+    }
     execv("/bin/sh", (char *const *)(const void *)argv);
     _exit(NO_STATUS);
 }

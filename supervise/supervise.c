@@ -368,20 +368,18 @@ static double draw(void) {
                                                                          : 0.5;
 }
 
-/*
- * An agent may just be making durable what the last attempt left in its memory. An attempt that starts from the
- * checkpoint before would go back, and begin a branch.
- */
-static void await_agent(const supervisor *s) {
-    ckd_error why;
-    const char *agent = getenv("CKPTDELTA_AGENT");
-    if (!agent || !agent[0] || strcmp(agent, "0") == 0) {
-        return;
+/* Signals that came before have ended the command. One that comes now also ends the wait. */
+static bool signal_comes(void *context) {
+    bool comes = false;
+    for (int number; (number = next_signal(context)) != 0;) {
+        comes |= number != SIGUSR1;
     }
-    ckd_status status = ckd_agent_settle(s->store, agent, s->options.run, &why);
-    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
-        supervise_say(&s->options, "the agent: %s", why.message);
-    }
+    return comes;
+}
+
+static void await_agent(supervisor *s) {
+    uint64_t limit_s = s->stopped_by ? s->options.grace_s : AGENT_NO_LIMIT_S;
+    agent_await(&s->options, &s->before, limit_s, signal_comes, s);
 }
 
 static ckd_status choose(supervisor *s, ckd_error *err) {
