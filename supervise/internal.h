@@ -136,8 +136,11 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
 void candidates_free(candidates *c);
 /* The highest step of those that are neither known to be damaged nor suspect. */
 uint64_t candidates_top(const candidates *c);
-/* The earliest of those created at `since` or later; NULL: none. */
-const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since);
+/*
+ * The earliest of those that are not in `before`: the clock of the trainer's machine may be another one than that of the
+ * supervisor's. before NULL: of those created at `since` or later. NULL: none.
+ */
+const ckd_checkpoint *candidates_first_new(const candidates *c, const candidates *before, uint64_t since);
 /* Is there one, other than the named one, that is neither known to be damaged nor suspect? */
 bool candidates_has_other(const candidates *c, const char *ref);
 void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c);

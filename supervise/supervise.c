@@ -154,8 +154,11 @@ static bool look_again(candidates *now, const supervisor *s) {
     return true;
 }
 
-/* Records the checkpoints that the attempt has left behind. `older`: is there another one to start from? */
-static void take_stock(supervisor *s, attempt *a, bool *older) {
+/*
+ * Records the checkpoints that the attempt has left behind. before: those at its start; NULL: not known. `older`: is
+ * there another one to start from?
+ */
+static void take_stock(supervisor *s, attempt *a, const candidates *before, bool *older) {
     candidates now;
     *older = false;
     a->last_step = a->first_step;
@@ -163,8 +166,10 @@ static void take_stock(supervisor *s, attempt *a, bool *older) {
         return;
     }
     anomalies_look(&s->anomalies, &now);
-    const ckd_checkpoint *first = candidates_first_since(&now, a->start_ns);
-    a->first_save_ns = first ? first->created_ns - a->start_ns + 1 : 0;
+    const ckd_checkpoint *first = candidates_first_new(&now, before, a->start_ns);
+    a->first_save_ns = !first                             ? 0
+                       : first->created_ns >= a->start_ns ? first->created_ns - a->start_ns + 1
+                                                          : 1;
     a->last_step = candidates_top(&now);
     *older = candidates_has_other(&now, a->from);
     candidates_free(&now);
@@ -219,7 +224,7 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
         if (status != CKD_OK || stop_asked(s)) {
             return status;
         }
-        take_stock(s, a, &older);
+        take_stock(s, a, NULL, &older);
         a->end = ATTEMPT_LOST;
         a->end_ns = supervise_now();
         decide_reason(a->reason, a);
@@ -435,7 +440,7 @@ static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err)
     attempt *a = last_attempt(s);
     bool older = false;
     await_agent(s);
-    take_stock(s, a, &older);
+    take_stock(s, a, &s->seen, &older);
     note_anomaly(s, a);
     n->history = s->history.items;
     n->count = s->history.count;
