@@ -206,7 +206,7 @@ static ckd_status look_whether_run_is_new(ckd_session *s, const session_slot *sl
         s->run, (unsigned long long)newest.step);
 }
 
-/* Ranks look at different times. If one finds another launch's checkpoint, none waits for it in the save. */
+/* Ranks look at different times. If one refuses the save, the others must not wait for its part. */
 static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pthread_mutex_lock(&s->shared.mutex);
