@@ -269,11 +269,21 @@ uint64_t candidates_top(const candidates *c) {
     return top;
 }
 
-const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since) {
+static bool has_id(const candidates *c, const ckd_id *id) {
+    for (size_t i = 0; i < c->count; i++) {
+        if (memcmp(&c->items[i].id, id, sizeof(*id)) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const ckd_checkpoint *candidates_first_new(const candidates *c, const candidates *before, uint64_t since) {
     const ckd_checkpoint *first = NULL;
     for (size_t i = 0; i < c->count; i++) {
         const ckd_checkpoint *item = &c->items[i];
-        if (item->created_ns >= since && (!first || item->created_ns < first->created_ns)) {
+        bool new = before ? !has_id(before, &item->id) : item->created_ns >= since;
+        if (new && (!first || item->created_ns < first->created_ns)) {
             first = item;
         }
     }

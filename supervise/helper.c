@@ -30,10 +30,16 @@ static void become(const helper_orders *o, int out) {
     if (out >= 0) {
         dup2(out, STDOUT_FILENO);
     }
-    if (o->deaf) { /* what is blocked stays blocked: a scheduler may already be ending this job */
+    sigset_t mask = *o->mask;
+    if (o->deaf) { /* a scheduler may already be ending this job */
         signal(SIGTERM, SIG_IGN);
-    } else {
-        sigprocmask(SIG_SETMASK, o->mask, NULL);
+        sigaddset(&mask, SIGINT);
+        sigaddset(&mask, SIGHUP);
+        sigaddset(&mask, SIGUSR1);
+    }
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    if (o->work) {
+        _exit(o->work(o->work_context));
     }
     execv("/bin/sh", (char *const *)(const void *)argv);
     _exit(NO_STATUS);

@@ -136,8 +136,11 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
 void candidates_free(candidates *c);
 /* The highest step of those that are neither known to be damaged nor suspect. */
 uint64_t candidates_top(const candidates *c);
-/* The earliest of those created at `since` or later; NULL: none. */
-const ckd_checkpoint *candidates_first_since(const candidates *c, uint64_t since);
+/*
+ * The earliest of those that are not in `before`: the clock of the trainer's machine may be another one than that of the
+ * supervisor's. before NULL: of those created at `since` or later. NULL: none.
+ */
+const ckd_checkpoint *candidates_first_new(const candidates *c, const candidates *before, uint64_t since);
 /* Is there one, other than the named one, that is neither known to be damaged nor suspect? */
 bool candidates_has_other(const candidates *c, const char *ref);
 void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c);
@@ -261,6 +264,8 @@ void liveness_reason(char text[SUPERVISE_TEXT_MAX], const liveness *l, const ckd
 /* A short command of the supervisor itself, with a shell, in a process group of its own and with a time limit. */
 typedef struct helper_orders {
     const char *command;
+    int (*work)(const void *context); /* instead of a command; returns its exit status. NULL: the command */
+    const void *work_context;
     const char *const *args; /* $1, $2, ... of the command, up to 4; NULL at the end. NULL: none */
     const sigset_t *mask;
     uint64_t limit_s;
@@ -284,6 +289,16 @@ void helper_end(helper *h);
 void helper_free(helper *h);
 /* Returns false if `stop` did, which may be NULL; some then still run. */
 bool helpers_wait(helper *helpers, size_t count, bool (*stop)(void *context), void *context);
+
+/* -------------------------------------------------------------------------------------------------------- agent */
+
+#define AGENT_NO_LIMIT_S UINT64_C(1000000000)
+/*
+ * An agent may just be making durable what the last attempt left in its memory. An attempt that starts from the
+ * checkpoint before would go back, and begin a branch. Waits for it, at most limit_s, and until `stop` returns true.
+ */
+void agent_await(const supervise_options *options, const sigset_t *mask, uint64_t limit_s,
+                 bool (*stop)(void *context), void *context);
 
 /* ------------------------------------------------------------------------------------------------------ devices */
 

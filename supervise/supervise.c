@@ -32,7 +32,11 @@ typedef struct supervisor {
 
 /* ------------------------------------------------------------------------------------------------------ signals */
 
-/* Signals that were ignored when the supervisor started stay ignored: nohup relies on it. */
+/*
+ * Signals that were ignored when the supervisor started stay ignored: nohup relies on it. SIGPIPE is blocked, as the
+ * command must not be lost together with whoever reads the messages. Blocked rather than ignored: children get the old
+ * mask back.
+ */
 static ckd_status take_signals(supervisor *s, ckd_error *err) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
     sigemptyset(&s->taken);
@@ -43,7 +47,9 @@ static ckd_status take_signals(supervisor *s, ckd_error *err) {
         }
     }
     signal(SIGCHLD, SIG_DFL);
-    sigprocmask(SIG_BLOCK, &s->taken, &s->before);
+    sigset_t blocked = s->taken;
+    sigaddset(&blocked, SIGPIPE);
+    sigprocmask(SIG_BLOCK, &blocked, &s->before);
     s->signals = signalfd(-1, &s->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return s->signals >= 0 ? CKD_OK : supervise_error_sys(err, errno, "cannot take signals");
 }
@@ -148,8 +154,11 @@ static bool look_again(candidates *now, const supervisor *s) {
     return true;
 }
 
-/* Records the checkpoints that the attempt has left behind. `older`: is there another one to start from? */
-static void take_stock(supervisor *s, attempt *a, bool *older) {
+/*
+ * Records the checkpoints that the attempt has left behind. before: those at its start; NULL: not known. `older`: is
+ * there another one to start from?
+ */
+static void take_stock(supervisor *s, attempt *a, const candidates *before, bool *older) {
     candidates now;
     *older = false;
     a->last_step = a->first_step;
@@ -157,8 +166,10 @@ static void take_stock(supervisor *s, attempt *a, bool *older) {
         return;
     }
     anomalies_look(&s->anomalies, &now);
-    const ckd_checkpoint *first = candidates_first_since(&now, a->start_ns);
-    a->first_save_ns = first ? first->created_ns - a->start_ns + 1 : 0;
+    const ckd_checkpoint *first = candidates_first_new(&now, before, a->start_ns);
+    a->first_save_ns = !first                             ? 0
+                       : first->created_ns >= a->start_ns ? first->created_ns - a->start_ns + 1
+                                                          : 1;
     a->last_step = candidates_top(&now);
     *older = candidates_has_other(&now, a->from);
     candidates_free(&now);
@@ -213,7 +224,7 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
         if (status != CKD_OK || stop_asked(s)) {
             return status;
         }
-        take_stock(s, a, &older);
+        take_stock(s, a, NULL, &older);
         a->end = ATTEMPT_LOST;
         a->end_ns = supervise_now();
         decide_reason(a->reason, a);
@@ -362,20 +373,18 @@ static double draw(void) {
                                                                          : 0.5;
 }
 
-/*
- * An agent may just be making durable what the last attempt left in its memory. An attempt that starts from the
- * checkpoint before would go back, and begin a branch.
- */
-static void await_agent(const supervisor *s) {
-    ckd_error why;
-    const char *agent = getenv("CKPTDELTA_AGENT");
-    if (!agent || !agent[0] || strcmp(agent, "0") == 0) {
-        return;
+/* Signals that came before have ended the command. One that comes now also ends the wait. */
+static bool signal_comes(void *context) {
+    bool comes = false;
+    for (int number; (number = next_signal(context)) != 0;) {
+        comes |= number != SIGUSR1;
     }
-    ckd_status status = ckd_agent_settle(s->store, agent, s->options.run, &why);
-    if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
-        supervise_say(&s->options, "the agent: %s", why.message);
-    }
+    return comes;
+}
+
+static void await_agent(supervisor *s) {
+    uint64_t limit_s = s->stopped_by ? s->options.grace_s : AGENT_NO_LIMIT_S;
+    agent_await(&s->options, &s->before, limit_s, signal_comes, s);
 }
 
 static ckd_status choose(supervisor *s, ckd_error *err) {
@@ -431,7 +440,7 @@ static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err)
     attempt *a = last_attempt(s);
     bool older = false;
     await_agent(s);
-    take_stock(s, a, &older);
+    take_stock(s, a, &s->seen, &older);
     note_anomaly(s, a);
     n->history = s->history.items;
     n->count = s->history.count;

@@ -74,8 +74,8 @@ static const char doc[] =
     "Keep the newest states of a node's trainers in memory that outlives them. A trainer whose session is told to use the "
     "agent (CKPTDELTA_AGENT=auto in its environment) copies its states into the agent's memory, and the agent saves them "
     "to the store. When the trainer is killed, the agent makes the newest complete state durable at once, and a restarted "
-    "trainer takes it from memory. Start one agent a node and store, outside of what may be killed with the job. SIGTERM "
-    "and SIGINT end it after everything complete is durable. Exit status 1 if something could not be."
+    "trainer takes it from memory. Start one agent a node and store, outside of what may be killed with the job. "
+    "SIGTERM, SIGINT and SIGHUP end it after everything complete is durable. Exit status 1 if something could not be."
     "\vExamples:\n"
     "  ckptdelta agent ckpts --detach\n"
     "  CKPTDELTA_AGENT=auto python train.py\n"
@@ -404,13 +404,22 @@ static ckd_status show(const arguments *a, ckd_error *err) {
 
 /* --------------------------------------------------------------------------------------------------------- run */
 
-/* Signals that end the agent arrive as bytes to read. Blocked before any thread is started. */
+/*
+ * Signals that end the agent arrive as bytes to read. Blocked before any thread is started. SIGHUP ends it unless nohup
+ * ignores it. SIGPIPE is blocked, as states must not be lost together with whoever reads the messages.
+ */
 static ckd_status take_signals(int *out, ckd_error *err) {
-    sigset_t ends;
+    sigset_t ends, blocked;
+    struct sigaction hangup;
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGINT);
-    sigprocmask(SIG_BLOCK, &ends, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+        sigaddset(&ends, SIGHUP);
+    }
+    blocked = ends;
+    sigaddset(&blocked, SIGPIPE);
+    sigprocmask(SIG_BLOCK, &blocked, NULL);
     *out = signalfd(-1, &ends, SFD_CLOEXEC);
     return *out >= 0 ? CKD_OK : cli_error_sys(err, errno, NULL, "cannot wait for signals");
 }

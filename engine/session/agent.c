@@ -62,25 +62,40 @@ void session_agent_open(ckd_session *s) {
         where ? connect_to(s, where, &why) : err_set(&why, CKD_E_NOT_FOUND, "it is not told to use an agent");
     status = s->saver.ranks ? agree_on_agents(s, status, &why, &err) : err_from(&err, status, &why);
     if (status != CKD_OK) {
-        session_agent_leave(s);
+        (void)session_agent_leave(s, &why);
         if (where) {
             store_message(s->saver.store, "no agent takes this session, it saves by itself: %s", err.message);
         }
     }
 }
 
-void session_agent_leave(ckd_session *s) {
-    if (s->agent.connected) {
-        slot_message goodbye = {.kind = SLOT_GOODBYE}, answer = {.fd_count = 0};
-        slot_reply reply;
-        ckd_error err;
-        bool asks = !s->agent.link.broken;
-        if (asks && slots_ask(&answer, &reply, &s->agent.link, &goodbye, &err) == CKD_E_BUSY) {
-            store_message(s->saver.store, "%s: the session is closed without it", err.message);
-        }
-        slot_message_free(&answer);
-        disconnect(s);
+/* An agent that lives, and could not store what only other nodes have, goes on trying. */
+static ckd_status say_goodbye(ckd_session *s, ckd_error *err) {
+    slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
+    slot_reply reply;
+    ckd_error why;
+    ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &goodbye, &why);
+    slot_message_free(&answer);
+    if (!s->agent.link.broken && status != CKD_OK) {
+        err_set(err, status,
+                "the agent could not save what only other nodes have, and goes on trying: %.400s",
+                why.message);
+        store_message(s->saver.store, "%s", err->message);
+        return status;
     }
+    if (status == CKD_E_BUSY) {
+        store_message(s->saver.store, "%s: the session is closed without it", why.message);
+    }
+    return CKD_OK;
+}
+
+ckd_status session_agent_leave(ckd_session *s, ckd_error *err) {
+    if (!s->agent.connected) {
+        return CKD_OK;
+    }
+    ckd_status status = s->agent.link.broken ? CKD_OK : say_goodbye(s, err);
+    disconnect(s);
+    return status;
 }
 
 void session_agent_show_phase(ckd_session *s) {
@@ -194,7 +209,8 @@ bool session_agent_take_memory(ckd_session *s, uint32_t count) {
     pthread_mutex_lock(&s->saver.store_turn);
     bool asks = s->agent.connected && s->agent.count == 0;
     if (asks && (s->agent.joint ? take_memory_jointly : take_memory)(s, count, &err) != CKD_OK) {
-        session_agent_leave(s);
+        ckd_error left;
+        (void)session_agent_leave(s, &left); /* it has no states yet */
         session_agent_free(s, false);
         store_message(s->saver.store, "the agent takes no snapshots of this session, it saves by itself: %s",
                       err.message);
@@ -341,7 +357,7 @@ static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *
     if (ranks_agree(s->saver.ranks, own, &why, NULL, 0, &err) == CKD_OK) {
         return false;
     }
-    session_agent_leave(s);
+    (void)session_agent_leave(s, &why); /* a newer state is saved next */
     store_message(s->saver.store, "%s: this session saves by itself from now on", err.message);
     return true;
 }

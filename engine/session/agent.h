@@ -49,8 +49,11 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
  * some were taken. The caller holds store_turn. Of ranks, all take them or none does: collective. tries: this one may.
  */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries);
-/* Says goodbye: nothing is left to save. The caller is the saver, or holds store_turn. */
-void session_agent_leave(ckd_session *s);
+/*
+ * Says goodbye. The agent then saves what only other nodes have. The caller is the saver, or holds store_turn. Errors: the
+ * agent's, if it could not; then err, which must not be NULL, is set.
+ */
+ckd_status session_agent_leave(ckd_session *s, ckd_error *err);
 /* Frees the memory, which no snapshot uses any more. */
 void session_agent_free(ckd_session *s, bool in_child);
 

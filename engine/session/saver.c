@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/threads.h"
+#include "engine/ranks/ranks.h"
 #include "engine/save/save.h"
 
 #define DEFAULT_NICE   10
@@ -191,12 +192,9 @@ ckd_status session_await_fence(save_stage *copied, ckd_session *s, session_slot 
 }
 
 /* A run that has gone further belongs to another training, unless it was restored from, or a branch was requested. */
-static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
+static ckd_status look_whether_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_checkpoint newest;
-    pthread_mutex_lock(&s->shared.mutex);
-    bool goes_on = s->shared.state.durable_step != CKD_LATEST;
-    pthread_mutex_unlock(&s->shared.mutex);
-    if (goes_on || s->on_duplicate != CKD_DUPLICATE_ERROR ||
+    if (s->on_duplicate != CKD_DUPLICATE_ERROR ||
         ckd_store_find(&newest, s->saver.store, s->run, CKD_LATEST, NULL) != CKD_OK ||
         newest.step < slot->step) {
         return CKD_OK;
@@ -206,6 +204,19 @@ static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd
         "run '%s' already has checkpoints up to step %llu, and this session did not resume from them: call "
         "ckd_session_restore, choose another run, or set on_duplicate to CKD_DUPLICATE_BRANCH",
         s->run, (unsigned long long)newest.step);
+}
+
+/* Ranks look at different times. If one refuses the save, the others must not wait for its part. */
+static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pthread_mutex_lock(&s->shared.mutex);
+    bool goes_on = s->shared.state.durable_step != CKD_LATEST;
+    pthread_mutex_unlock(&s->shared.mutex);
+    if (goes_on) {
+        return CKD_OK;
+    }
+    ckd_status own = look_whether_run_is_new(s, slot, &why);
+    return s->saver.ranks ? ranks_agree(s->saver.ranks, own, &why, NULL, 0, err) : err_from(err, own, &why);
 }
 
 static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
@@ -406,6 +417,18 @@ static session_slot *next_slot(ckd_session *s) {
     return slot;
 }
 
+/* What the agent could not save at the end is reported as a save that failed. */
+static void leave_agent(ckd_session *s) {
+    ckd_error err;
+    ckd_status status = session_agent_leave(s, &err);
+    if (status != CKD_OK) {
+        pthread_mutex_lock(&s->shared.mutex);
+        s->shared.failed = status;
+        s->shared.failure = err;
+        pthread_mutex_unlock(&s->shared.mutex);
+    }
+}
+
 void *session_saver_main(void *context) {
     ckd_session *s = context;
     if (s->options.nice >= 0) {
@@ -417,7 +440,7 @@ void *session_saver_main(void *context) {
             save_staged(s, slot);
         }
     }
-    session_agent_leave(s);
+    leave_agent(s);
     ckd_ranks_leave(s->saver.ranks);
     ckd_store_close(s->saver.store);
     return NULL;

@@ -152,7 +152,7 @@ def test_the_agent_is_killed(node):
     assert not node.socket.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_an_agent(node, number):
     agent = node.start()
     trainer = node.train(150)
@@ -162,6 +162,17 @@ def test_a_signal_ends_an_agent(node, number):
     assert trainer.communicate(timeout=120)[0].startswith("resumes") and trainer.returncode == 0
     assert node.newest() == 150
     run("verify", node.store)
+
+
+def test_nobody_reads_what_an_agent_says(node):
+    """A message to a pipe that is closed, whenever there is one, does not end it."""
+    agent = node.start()
+    agent.stderr.close()
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{agent.pid}/status").read_text().splitlines())
+    kept_away = int(status["SigBlk"], 16) | int(status["SigIgn"], 16)
+    assert kept_away >> (signal.SIGPIPE - 1) & 1
+    node.agent("--stop", "-q")
+    assert agent.wait(60) == 0
 
 
 def test_status_and_explain(node):

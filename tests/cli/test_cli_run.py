@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -426,6 +427,43 @@ def test_an_ignored_signal_stays_ignored(job):
     assert until(exists(job.folder / "ready"))
     process.send_signal(signal.SIGHUP)
     job.finish(process)
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_signal_while_the_agent_is_waited_for(job, attempts):
+    """Before or after an attempt, the agent takes the connection and does not answer."""
+    path = f"/tmp/{job.marker}"  # short enough for a socket
+    job.env.update(CKPTDELTA_AGENT=path, CKPTDELTA_AGENT_WAIT="600")
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(path)
+        try:
+            agent.listen()
+            agent.settimeout(60)
+            process = job.begin("false")
+            for _ in range(attempts):
+                agent.accept()[0].close()
+            waits = agent.accept()[0]
+            process.send_signal(signal.SIGTERM)
+            out, err = job.finish(process, STOPPED)
+        finally:
+            os.unlink(path)
+        waits.close()
+    assert "does not wait any longer" in err and err.count("the agent: ") == attempts
+    assert [a["reason"] for a in job.attempts()] == ["exit status 1"] * attempts
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_nobody_reads_what_it_says(job, stream):
+    """As with `2>&1 | head -1`: the job goes on, and SIGPIPE means to the command what it meant before."""
+    script = "while [ ! -e closed ]; do sleep 0.05; done; grep -E 'Sig(Blk|Ign)' /proc/self/status >>signals; [ $CKPTDELTA_ATTEMPT = 2 ] || exit 7"
+    process = job.begin("sh", "-c", script)
+    getattr(process, stream).close()
+    (job.folder / "closed").touch()
+    process.wait(timeout=120)
+    assert [a["reason"] for a in job.attempts()] == ["exit status 7", "exit status 0"] and job.left() == []
+    masks = [int(line.split()[1], 16) for line in (job.folder / "signals").read_text().splitlines()]
+    assert len(masks) == 4 and not any(mask >> (signal.SIGPIPE - 1) & 1 for mask in masks)
+    assert process.returncode == 0
 
 
 # ------------------------------------------------------------------------------------------- a supervisor's end

@@ -156,11 +156,24 @@ static void test_a_check_ends_at_its_limit(void **state) {
     assert_non_null(strstr(s->messages, "gpt@2 has not been verified to the end after 1 s"));
 }
 
+/* The clock of the trainer's machine is behind, so that what it has saved is older than the attempt. */
+static void test_what_is_new_to_another_clock(void **state) {
+    (void)state;
+    ckd_checkpoint items[] = {
+        {.id = {{3}}, .created_ns = 70}, {.id = {{2}}, .created_ns = 60}, {.id = {{1}}, .created_ns = 50}};
+    candidates now = {.count = 3, .items = items}, before = {.count = 1, .items = &items[2]};
+    assert_ptr_equal(candidates_first_new(&now, &before, 100), &items[1]);
+    assert_null(candidates_first_new(&now, &now, 10));
+    assert_null(candidates_first_new(&now, NULL, 100));
+    assert_ptr_equal(candidates_first_new(&now, NULL, 60), &items[1]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_damaged_checkpoint_is_passed_over, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_without_a_check_the_newest_is_taken, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_check_ends_at_its_limit, set_up, tear_down),
+        cmocka_unit_test(test_what_is_new_to_another_clock),
     };
     return cmocka_run_group_tests_name("candidates", tests, NULL, NULL);
 }

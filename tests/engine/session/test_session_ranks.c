@@ -68,14 +68,14 @@ static ckd_status save_steps(member *me) {
     return status;
 }
 
-static void *member_main(void *context) {
-    member *me = context;
+static void open_session(member *me, ckd_on_duplicate on_duplicate) {
     ckd_ranks_options ranks = CKD_RANKS_OPTIONS_INIT;
     ranks.rank = me->rank;
     ranks.world = WORLD;
     ranks.timeout_ms = 20000;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = "run";
+    save.on_duplicate = on_duplicate;
     ckd_session_options o = CKD_SESSION_OPTIONS_INIT;
     o.save = &save;
     o.ranks = &ranks;
@@ -83,6 +83,11 @@ static void *member_main(void *context) {
     char path[4096];
     snprintf(path, sizeof(path), "%s/store", me->dir);
     me->status = ckd_session_open(&me->session, path, &o, &me->err);
+}
+
+static void *member_main(void *context) {
+    member *me = context;
+    open_session(me, CKD_DUPLICATE_ERROR);
     me->status = me->status == CKD_OK ? save_steps(me) : me->status;
     pthread_barrier_wait(&me->team->meet);
     if (me->status == CKD_OK) {
@@ -244,6 +249,22 @@ static void test_saves_continue_in_a_branch(void **state) {
     ckd_store_close(store);
 }
 
+/* Another launch, of which only rank 1 finds that the run has gone further, and minds. */
+static void save_again(member *me) {
+    ckd_session_close(me->session, NULL);
+    pthread_barrier_wait(&me->team->meet);
+    open_session(me, me->rank == 1 ? CKD_DUPLICATE_ERROR : CKD_DUPLICATE_BRANCH);
+    if (me->status == CKD_OK) {
+        me->status = save_steps(me);
+    }
+}
+
+static void test_a_rank_that_finds_another_launch(void **state) {
+    team t;
+    run_team(&t, *state, save_again);
+    expect_error(&t, CKD_E_EXISTS, "rank 1: ");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_all_restore),
@@ -254,6 +275,7 @@ int main(void) {
         tempdir_test(test_all_go_back),
         tempdir_test(test_a_rank_that_finds_another),
         tempdir_test(test_saves_continue_in_a_branch),
+        tempdir_test(test_a_rank_that_finds_another_launch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
