@@ -73,6 +73,7 @@ typedef struct tier {
     peer_secret secret;
     peer_node *node;
     char folder[512], set[PEER_SET_MAX + 1]; /* set: the name of this node's copies */
+    file_lock *lock;                         /* of the folder */
     pthread_mutex_t store_mutex, restart_mutex;
     ckd_store *store;
     pthread_mutex_t mutex; /* of what follows; taken after the agent's, if both are */

@@ -285,6 +285,22 @@ def test_a_small_budget(cluster):
     check_weights(two, reached + 300)
 
 
+def test_a_folder_of_another_agent(cluster):
+    """A second agent in a folder for copies would remove what the first one keeps there."""
+    two = cluster("ab", "--store-every", "1h")
+    node, partner = two.nodes
+    until(node.in_place)
+    kept = sorted(partner.held())
+    assert kept
+    other = run("agent", two.folder / "other", "--socket", two.folder / "socket", "--peers", two.hosts, "--self", node.address, "--secret",
+                two.secret, "--copies", partner.memory, expect=FAILED)
+    assert f"has an agent already, process {partner.agent.pid}: give each agent a folder of its own (--copies)" in other.err
+    assert sorted(partner.held()) == kept
+    partner.stop()
+    assert list(partner.memory.iterdir()) == []
+    partner.start()
+
+
 def test_wrong_usage(tmp_path):
     secret = tmp_path / "secret"
     assert "--peers needs --secret" in run("agent", tmp_path / "s", "--peers", "127.0.0.1:1", expect=USAGE).err

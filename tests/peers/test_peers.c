@@ -269,6 +269,42 @@ static void test_blobs_travel_and_come_back(void **state) {
     assert_int_equal(file_bytes(back), 0);
 }
 
+/* Whatever removes or cuts a file of a kept copy: the copy counts no more, and can be sent again. */
+static void test_kept_files_that_vanish(void **state) {
+    (void)state;
+    char path[600], back[600], kept[700];
+    uint64_t sent;
+    ckd_error err;
+    blob_list list;
+    write_file(path, "one", BUDGET / 2 + 1, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
+    for (unsigned i = 0; i < 3; i++) {
+        must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        assert_int_equal(sent, BUDGET / 2 + 1); /* what has vanished takes no room */
+        if (i == 0) {
+            assert_int_equal(truncate(kept, 100), 0);
+        } else if (i == 1) {
+            assert_int_equal(unlink(kept), 0);
+        } else {
+            *strstr(kept, "/node0") = '\0';
+            peer_remove_below(kept, 9);
+        }
+        must(peer_list(&list, node, 1, "node0", &err), &err);
+        assert_int_equal(list.count, 0);
+        blob_list_free(&list);
+    }
+    must(dir_remove(kept, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    assert_int_equal(sent, BUDGET / 2 + 1);
+    must(peer_fetch(node, 1, "node0", BLOB, back, &err), &err);
+    check_same(path, back);
+    snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
+    assert_int_equal(unlink(kept), 0); /* nobody has listed it meanwhile */
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    assert_int_equal(sent, BUDGET / 2 + 1);
+}
+
 static void test_a_budget_and_names(void **state) {
     (void)state;
     char path[600];
@@ -608,6 +644,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_bucket),
         cmocka_unit_test(test_training_that_is_busy),
         WITH_NODES(test_blobs_travel_and_come_back),
+        WITH_NODES(test_kept_files_that_vanish),
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),
         WITH_NODES(test_killed_and_stopped_nodes),
