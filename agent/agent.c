@@ -30,6 +30,7 @@ void agent_stop(agent *a) {
     pthread_mutex_unlock(&a->mutex);
     if (a->tier) {
         tier_hurry(a->tier, true);
+        peer_node_hurry(a->tier->node); /* a peer whose store hangs must not keep this agent from ending */
     }
     local_notify(a->stop);
 }

@@ -80,6 +80,9 @@ static ckd_status answer_question(void *context, bytes *answer, const bytes *que
     if (question->size == 5 && memcmp(question->data, "wrong", 5) == 0) {
         return err_set(err, CKD_E_NOT_FOUND, "this is wrong");
     }
+    while (question->size == 4 && memcmp(question->data, "hang", 4) == 0) {
+        pause();
+    }
     if (question->size == 2 && question->data[0] == '!') {
         return err_set(err, (ckd_status)question->data[1], "a status");
     }
@@ -331,17 +334,62 @@ static void test_questions(void **state) {
     bytes question = {.size = 0}, answer = {.size = 0};
     ckd_error err;
     bytes_put(&question, "hello", 5);
-    must(peer_ask(&answer, node, 2, &question, &err), &err);
+    must(peer_ask(&answer, node, 2, &question, false, &err), &err);
     assert_int_equal(answer.size, 6);
     assert_true(answer.data[0] >= 2 && answer.data[0] <= NODES);
     assert_memory_equal(answer.data + 1, "hello", 5);
     bytes_clear(&question);
     bytes_put(&question, "wrong", 5);
-    assert_int_equal(peer_ask(&answer, node, 2, &question, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(peer_ask(&answer, node, 2, &question, false, &err), CKD_E_NOT_FOUND);
     assert_non_null(strstr(err.message, "this is wrong"));
     assert_non_null(strstr(err.message, hosts.items[2].name));
     bytes_free(&question);
     bytes_free(&answer);
+}
+
+typedef struct asking {
+    peer_node *from;
+    bool takes_long;
+    ckd_status status;
+} asking;
+
+static void *ask_what_hangs(void *context) {
+    asking *a = context;
+    bytes answer = {.size = 0}, question = {.size = 0};
+    bytes_put(&question, "hang", 4);
+    do { /* a busy machine may be silent for too long */
+        while (!peer_alive(a->from, 2)) {
+            clock_sleep_ns(10000000);
+        }
+        a->status = peer_ask(&answer, a->from, 2, &question, a->takes_long, NULL);
+    } while (!a->takes_long && a->status == CKD_E_IO);
+    bytes_free(&question);
+    bytes_free(&answer);
+    return NULL;
+}
+
+/* The thread that answers hangs, as in a file system that does not come back, while another one shows signs of life. */
+static void test_answers_that_do_not_come(void **state) {
+    (void)state;
+    peer_hosts all = hosts;
+    peer_options o = {.hosts = &all, .secret = &secret, .budget_bytes = BUDGET, .silence_ms = 200};
+    char own[600];
+    asking quick = {.takes_long = false}, slow = {.takes_long = true};
+    pthread_t thread;
+    ckd_error err;
+    end_process(1); /* this process plays it */
+    snprintf(own, sizeof(own), "%s/second", folder);
+    all.self = 1;
+    o.folder = own;
+    must(peer_node_begin(&quick.from, &o, &err), &err);
+    slow.from = quick.from;
+    assert_int_equal(pthread_create(&thread, NULL, ask_what_hangs, &slow), 0);
+    (void)ask_what_hangs(&quick);
+    assert_int_equal(quick.status, CKD_E_BUSY);
+    peer_node_hurry(slow.from);
+    pthread_join(thread, NULL);
+    assert_int_equal(slow.status, CKD_E_IO);
+    peer_node_end(slow.from);
 }
 
 /* A node that was killed is gone at once, one that is stopped after a while; another one takes over their addresses. */
@@ -550,7 +598,7 @@ static void test_odd_statuses(void **state) {
         uint8_t question[2] = {'!', cases[i].sent};
         bytes asked = {question, 2, 2, false}, answer = {.size = 0};
         ckd_error err;
-        assert_int_equal(peer_ask(&answer, node, 1, &asked, &err), cases[i].taken);
+        assert_int_equal(peer_ask(&answer, node, 1, &asked, false, &err), cases[i].taken);
         assert_int_equal(err.status, cases[i].taken);
         bytes_free(&answer);
     }
@@ -647,6 +695,7 @@ int main(int argc, char **argv) {
         WITH_NODES(test_kept_files_that_vanish),
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),
+        WITH_NODES(test_answers_that_do_not_come),
         WITH_NODES(test_killed_and_stopped_nodes),
         WITH_NODES(test_kills_during_transfers),
         WITH_NODES(test_bits_that_flip_on_their_way),
