@@ -164,7 +164,7 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     pthread_mutex_init(&t->store_mutex, NULL);
     pthread_mutex_init(&t->restart_mutex, NULL);
     pthread_mutex_init(&t->mutex, NULL);
-    pthread_cond_init(&t->changed, NULL);
+    peer_condition_init(&t->changed);
     ckd_status status = check_options(&a->options, err);
     THEN(status, peer_secret_read(&t->secret, a->options.secret, err));
     THEN(status, peer_hosts_read(&t->hosts, a->options.peers, a->options.self, err));

@@ -5,6 +5,7 @@
 #ifndef PEERS_PEERS_H
 #define PEERS_PEERS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -152,6 +153,10 @@ ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error
 /* The folder of a set. The set does not change until peer_set_release. Errors: NOT_FOUND. */
 ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err);
 void peer_set_release(peer_node *node);
+
+/* A condition with waits that end after some time, whatever happens to the date of the machine. */
+void peer_condition_init(pthread_cond_t *c);
+void peer_condition_wait_s(pthread_cond_t *c, pthread_mutex_t *mutex, unsigned seconds);
 
 /* Removes everything below a folder, as far as that succeeds, at most `depth` folders deep. The folder stays. */
 void peer_remove_below(const char *path, unsigned depth);
