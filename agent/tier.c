@@ -56,6 +56,7 @@ static void clear_folder(const tier *t) {
     }
 }
 
+/* The lock goes last: whoever removes it must hold it. */
 static void leave_folder(tier *t) {
     char path[600];
     if (t->lock) {

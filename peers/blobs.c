@@ -157,8 +157,8 @@ ckd_status blobs_find(blob_entry *out, char path[1024], blobs *b, const char *se
 ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err) {
     pthread_mutex_lock(&b->mutex);
     *out = (blob_list){.items = calloc(b->count + 1, sizeof(blob_entry))};
-    for (size_t i = b->count;
-         i-- > 0 && out->items;) { /* what is not there any more gives its place to a later one */
+    /* backwards: an entry that is dropped gives its place to the last one */
+    for (size_t i = b->count; i-- > 0 && out->items;) {
         if (strcmp(b->items[i].set, set) == 0 && still_has(b, i)) {
             out->items[out->count++] = b->items[i].entry;
         }

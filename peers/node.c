@@ -17,8 +17,8 @@
 void peer_condition_init(pthread_cond_t *c) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic,
-                              CLOCK_MONOTONIC); /* a date that is set back must not prolong a wait */
+    /* a date that is set back must not prolong a wait */
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(c, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
