@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/threads.h"
@@ -30,6 +31,7 @@ void agent_stop(agent *a) {
     pthread_mutex_unlock(&a->mutex);
     if (a->tier) {
         tier_hurry(a->tier, true);
+        peer_node_hurry(a->tier->node); /* a peer whose store hangs must not keep this agent from ending */
     }
     local_notify(a->stop);
 }
@@ -109,15 +111,23 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
 }
 
 static ckd_status begin(agent *a, ckd_error *err) {
+    struct stat st;
     ckd_status status = look_at_store(a, err);
     THEN(status, local_notifier(&a->stop, err));
     THEN(status, tier_open(a, err));
     THEN(status, local_listen(&a->listener, a->socket, err));
+    a->socket_inode = status == CKD_OK && lstat(a->socket, &st) == 0 ? st.st_ino : 0;
     a->since_ns = clock_wall_ns();
     if (status == CKD_OK && a->options.on_ready) {
         a->options.on_ready(a->options.ready_context, a->socket);
     }
     return status;
+}
+
+/* Another agent has its socket under this name if somebody has removed the lock. */
+static bool has_socket(const agent *a) {
+    struct stat st;
+    return a->socket_inode && lstat(a->socket, &st) == 0 && st.st_ino == a->socket_inode;
 }
 
 /* Ends the threads. Errors: of a state that could not be made durable. */
@@ -145,7 +155,7 @@ static void release(agent *a, bool durable) {
     while (a->holdings) {
         holding_remove(a, a->holdings);
     }
-    if (a->listener >= 0) {
+    if (has_socket(a)) {
         (void)file_remove(a->socket, true, NULL);
     }
     local_close(a->listener);

@@ -303,8 +303,8 @@ static void serve(bool *goodbye, connection *c) {
         bool defers = c->holding && c->holding->deferred;
         local_wait((int[]){c->fd, watch, c->agent->stop}, 3, defers ? DEFERRED_MS : -1, ready);
         if (!ready[0] && !ready[1] && !ready[2]) {
-            if (holding_is_due(c)) {
-                (void)holding_store(c, NULL); /* what goes wrong is shown, and tried again */
+            if (c->holding) {
+                holding_store_if_due(c);
             }
             continue;
         }

@@ -44,6 +44,7 @@ static void end_deferred(connection *c, const slot_request *r) {
     pthread_mutex_lock(&a->mutex);
     h->saving = false;
     h->deferred++;
+    h->failed_ns = 0;
     h->shown.saved++;
     h->shown.trouble[0] = '\0';
     h->shown.copied_step = r->options.step;
@@ -70,6 +71,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
         h->set->saved_ns = r->copied_ns;
         h->stored_ns = clock_monotonic_ns();
         h->deferred = 0;
+        h->failed_ns = 0;
         h->due = h->called = false;
     }
     if (done) {
@@ -245,13 +247,18 @@ bool holdings_defer(agent *a) {
     return any;
 }
 
-bool holding_is_due(const connection *c) {
-    agent *a = c->agent;
-    pthread_mutex_lock(&a->mutex);
-    bool due = c->holding->deferred > 0 &&
-               (c->holding->due || a->drains > 0 || !is_recent(c) || tier_is_poor(a->tier));
-    pthread_mutex_unlock(&a->mutex);
-    return due;
+/* After a failure there is a pause, unless a drain has begun since. Under the agent's mutex. */
+static bool is_due(const connection *c) {
+    const agent *a = c->agent;
+    const holding *h = c->holding;
+    if (!h->deferred) {
+        return false;
+    }
+    if (h->failed_ns) {
+        return (a->drains > 0 && h->failed_drain < a->last_drain) ||
+               clock_monotonic_ns() - h->failed_ns > RETRY_MS * UINT64_C(1000000);
+    }
+    return h->due || a->drains > 0 || !is_recent(c) || tier_is_poor(a->tier);
 }
 
 /* How a save has ended. */
@@ -394,6 +401,43 @@ ckd_status holding_store(connection *c, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
+/* A state that is not stored although nothing has failed is not in memory any more, and may be so in a slot later. */
+static void end_try(connection *c, uint64_t drain, const ckd_error *why) {
+    agent *a = c->agent;
+    holding *h = c->holding;
+    pthread_mutex_lock(&a->mutex);
+    bool failed = h->deferred > 0, first = failed && !h->failed_ns;
+    if (failed) {
+        h->failed_ns = clock_monotonic_ns();
+        h->failed_drain = drain;
+        snprintf(h->shown.trouble, sizeof(h->shown.trouble), "%.255s", why->message);
+    }
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->mutex);
+    if (first) {
+        agent_say(
+            a,
+            "the newest state of run '%s' is on other nodes, and cannot be stored, the agent tries again: %s",
+            h->shown.run, why->message);
+    }
+}
+
+void holding_store_if_due(connection *c) {
+    agent *a = c->agent;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    pthread_mutex_lock(&a->mutex);
+    bool due = is_due(c);
+    uint64_t drain = a->last_drain;
+    pthread_mutex_unlock(&a->mutex);
+    if (due) {
+        ckd_status status = holding_store(c, &why);
+        if (status == CKD_OK) {
+            err_set(&why, CKD_E_NOT_FOUND, "its memory does not have this state whole");
+        }
+        end_try(c, drain, &why);
+    }
+}
+
 static bool stop_comes(const agent *a) {
     bool ready;
     local_wait(&a->stop, 1, RETRY_MS, &ready);
@@ -436,7 +480,7 @@ ckd_status holdings_put_together(agent *a, ckd_error *err) {
     for (;;) {
         char run[CKD_RUN_MAX + 1];
         const holding *left = a->holdings;
-        while (left && !(left->settled && left->deferred && left->world)) {
+        while (left && !holding_awaits_others(left)) {
             left = left->next;
         }
         if (!left) {
@@ -460,11 +504,17 @@ ckd_status holdings_put_together(agent *a, ckd_error *err) {
     }
 }
 
+/* Does a drain wait in vain for this one? It began with number `drain`. */
+static bool fails_drain(const holding *h, uint64_t drain) {
+    return h->stuck || (!h->settled && h->deferred && h->failed_ns && h->failed_drain >= drain);
+}
+
 ckd_status holdings_drain(agent *a, ckd_error *err) {
+    uint64_t drain = ++a->last_drain;
     for (bool waiting = true; waiting;) {
         waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
-            if (h->stuck) {
+            if (fails_drain(h, drain)) {
                 return err_set(err, CKD_E_BUSY,
                                "step %llu of run '%s' is only in memory and cannot be made durable: %s",
                                (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);

@@ -45,6 +45,10 @@ void holding_remove(agent *a, holding *h) {
     free(h);
 }
 
+bool holding_awaits_others(const holding *h) {
+    return h->settled && h->deferred && h->world;
+}
+
 bool holding_has_state(const holding *h) {
     bool found = false;
     for (uint32_t i = 0; h->set && i < h->set->count && !found; i++) {
@@ -132,12 +136,13 @@ static slot_set *take_over(agent *a, const holding *own, const slot_layout *layo
     return found;
 }
 
-/* Removes states of dead trainers, which are durable, until there is room. Returns false if there is not. */
+/* Removes durable states of dead trainers until there is room. Returns false if there is not. */
 static bool make_room(agent *a, uint64_t need) {
     while (a->used_bytes > a->options.memory_bytes || need > a->options.memory_bytes - a->used_bytes) {
         holding *oldest = NULL;
         for (holding *h = a->holdings; h; h = h->next) {
-            if (h->settled && (!oldest || h->ended_ns < oldest->ended_ns)) {
+            bool durable = h->settled && !holding_awaits_others(h);
+            if (durable && (!oldest || h->ended_ns < oldest->ended_ns)) {
                 oldest = h;
             }
         }

@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "base/file.h"
 #include "engine/slots/slots.h"
@@ -46,6 +47,8 @@ typedef struct holding {
     bool uncopied;                  /* its last state could not be copied to other nodes, which was said */
     uint32_t deferred;              /* saves since the last one that reached the store */
     ckd_id deferred_id;             /* of ranks: the last of these */
+    uint64_t failed_ns;             /* when such a state could not be stored; 0: it could, or was not tried */
+    uint64_t failed_drain;          /* the last drain that had begun before that try */
     ckd_id group;                   /* of ranks: their threads' */
     bool due, called;               /* of ranks: the store should have it now; called: the others know */
     uint64_t stored_ns;             /* when that was; 0: there was none */
@@ -73,6 +76,7 @@ typedef struct tier {
     peer_secret secret;
     peer_node *node;
     char folder[512], set[PEER_SET_MAX + 1]; /* set: the name of this node's copies */
+    file_lock *lock;                         /* of the folder */
     pthread_mutex_t store_mutex, restart_mutex;
     ckd_store *store;
     pthread_mutex_t mutex; /* of what follows; taken after the agent's, if both are */
@@ -96,15 +100,17 @@ typedef struct agent {
     char socket[LOCAL_PATH_MAX + 1];
     file_lock *lock;
     int listener, stop; /* stop: a notifier */
+    ino_t socket_inode; /* 0: it has none */
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* of a holding, or of `threads` */
     holding *holdings;
     uint64_t used_bytes, since_ns;
     uint32_t threads; /* of connections */
     bool stopping;
-    uint32_t drains; /* in progress */
-    tier *tier;      /* NULL: no other nodes */
-    bool ranks_told; /* that sessions of ranks are not copied, as some agent knows no other nodes */
+    uint32_t drains;     /* in progress */
+    uint64_t last_drain; /* its number */
+    tier *tier;          /* NULL: no other nodes */
+    bool ranks_told;     /* that sessions of ranks are not copied, as some agent knows no other nodes */
 } agent;
 
 typedef struct connection {
@@ -131,6 +137,8 @@ void *connection_main(void *context);
 holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch);
 /* Is there a slot that is good? If not, its memory is of no use to anybody. */
 bool holding_has_state(const holding *h);
+/* Has its trainer left a state that its node cannot store alone? It is not durable yet, and must not be forgotten. */
+bool holding_awaits_others(const holding *h);
 /* Removes a holding and its memory. */
 void holding_remove(agent *a, holding *h);
 /*
@@ -166,10 +174,10 @@ ckd_status holdings_put_together(agent *a, ckd_error *err);
 
 /* Has any session a state that is not in the store, because copies of it are on other nodes? */
 bool holdings_defer(agent *a);
-/* Is there such a state of this one that the store should have now? */
-bool holding_is_due(const connection *c);
-/* Makes that durable. Errors: those of the save that fails. */
+/* Makes such a state of this one durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
+/* The same if the store should have it now. What fails is said once, shown, and tried again. */
+void holding_store_if_due(connection *c);
 
 /* ---- tier.c ---- */
 /* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/threads.h"
 
@@ -93,8 +92,12 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
         if (is_stopping(t)) {
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
-        /* Files never change under their names, but the first one: each life of a node has a store of its own. */
-        if (i > 0 && is_there(there, own->items[i])) {
+        /*
+         * Files with values never change under their names. The first one does, as each life of a node has a store of its
+         * own, and so may a manifest: the number of one that was deleted for good is given again. A peer that has the
+         * same bytes does not get them again.
+         */
+        if (strncmp(own->items[i], "data/c/", 7) == 0 && is_there(there, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
@@ -275,10 +278,7 @@ static void *mirror_main(void *context) {
             pthread_cond_wait(&t->changed, &t->mutex);
         }
         if (!rests && !t->stopping && !t->woken && t->version == t->mirrored) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec += RETRY_S;
-            pthread_cond_timedwait(&t->changed, &t->mutex, &until);
+            peer_condition_wait_s(&t->changed, &t->mutex, RETRY_S);
         }
         t->woken = false;
         stops = t->stopping;

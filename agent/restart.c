@@ -54,7 +54,8 @@ static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ck
     } else if (host == t->hosts.self) {
         status = restart_answer(t, answer, &asked, err);
     } else {
-        status = peer_ask(answer, t->node, host, &asked, err);
+        bool takes_long = q->kind == QUESTION_STORE || q->kind == QUESTION_PART;
+        status = peer_ask(answer, t->node, host, &asked, takes_long, err);
     }
     bytes_free(&asked);
     return status;

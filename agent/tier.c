@@ -9,6 +9,10 @@
 
 /* ---- begin and end ---- */
 
+static void lock_path(char out[600], const tier *t) {
+    snprintf(out, 600, "%s/lock", t->folder);
+}
+
 static ckd_status choose_folder(tier *t, ckd_error *err) {
     const char *wanted = t->agent->options.copies;
     if (!wanted) {
@@ -24,8 +28,25 @@ static ckd_status choose_folder(tier *t, ckd_error *err) {
     return local_private_folder(t->folder, err);
 }
 
+/* Another agent in the same folder would remove files that this one counts on, and the other way round. */
+static ckd_status lock_folder(tier *t, ckd_error *err) {
+    char path[600];
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    lock_holder holder = {.process = 0};
+    lock_path(path, t);
+    ckd_status status = lock_acquire(&t->lock, path, LOCK_EXCLUSIVE, true, 1, &why);
+    if (status != CKD_E_BUSY) {
+        return err_from(err, status, &why);
+    }
+    (void)lock_find_holder(&holder, path);
+    return err_set(err, CKD_E_BUSY,
+                   "the folder for copies %s has an agent already, process %lld: give each agent a folder of "
+                   "its own (--copies)",
+                   t->folder, (long long)holder.process);
+}
+
 /* Only names of our own are removed in a folder that somebody else may have made. */
-static void clear_folder(const tier *t, bool leaves) {
+static void clear_folder(const tier *t) {
     static const char *const own[] = {"own", "held"};
     char path[600];
     for (size_t i = 0; i < 2; i++) {
@@ -33,9 +54,20 @@ static void clear_folder(const tier *t, bool leaves) {
         peer_remove_below(path, 12);
         (void)dir_remove(path, NULL);
     }
-    if (leaves) {
+}
+
+/* The lock goes last: whoever removes it must hold it. */
+static void leave_folder(tier *t) {
+    char path[600];
+    if (t->lock) {
+        clear_folder(t);
+        lock_path(path, t);
+        (void)file_remove(path, true, NULL);
+    }
+    if (t->lock && !t->agent->options.copies) {
         (void)dir_remove(t->folder, NULL);
     }
+    lock_release(t->lock);
 }
 
 /* Deletions of old states are what these files are about. */
@@ -133,7 +165,7 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     pthread_mutex_init(&t->store_mutex, NULL);
     pthread_mutex_init(&t->restart_mutex, NULL);
     pthread_mutex_init(&t->mutex, NULL);
-    pthread_cond_init(&t->changed, NULL);
+    peer_condition_init(&t->changed);
     ckd_status status = check_options(&a->options, err);
     THEN(status, peer_secret_read(&t->secret, a->options.secret, err));
     THEN(status, peer_hosts_read(&t->hosts, a->options.peers, a->options.self, err));
@@ -146,9 +178,9 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     }
     name_set(t);
     status = choose_folder(t, err);
+    THEN(status, lock_folder(t, err));
     if (status == CKD_OK) {
-        clear_folder(
-            t, false); /* of an agent that was killed: the lock beside the socket says that it has ended */
+        clear_folder(t); /* of an agent that was killed: the lock says that it has ended */
     }
     THEN(status, open_store(t, err));
     THEN(status, begin_node(t, err));
@@ -181,9 +213,7 @@ void tier_close(agent *a, bool durable) {
     mirror_end(t);
     peer_node_end(t->node);
     ckd_store_close(t->store);
-    if (t->folder[0]) {
-        clear_folder(t, !a->options.copies);
-    }
+    leave_folder(t);
     peer_hosts_free(&t->hosts);
     free(t->peers);
     bytes_free(&t->decisions);

@@ -110,10 +110,34 @@ static held_blob *find(blobs *b, const char *set, const char *name) {
     return NULL;
 }
 
+static void remove_at(blobs *b, size_t i) {
+    char path[1024];
+    snprintf(path, sizeof(path), "%s/%s/%s", b->folder, b->items[i].set, b->items[i].entry.name);
+    (void)file_remove(path, true, NULL);
+    b->used_bytes -= b->items[i].entry.size;
+    b->items[i] = b->items[--b->count];
+}
+
+/*
+ * The system, or somebody, may have removed or cut a file: what is not whole is no copy. The owner learns that from the
+ * next list, and sends it again. Bytes that have changed are found when the copy is read.
+ */
+static bool still_has(blobs *b, size_t i) {
+    char path[1024];
+    const blob_entry *e = &b->items[i].entry;
+    snprintf(path, sizeof(path), "%s/%s/%s", b->folder, b->items[i].set, e->name);
+    bool whole = file_exists(path) && file_bytes(path) == e->size;
+    if (!whole) {
+        remove_at(b, i);
+    }
+    return whole;
+}
+
 bool blobs_has(blobs *b, const char *set, const blob_entry *entry) {
     pthread_mutex_lock(&b->mutex);
     const held_blob *found = find(b, set, entry->name);
-    bool same = found && found->entry.size == entry->size && hash128_equal(&found->entry.hash, &entry->hash);
+    bool same = found && found->entry.size == entry->size &&
+                hash128_equal(&found->entry.hash, &entry->hash) && still_has(b, (size_t)(found - b->items));
     pthread_mutex_unlock(&b->mutex);
     return same;
 }
@@ -133,8 +157,9 @@ ckd_status blobs_find(blob_entry *out, char path[1024], blobs *b, const char *se
 ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err) {
     pthread_mutex_lock(&b->mutex);
     *out = (blob_list){.items = calloc(b->count + 1, sizeof(blob_entry))};
-    for (size_t i = 0; i < b->count && out->items; i++) {
-        if (strcmp(b->items[i].set, set) == 0) {
+    /* backwards: an entry that is dropped gives its place to the last one */
+    for (size_t i = b->count; i-- > 0 && out->items;) {
+        if (strcmp(b->items[i].set, set) == 0 && still_has(b, i)) {
             out->items[out->count++] = b->items[i].entry;
         }
     }
@@ -145,14 +170,6 @@ ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err)
 void blob_list_free(blob_list *list) {
     free(list->items);
     *list = (blob_list){.count = 0};
-}
-
-static void remove_at(blobs *b, size_t i) {
-    char path[1024];
-    snprintf(path, sizeof(path), "%s/%s/%s", b->folder, b->items[i].set, b->items[i].entry.name);
-    (void)file_remove(path, true, NULL);
-    b->used_bytes -= b->items[i].entry.size;
-    b->items[i] = b->items[--b->count];
 }
 
 ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err) {
@@ -205,7 +222,8 @@ ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_ent
     snprintf(out->set, sizeof(out->set), "%s", set);
     snprintf(out->path, sizeof(out->path), "%s/%s/%s", b->folder, set, entry->name);
     snprintf(out->temp, sizeof(out->temp), "%s/.tmp-%llu", b->folder, (unsigned long long)number);
-    status = file_create(&out->file, out->temp, 0, err);
+    status = dir_create(b->folder, true, err); /* somebody may have removed it */
+    THEN(status, file_create(&out->file, out->temp, 0, err));
     if (status != CKD_OK) {
         pthread_mutex_lock(&b->mutex);
         b->used_bytes -= entry->size;

@@ -176,6 +176,7 @@ struct peer_node {
     pthread_cond_t changed;
     pthread_t acceptor;
     bool accepting;
+    atomic_uint_fast64_t hurried_ns; /* 0: nobody hurries */
     uint32_t connections, strangers; /* strangers: have not shown the secret yet */
 };
 

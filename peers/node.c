@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/file.h"
 #include "base/local_socket.h"
@@ -10,6 +11,24 @@
 
 #define SILENCE_MS 5000
 #define BEATS      5 /* signs of life while a peer may be silent */
+
+/* ---- waits that end by themselves ---- */
+
+void peer_condition_init(pthread_cond_t *c) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    /* a date that is set back must not prolong a wait */
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+void peer_condition_wait_s(pthread_cond_t *c, pthread_mutex_t *mutex, unsigned seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += seconds;
+    (void)pthread_cond_timedwait(c, mutex, &until);
+}
 
 /* ---- signs of life ---- */
 
@@ -81,10 +100,7 @@ void peer_node_await_first_look(peer_node *node) {
     for (size_t i = 0; i < node->options.hosts->count; i++) {
         bool stops = false;
         while (node->peers[i].started && !atomic_load(&node->peers[i].looked) && !stops) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec++;
-            pthread_cond_timedwait(&node->changed, &node->mutex, &until);
+            peer_condition_wait_s(&node->changed, &node->mutex, 1);
             local_wait(&node->stop, 1, 0, &stops);
         }
     }
@@ -119,7 +135,7 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     node->options.silence_ms = options->silence_ms ? options->silence_ms : SILENCE_MS;
     node->stop = -1;
     pthread_mutex_init(&node->mutex, NULL);
-    pthread_cond_init(&node->changed, NULL);
+    peer_condition_init(&node->changed);
     ckd_status status = local_notifier(&node->stop, err);
     bucket_init(&node->limit, options, node->stop);
     node->peers = calloc(options->hosts->count, sizeof(*node->peers));

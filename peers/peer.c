@@ -6,6 +6,8 @@
 
 #include "base/file.h"
 
+#define ANSWER_SILENCES 10 /* the time for an answer that does not take long */
+
 /* ---- connections ---- */
 
 static ckd_status say_hello(wire *w, const peer_node *node, ckd_error *err) {
@@ -251,11 +253,32 @@ ckd_status peer_delete(peer_node *node, size_t host, const char *set, const char
     return end_call(&c, status, err);
 }
 
-/* A connection of its own: the answer may take long, and copies go on meanwhile. */
-ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, ckd_error *err) {
+void peer_node_hurry(peer_node *node) {
+    uint64_t not_yet = 0;
+    atomic_compare_exchange_strong(&node->hurried_ns, &not_yet, clock_monotonic_ns());
+}
+
+static uint32_t answer_ms(const peer_node *node) {
+    return node->options.silence_ms * ANSWER_SILENCES;
+}
+
+static bool is_lost_or_late(void *context) {
+    const loss_watch *watch = context;
+    const peer_node *node = watch->of->node;
+    uint64_t hurried_ns = atomic_load(&node->hurried_ns);
+    return is_lost(context) ||
+           (hurried_ns && clock_monotonic_ns() - hurried_ns > answer_ms(node) * UINT64_C(1000000));
+}
+
+/*
+ * A connection of its own: the answer may take long, and copies go on meanwhile. Signs of life come from another thread
+ * of the peer's than the answer, so they do not tell that the answer hangs.
+ */
+ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, bool takes_long,
+                    ckd_error *err) {
     call c;
     wire *w = NULL;
-    bool answered;
+    bool answered = false;
     const char *name = node->options.hosts->items[host].name;
     begin_call(&c, node, host, node->options.silence_ms);
     if (!atomic_load(&c.to->alive)) {
@@ -267,9 +290,14 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
     }
     ckd_error why;
     status = frame_send(w, FRAME_ASK, question->data, question->size, &why);
-    c.limits.silence_ms = 0;
+    c.limits.silence_ms = takes_long ? 0 : answer_ms(node);
+    c.limits.lost = takes_long ? is_lost_or_late : is_lost;
     wire_set_limits(w, &c.limits);
     THEN(status, frame_take_answer(answer, &answered, w, &why));
+    if (status == CKD_E_BUSY && !answered) {
+        err_set(&why, status, "its agent lives, but has not answered for %u s: does it see the store?",
+                (unsigned)answer_ms(node) / 1000);
+    }
     wire_close(w);
     return status == CKD_OK ? CKD_OK : err_set(err, status, "node %s: %.600s", name, why.message);
 }

@@ -5,6 +5,7 @@
 #ifndef PEERS_PEERS_H
 #define PEERS_PEERS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -109,6 +110,8 @@ typedef struct peer_node peer_node;
 ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err);
 /* Breaks off copies that are being sent; other calls go on. */
 void peer_node_stop_sending(peer_node *node);
+/* Limits the time for answers that take long, from the first call on. */
+void peer_node_hurry(peer_node *node);
 /* Breaks off whatever is going on with peers; calls fail with CANCELLED from then on. */
 void peer_node_stop(peer_node *node);
 void peer_node_end(peer_node *node); /* stops first; accepts NULL */
@@ -136,8 +139,12 @@ ckd_status peer_fetch(peer_node *node, size_t host, const char *set, const char 
 ckd_status peer_list(blob_list *out, peer_node *node, size_t host, const char *set, ckd_error *err);
 /* Removes a blob, or with blob "" the whole set. One that is not there is no error. */
 ckd_status peer_delete(peer_node *node, size_t host, const char *set, const char *blob, ckd_error *err);
-/* Asks the peer's answer function. The answer may take as long as the peer lives. Also errors of that function. */
-ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, ckd_error *err);
+/*
+ * Asks the peer's answer function. Also errors of that function. takes_long: the answer may take as long as the peer
+ * lives, but after peer_node_hurry ten times silence_ms; else it may take that (BUSY).
+ */
+ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, bool takes_long,
+                    ckd_error *err);
 
 /* What this node keeps for others: */
 uint64_t peer_held_bytes(peer_node *node);
@@ -146,6 +153,10 @@ ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error
 /* The folder of a set. The set does not change until peer_set_release. Errors: NOT_FOUND. */
 ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err);
 void peer_set_release(peer_node *node);
+
+/* A condition with waits that end after some time, whatever happens to the date of the machine. */
+void peer_condition_init(pthread_cond_t *c);
+void peer_condition_wait_s(pthread_cond_t *c, pthread_mutex_t *mutex, unsigned seconds);
 
 /* Removes everything below a folder, as far as that succeeds, at most `depth` folders deep. The folder stays. */
 void peer_remove_below(const char *path, unsigned depth);

@@ -426,6 +426,23 @@ static void test_a_later_version_rebuilds_the_catalog(void **state) {
     trainer_free(t);
 }
 
+/* Somebody has removed the lock file, so that another agent has taken the name. */
+static void test_the_socket_of_another_agent_stays(void **state) {
+    char lock[sizeof(agent_socket) + 8], first[sizeof(agent_socket) + 8];
+    (void)state;
+    pid_t agent = start_agent(0);
+    snprintf(lock, sizeof(lock), "%s.lock", agent_socket);
+    snprintf(first, sizeof(first), "%s.first", agent_socket);
+    assert_int_equal(unlink(lock), 0);
+    assert_int_equal(rename(agent_socket, first), 0); /* it still leads to the first one */
+    pid_t other = start_agent(0);
+    ckd_error err;
+    must(ckd_agent_drain(store, first, 1, &err), &err);
+    end_process(agent, 0);
+    stop_agent(other);
+    assert_false(file_exists(agent_socket));
+}
+
 /* A launch that ends without closing its session, as if it was killed. */
 typedef bool (*launch_fn)(ckd_session *s, trainer *t);
 static void launch(launch_fn call) {
@@ -494,6 +511,7 @@ int main(void) {
         agent_test(test_a_failed_save_is_not_tried_again_later),
         agent_test(test_a_later_version_rebuilds_the_catalog),
         agent_test(test_a_failed_save_is_not_tried_again_by_a_restart),
+        agent_test(test_the_socket_of_another_agent_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,6 +240,25 @@ def test_what_is_only_on_other_nodes_is_stored(cluster):
     assert node.agent.returncode == 0 and two.newest() >= session["copied_step"]
 
 
+def test_a_drain_that_cannot_succeed(cluster):
+    """A live session's state is on another node, and the store is away: a drain says so, and the next one succeeds."""
+    two = cluster("ab", "--store-every", "1h")
+    node, away = two.nodes[0], two.folder / "away"
+    until(node.in_place)
+    node.train(10 ** 7)
+    until(lambda: node.copied(20))
+    node.trainer.send_signal(signal.SIGSTOP)
+    until(lambda: node.status()["sessions"][0]["copied_step"] == node.status()["sessions"][0]["newest_step"])
+    two.store.rename(away)
+    for action in ("--drain", "--stop", "--drain"):
+        assert "is only in memory and cannot be made durable: " in node.ask(action, "-q", expect=FAILED).err
+    assert node.said().count("cannot be stored, the agent tries again: ") == 1
+    away.rename(two.store)
+    node.ask("--drain", "-q")
+    session, = node.status()["sessions"]
+    assert session["durable_step"] == session["newest_step"] == two.newest() >= 20
+
+
 def test_the_example_gpt(cluster):
     """The losses after a node was lost are those of a training that was not stopped."""
     two = cluster("ab", "--store-every", "1h")
@@ -283,6 +302,22 @@ def test_a_small_budget(cluster):
     assert int(out[0].split()[-1]) >= reached
     assert node.said().count("is not copied to other nodes") == 1 and two.newest() == reached + 300
     check_weights(two, reached + 300)
+
+
+def test_a_folder_of_another_agent(cluster):
+    """A second agent in a folder for copies would remove what the first one keeps there."""
+    two = cluster("ab", "--store-every", "1h")
+    node, partner = two.nodes
+    until(node.in_place)
+    kept = sorted(partner.held())
+    assert kept
+    other = run("agent", two.folder / "other", "--socket", two.folder / "socket", "--peers", two.hosts, "--self", node.address, "--secret",
+                two.secret, "--copies", partner.memory, expect=FAILED)
+    assert f"has an agent already, process {partner.agent.pid}: give each agent a folder of its own (--copies)" in other.err
+    assert sorted(partner.held()) == kept
+    partner.stop()
+    assert list(partner.memory.iterdir()) == []
+    partner.start()
 
 
 def test_wrong_usage(tmp_path):

@@ -80,6 +80,9 @@ static ckd_status answer_question(void *context, bytes *answer, const bytes *que
     if (question->size == 5 && memcmp(question->data, "wrong", 5) == 0) {
         return err_set(err, CKD_E_NOT_FOUND, "this is wrong");
     }
+    while (question->size == 4 && memcmp(question->data, "hang", 4) == 0) {
+        pause();
+    }
     if (question->size == 2 && question->data[0] == '!') {
         return err_set(err, (ckd_status)question->data[1], "a status");
     }
@@ -269,6 +272,42 @@ static void test_blobs_travel_and_come_back(void **state) {
     assert_int_equal(file_bytes(back), 0);
 }
 
+/* Whatever removes or cuts a file of a kept copy: the copy counts no more, and can be sent again. */
+static void test_kept_files_that_vanish(void **state) {
+    (void)state;
+    char path[600], back[600], kept[700];
+    uint64_t sent;
+    ckd_error err;
+    blob_list list;
+    write_file(path, "one", BUDGET / 2 + 1, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
+    for (unsigned i = 0; i < 3; i++) {
+        must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        assert_int_equal(sent, BUDGET / 2 + 1); /* what has vanished takes no room */
+        if (i == 0) {
+            assert_int_equal(truncate(kept, 100), 0);
+        } else if (i == 1) {
+            assert_int_equal(unlink(kept), 0);
+        } else {
+            *strstr(kept, "/node0") = '\0';
+            peer_remove_below(kept, 9);
+        }
+        must(peer_list(&list, node, 1, "node0", &err), &err);
+        assert_int_equal(list.count, 0);
+        blob_list_free(&list);
+    }
+    must(dir_remove(kept, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    assert_int_equal(sent, BUDGET / 2 + 1);
+    must(peer_fetch(node, 1, "node0", BLOB, back, &err), &err);
+    check_same(path, back);
+    snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
+    assert_int_equal(unlink(kept), 0); /* nobody has listed it meanwhile */
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    assert_int_equal(sent, BUDGET / 2 + 1);
+}
+
 static void test_a_budget_and_names(void **state) {
     (void)state;
     char path[600];
@@ -295,17 +334,62 @@ static void test_questions(void **state) {
     bytes question = {.size = 0}, answer = {.size = 0};
     ckd_error err;
     bytes_put(&question, "hello", 5);
-    must(peer_ask(&answer, node, 2, &question, &err), &err);
+    must(peer_ask(&answer, node, 2, &question, false, &err), &err);
     assert_int_equal(answer.size, 6);
     assert_true(answer.data[0] >= 2 && answer.data[0] <= NODES);
     assert_memory_equal(answer.data + 1, "hello", 5);
     bytes_clear(&question);
     bytes_put(&question, "wrong", 5);
-    assert_int_equal(peer_ask(&answer, node, 2, &question, &err), CKD_E_NOT_FOUND);
+    assert_int_equal(peer_ask(&answer, node, 2, &question, false, &err), CKD_E_NOT_FOUND);
     assert_non_null(strstr(err.message, "this is wrong"));
     assert_non_null(strstr(err.message, hosts.items[2].name));
     bytes_free(&question);
     bytes_free(&answer);
+}
+
+typedef struct asking {
+    peer_node *from;
+    bool takes_long;
+    ckd_status status;
+} asking;
+
+static void *ask_what_hangs(void *context) {
+    asking *a = context;
+    bytes answer = {.size = 0}, question = {.size = 0};
+    bytes_put(&question, "hang", 4);
+    do { /* a busy machine may be silent for too long */
+        while (!peer_alive(a->from, 2)) {
+            clock_sleep_ns(10000000);
+        }
+        a->status = peer_ask(&answer, a->from, 2, &question, a->takes_long, NULL);
+    } while (!a->takes_long && a->status == CKD_E_IO);
+    bytes_free(&question);
+    bytes_free(&answer);
+    return NULL;
+}
+
+/* The thread that answers hangs, as in a file system that does not come back, while another one shows signs of life. */
+static void test_answers_that_do_not_come(void **state) {
+    (void)state;
+    peer_hosts all = hosts;
+    peer_options o = {.hosts = &all, .secret = &secret, .budget_bytes = BUDGET, .silence_ms = 200};
+    char own[600];
+    asking quick = {.takes_long = false}, slow = {.takes_long = true};
+    pthread_t thread;
+    ckd_error err;
+    end_process(1); /* this process plays it */
+    snprintf(own, sizeof(own), "%s/second", folder);
+    all.self = 1;
+    o.folder = own;
+    must(peer_node_begin(&quick.from, &o, &err), &err);
+    slow.from = quick.from;
+    assert_int_equal(pthread_create(&thread, NULL, ask_what_hangs, &slow), 0);
+    (void)ask_what_hangs(&quick);
+    assert_int_equal(quick.status, CKD_E_BUSY);
+    peer_node_hurry(slow.from);
+    pthread_join(thread, NULL);
+    assert_int_equal(slow.status, CKD_E_IO);
+    peer_node_end(slow.from);
 }
 
 /* A node that was killed is gone at once, one that is stopped after a while; another one takes over their addresses. */
@@ -514,7 +598,7 @@ static void test_odd_statuses(void **state) {
         uint8_t question[2] = {'!', cases[i].sent};
         bytes asked = {question, 2, 2, false}, answer = {.size = 0};
         ckd_error err;
-        assert_int_equal(peer_ask(&answer, node, 1, &asked, &err), cases[i].taken);
+        assert_int_equal(peer_ask(&answer, node, 1, &asked, false, &err), cases[i].taken);
         assert_int_equal(err.status, cases[i].taken);
         bytes_free(&answer);
     }
@@ -608,8 +692,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_bucket),
         cmocka_unit_test(test_training_that_is_busy),
         WITH_NODES(test_blobs_travel_and_come_back),
+        WITH_NODES(test_kept_files_that_vanish),
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),
+        WITH_NODES(test_answers_that_do_not_come),
         WITH_NODES(test_killed_and_stopped_nodes),
         WITH_NODES(test_kills_during_transfers),
         WITH_NODES(test_bits_that_flip_on_their_way),

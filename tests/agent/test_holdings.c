@@ -1,0 +1,42 @@
+/* The memory of sessions, without an agent around it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "agent/internal.h"
+#include "tests/support/trainers.h"
+
+/* What ranks could not store without a lost node stays, however much memory others need. */
+static void test_what_waits_for_other_nodes_is_not_forgotten(void **state) {
+    (void)state;
+    agent a = {.options = {.memory_bytes = 1000}};
+    ckd_error err;
+    pthread_mutex_init(&a.mutex, NULL);
+    holding *left = holding_add(&a, &(slot_hello){.run = "ranks", .world = 2}, -1, -1);
+    holding *h = holding_add(&a, &(slot_hello){.run = "another"}, -1, -1);
+    assert_true(left && h);
+    slot_layout layout = {.size = 600};
+    must(holding_give_memory(&a, left, &layout, 1, &err), &err);
+    left->settled = true;
+    left->deferred = 1;
+    layout.size = 600;
+    assert_int_equal(holding_give_memory(&a, h, &layout, 1, &err), CKD_E_NOMEM);
+    assert_int_equal(a.used_bytes, 600);
+    left->deferred = 0;
+    must(holding_give_memory(&a, h, &layout, 1, &err), &err);
+    assert_ptr_equal(a.holdings, h);
+    assert_null(h->next);
+    holding_remove(&a, h);
+    pthread_mutex_destroy(&a.mutex);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_waits_for_other_nodes_is_not_forgotten),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
