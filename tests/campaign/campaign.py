@@ -95,6 +95,7 @@ def play_crowd(settings, seed, seconds, shrink_seconds):
         settings.out.mkdir(parents=True, exist_ok=True)
         path = settings.out / f"crowd-{seed}.jsonl"
         crowd.save_log(path)
+        path.with_suffix(".txt").write_text(f"{failure}\n")  # the command that failed may not be in the log
         kept = settings.out / f"crowd-{seed}"
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(crowd.folder, kept, ignore=shutil.ignore_patterns("*.safetensors"))
