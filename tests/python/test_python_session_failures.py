@@ -246,6 +246,24 @@ def test_an_optimizer_that_calls_no_hooks_is_not_waited_for(store, both):
         assert all(torch.equal(stored[k], state[k]) for k in state), step
 
 
+@pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])
+def test_what_a_forward_pass_writes_to_is_copied_when_step_returns(store, kind):
+    model = getattr(torch.nn, kind)(20000, 16, max_norm=1.0)
+    optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.1), torch.arange(19999, 0, -1).unsqueeze(0)
+    with ckptdelta.Session(store, "a", model=model, optimizer=optimizer, every=1) as session:
+        states = {}
+        for _ in range(2):
+            torch.nn.init.normal_(model.weight)
+            session.step()
+            states[session.at] = model.weight.detach().clone()
+            assert session._registered.has_fenced is False
+            model(rows)
+            assert not torch.equal(states[session.at], model.weight)
+            optimizer.step()
+    for step, weight in states.items():
+        assert torch.equal(store.state_dict(run="a", step=step, only="model")["model"]["weight"], weight), step
+
+
 def test_what_moves_at_each_step_is_read_from_a_buffer(store, monkeypatch):
     training = Training(1)
     opened, normal = [], ckptdelta.Session._open

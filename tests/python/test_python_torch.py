@@ -433,6 +433,20 @@ def test_wrapped_modules_have_the_names_of_the_model(store):
     assert "model.embed.weight" in {t.name for t in store.tensors()}
 
 
+def test_what_torch_does_not_write_into_is_refused_before_anything_is_written(store):
+    store.save({"a": torch.arange(6.0), "b": torch.ones(2, 3)}, run="r", step=1)
+    with torch.inference_mode():
+        fixed = torch.zeros(2, 3)
+    for last, why in ((torch.zeros(3).expand(2, 3), "expanded"), (fixed, "inference")):
+        state = {"a": torch.zeros(6), "b": last}
+        with pytest.raises(ckptdelta.InvalidError, match=why) as caught:
+            store.load(state, run="r")
+        assert caught.value.path == "b" and not state["a"].any() and not last.any()
+    with torch.inference_mode():
+        store.load({"b": fixed}, run="r")
+    assert bool((fixed == 1).all())
+
+
 class Extra(torch.nn.Module if torch else object):
     """A module with a state of its own beside tensors, and one that changes what is loaded."""
 
