@@ -73,8 +73,8 @@ class Session(Reporter):
         run: as for Store.save().
         model, optimizer, scheduler, scaler, loader: to be saved; each a single object, or a dict or list of them, or None. All but the
             model need state_dict() and load_state_dict().
-        more: other members of the state. Dicts and lists in it, such as ``{"progress": {"epoch": 0}}``, are restored in place. A bare
-            number is saved but not restored, because nothing refers to it.
+        more: other members of the state. Dicts, lists, deques, sets and bytearrays in it, such as ``{"progress": {"epoch": 0}}``, are
+            restored in place. A bare number is saved but not restored, because nothing refers to it.
         rng: save and restore the generators of random, numpy, torch and CUDA.
         every: steps; save at multiples of it.
         every_s: seconds between the beginnings of saves.
@@ -454,11 +454,11 @@ class Session(Reporter):
                 found = self._place(older.step)
 
     def _place_all(self, root: Any, restorer: Restorer) -> None:
-        state = self._state
+        state = dict(self._state)  # it gets what replaces a member: nobody else would have it
         if self._ranks is not None and "rng" in state and "rng" not in dict(members(root) or ()):
             logger.warning("rank %d: its random states stay as they are: the checkpoint is of fewer ranks", self._ranks.rank)
             state = {key: value for key, value in state.items() if key != "rng"}
-        restorer.place_root(state, root)
+        restorer.place_root(state, root, whole=True)
 
     def _older(self, than: Checkpoint) -> Checkpoint | None:
         call, info = Call(), ffi.new("ckd_checkpoint *")
