@@ -1,5 +1,6 @@
 """A folder that follows the newest weights of a run, and sparse changes. Skipped where torch is not installed."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -192,6 +193,38 @@ def test_an_interrupt_ends_a_wait(store, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (-signal.SIGINT, "") and "KeyboardInterrupt" in err
+
+
+def test_a_call_that_would_wait_for_itself_is_refused(store, tmp_path):
+    """From a callback, a signal handler, and a child that is forked while another thread waits."""
+    save(store, 1)
+    with ckptdelta.Follow(store.path, tmp_path / "model", member="model") as follow:
+        with pytest.raises(ckptdelta.StateError, match="only stop"):
+            follow.apply(lambda *_: follow.applied)
+        follow.apply()
+        before = signal.signal(signal.SIGALRM, lambda *_: follow.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with contextlib.suppress(ckptdelta.StateError):  # of close(), if the handler runs in Python's part of wait()
+                assert follow.wait(20) is False
+            assert follow._stopped.is_set()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    with ckptdelta.Follow(store.path, tmp_path / "model", member="model") as follow:
+        waiting = threading.Thread(target=follow.wait, daemon=True)
+        waiting.start()
+        wait_until(follow._lock.locked)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends it if it hangs
+            try:
+                follow.apply()
+            except ckptdelta.StateError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        follow.stop()
+        waiting.join()
 
 
 def test_changes_make_one_checkpoint_of_the_other(store):

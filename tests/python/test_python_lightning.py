@@ -725,3 +725,11 @@ def test_a_trainer_of_the_other_package_in_one_process(path):
     plugin = CheckpointIO(path)
     assert isinstance(plugin, other.plugins.io.CheckpointIO) and isinstance(plugin, pl.plugins.io.CheckpointIO)
     assert other.Trainer(plugins=[plugin], logger=False, accelerator="cpu").strategy.checkpoint_io is plugin
+
+
+def test_the_failure_of_the_last_save_in_the_background_is_logged(tmp_path, caplog):
+    plugin = CheckpointIO(tmp_path / "store", run="r", background=True)
+    (tmp_path / "folder").write_text("a file, where the marker's folder would be")
+    plugin.save_checkpoint({"state_dict": {"w": torch.ones(3)}, "global_step": 1}, tmp_path / "folder/a.ckpt")
+    plugin._thread.shutdown()  # as the exit of the process does
+    assert "a save in the background failed" in caplog.text

@@ -65,6 +65,12 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
         assert store.verify()
 
 
+def test_a_rank_that_raises_does_not_wait_for_the_others(tmp_path):
+    support_ranked.launch("left", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")] == [1] and store.verify()
+
+
 def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):
     support_ranked.launch("death_of_one", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:

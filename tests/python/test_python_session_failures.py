@@ -1,6 +1,8 @@
 """What may go wrong beside a session: failures, forks, damage, odd states. Skipped where torch is not installed."""
 
+import collections
 import gc
+import io
 import os
 import random
 import time
@@ -244,6 +246,75 @@ def test_an_optimizer_that_calls_no_hooks_is_not_waited_for(store, both):
     for step, state in states.items():
         stored = store.state_dict(run="a", step=step, only="model")["model"]
         assert all(torch.equal(stored[k], state[k]) for k in state), step
+
+
+@pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])
+def test_what_a_forward_pass_writes_to_is_copied_when_step_returns(store, kind):
+    model = getattr(torch.nn, kind)(20000, 16, max_norm=1.0)
+    optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.1), torch.arange(19999, 0, -1).unsqueeze(0)
+    with ckptdelta.Session(store, "a", model=model, optimizer=optimizer, every=1) as session:
+        states = {}
+        for _ in range(2):
+            torch.nn.init.normal_(model.weight)
+            session.step()
+            states[session.at] = model.weight.detach().clone()
+            assert session._registered.has_fenced is False
+            model(rows)
+            assert not torch.equal(states[session.at], model.weight)
+            optimizer.step()
+    for step, weight in states.items():
+        assert torch.equal(store.state_dict(run="a", step=step, only="model")["model"]["weight"], weight), step
+
+
+def containers(full):
+    """Members of a state, and a view of each that the training keeps."""
+    inner = {"epoch": 3} if full else {"epoch": 0}
+    more = {"replay": collections.deque([1, 2, 3] if full else [], maxlen=5), "seen": {1, 2} if full else set(),
+            "raw": bytearray(b"abc" if full else b""), "file": io.BytesIO(b"file" if full else b""), "both": ([inner], 7), "log": [inner, "x"],
+            "ordered": collections.OrderedDict(b=1, a=2) if full else {}, "count": collections.Counter("aab" if full else "")}
+    return more, inner
+
+
+def test_containers_are_restored_where_the_training_has_them(store):
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), more=containers(True)[0], every=1) as session:
+        session.step()
+    (more, inner), (full, _) = containers(False), containers(True)
+    with ckptdelta.Session(store, "a", **training.parts(), more=dict(more), every=1) as session:
+        assert session.restore() == 1
+        assert more["file"].getvalue() == full.pop("file").getvalue() and {**more, "file": None} == {**full, "file": None}
+        assert inner == {"epoch": 3} and more["log"][0] is inner and more["replay"].maxlen == 5
+        more["replay"].append(9), more["seen"].add(9), more["raw"].extend(b"d"), inner.update(epoch=4)
+        session.step()
+    found = store.state_dict(run="a", step=2)
+    assert (list(found["replay"]), found["seen"], found["raw"]) == ([1, 2, 3, 9], {1, 2, 9}, bytearray(b"abcd"))
+    assert found["both"][0] == [{"epoch": 4}] == found["log"][:1]
+
+
+def test_a_container_of_another_kind_cannot_be_restored(store):
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), more={"replay": [1, 2]}, every=1) as session:
+        session.step()
+    replay = collections.deque([5])
+    with ckptdelta.Session(store, "a", **training.parts(), more={"replay": replay}, every=1) as session:
+        with pytest.raises(ckptdelta.MismatchError, match="the checkpoint has a list here, not a deque"):
+            session.restore()
+    assert list(replay) == [5]
+
+
+def test_a_dict_with_tensors_gets_the_keys_that_it_does_not_have(store):
+    training = Training(1)
+    average = {"decay": torch.tensor(0.9), "weights": {"a": torch.ones(3)}, "n": 5}
+    with ckptdelta.Session(store, "a", **training.parts(), more={"average": average, "gone": {"x": torch.ones(1)}}, every=1) as session:
+        session.step()
+    fresh = {"decay": torch.tensor(0.1)}
+    with ckptdelta.Session(store, "a", **training.parts(), more={"average": fresh}, every=1) as session:
+        assert session.restore() == 1 and fresh.keys() == average.keys() and fresh["n"] == 5
+        assert fresh["decay"] == average["decay"] and torch.equal(fresh["weights"]["a"], torch.ones(3))
+        fresh["weights"]["a"].add_(1)
+        session.step()
+    found = store.state_dict(run="a", step=2)
+    assert torch.equal(found["average"]["weights"]["a"], torch.full((3,), 2.0)) and "gone" not in found
 
 
 def test_what_moves_at_each_step_is_read_from_a_buffer(store, monkeypatch):

@@ -433,6 +433,42 @@ def test_wrapped_modules_have_the_names_of_the_model(store):
     assert "model.embed.weight" in {t.name for t in store.tensors()}
 
 
+def pair(*, flip=False, extra=True):
+    """Two layers of the same shape, their optimizer, and a parameter of it that no module has."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False) for name in "ab"})
+    weights = [model["a"].weight, model["b"].weight]
+    more = torch.nn.Parameter(torch.zeros(3, 3))
+    return model, torch.optim.AdamW((weights[::-1] if flip else weights) + ([more] if extra else [])), more
+
+
+def test_states_go_by_name_also_beside_parameters_without_one(store):
+    model, optimizer, more = pair()
+    (model["a"](torch.ones(3)).sum() + 100 * model["b"](torch.ones(3)).sum() + 7 * more.sum()).backward()
+    optimizer.step()
+    store.save({"model": model, "optimizer": optimizer}, run="r", step=1)
+    other, moved, rest = pair(flip=True)
+    store.load({"model": other, "optimizer": moved}, run="r")
+    for one, two in ((model["a"].weight, other["a"].weight), (model["b"].weight, other["b"].weight), (more, rest)):
+        assert torch.equal(optimizer.state[one]["exp_avg"], moved.state[two]["exp_avg"])
+    named = torch.nn.ModuleDict({**other, "c": torch.nn.Linear(3, 3, bias=False)})
+    with pytest.raises(ckptdelta.MismatchError, match="has parameters without names, which may be model.c.weight"):
+        store.load({"model": named, "optimizer": torch.optim.AdamW(named.parameters())}, run="r", strict=False)
+
+
+def test_what_torch_does_not_write_into_is_refused_before_anything_is_written(store):
+    store.save({"a": torch.arange(6.0), "b": torch.ones(2, 3)}, run="r", step=1)
+    with torch.inference_mode():
+        fixed = torch.zeros(2, 3)
+    for last, why in ((torch.zeros(3).expand(2, 3), "expanded"), (fixed, "inference")):
+        state = {"a": torch.zeros(6), "b": last}
+        with pytest.raises(ckptdelta.InvalidError, match=why) as caught:
+            store.load(state, run="r")
+        assert caught.value.path == "b" and not state["a"].any() and not last.any()
+    with torch.inference_mode():
+        store.load({"b": fixed}, run="r")
+    assert bool((fixed == 1).all())
+
+
 class Extra(torch.nn.Module if torch else object):
     """A module with a state of its own beside tensors, and one that changes what is loaded."""
 

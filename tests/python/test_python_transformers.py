@@ -6,6 +6,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,40 @@ def test_the_best_model_is_kept_and_loaded(store, tmp_path, limit, kept):
     assert steps(store) == kept and trainer.state.best_model_checkpoint == "gpt@6" and trainer.state.best_metric == 3.0
     best = store.state_dict(run="gpt", step=6, only="model")["model"]
     assert all(torch.equal(best[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def committed_when_the_best_is_loaded(monkeypatch, saves):
+    """The last save may commit when everything is copied, and so must do so here, before other values are written. Returns its steps."""
+    found, load = [], transformers.Trainer._load_best_model
+
+    def loads(self):
+        deadline = time.monotonic() + 20
+        while saves().last.step < self.state.global_step and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found.append(saves().last.step)
+        return load(self)
+    monkeypatch.setattr(transformers.Trainer, "_load_best_model", loads)
+    return found
+
+
+def test_the_last_save_is_copied_before_the_best_model_is_loaded_from_a_folder(store, tmp_path, monkeypatch):
+    settings, scores = {**BEST, "save_steps": 1, "eval_steps": 1}, {1: 9.0, 2: 1.0, 3: 2.0, 4: 3.0}
+    before = transformers.Trainer(model=gpt2(), args=arguments(tmp_path / "out", **settings, max_steps=2), train_dataset=data(40),
+                                  eval_dataset=data(8), callbacks=[Scores(scores)])
+    before.train()
+    trainer = make(store, tmp_path, callbacks=[Scores(scores)], settings={**settings, "max_steps": 4})
+    found = committed_when_the_best_is_loaded(monkeypatch, lambda: trainer._saves)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+    assert found == [4] and trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+
+
+def test_the_last_save_of_a_callback_is_copied_before_the_best_model_is_loaded(store, tmp_path, monkeypatch):
+    callback = CheckpointCallback(store, "gpt")
+    trainer = plain(tmp_path, callbacks=[Scores({1: 9.0, 2: 1.0, 3: 2.0}), callback],
+                    settings={**BEST, "save_steps": 1, "eval_steps": 1, "max_steps": 3})
+    found = committed_when_the_best_is_loaded(monkeypatch, lambda: callback._saves)
+    trainer.train()
+    assert found == [3] and trainer.state.best_model_checkpoint.endswith("checkpoint-1")
 
 
 def test_the_best_model_is_one_that_was_saved(store, tmp_path):

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import time
 
 import torch
 import torch.distributed as dist
@@ -409,6 +410,27 @@ def fails(kind, text, call):
 
 def broken():
     raise KeyError("no state")
+
+
+def left(rank, world, folder):
+    """A rank that raises leaves its session before another one lets the save go on."""
+    mesh = open_world(rank, world)
+    training, gone = Training("ddp", rank, mesh), folder / "gone"
+    ckptdelta._session.LEAVE_S = 0.1
+    with ckptdelta.open(folder / "store") as store:
+        try:
+            with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+                training.step()
+                session.step()
+                if rank:
+                    raise KeyError("forward")
+                end = time.monotonic() + 20
+                while not gone.exists() and time.monotonic() < end:
+                    time.sleep(0.01)
+                assert gone.exists(), "rank 1 is still in its session"
+        except KeyError:
+            gone.touch()
+        torch.distributed.barrier()
 
 
 def trouble(rank, world, folder):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -89,7 +90,8 @@ class Follow:
         if not os.path.isdir(above):
             raise NotFoundError(f"the folder {above}, in which {self.into} would be, does not exist")
         self._process, self._poll = os.getpid(), poll
-        self._lock, self._handle_lock, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
+        self._lock, self._handle_lock, self._stopped = threading.Lock(), threading.RLock(), threading.Event()
+        self._user: int | None = None  # the thread that holds the lock
         self._call, self._closed = Call(), False
         self._label = ffi.new_handle(Notices(self.path))
         self._store_options = store_options(threads, lock_timeout, self._label)
@@ -131,8 +133,20 @@ class Follow:
             return False
         return True
 
-    def _check(self) -> None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """For one thread at a time. After a fork, another thread may have held the lock for ever."""
         check_process(self._process)
+        if self._user == threading.get_ident():
+            raise StateError(f"a callback or a signal handler called the follower of {self.into} in whose call it runs: only stop() may be called")
+        with self._lock:
+            self._user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._user = None
+
+    def _check(self) -> None:
         if self._closed:
             raise StateError(f"the folder {self.into} is not followed any more: the object was closed")
 
@@ -164,7 +178,7 @@ class Follow:
         """Ends following. The folder stays as it is. More calls do nothing."""
         if self._process == os.getpid():
             self.stop()
-            with self._lock, self._handle_lock:
+            with self._alone(), self._handle_lock:
                 self._closed = True
                 lib.pyckd_follow_close(self._owner)
 
@@ -180,7 +194,7 @@ class Follow:
         newer = ffi.new("int *")
         while True:
             left = _SLICE if end is None else min(_SLICE, max(0.0, end - time.monotonic()))
-            with self._lock:
+            with self._alone():
                 self._check()
                 if self._stopped.is_set():
                     return False
@@ -193,8 +207,9 @@ class Follow:
         if not self._owner.follow and not self._open():
             self._stopped.wait(min(self._poll, seconds))
             return False
+        status = lib.ckd_follow_wait(newer, self._owner.follow, round(seconds * 1000), self._call.err)
         try:
-            self._call.check(lib.ckd_follow_wait(newer, self._owner.follow, round(seconds * 1000), self._call.err))
+            self._call.check(status)
         except StateError as error:  # there is another store now
             logger.info("%s: %s; it is opened again", self.path, error)
             with self._handle_lock:
@@ -219,7 +234,7 @@ class Follow:
         Errors: NotFoundError (there is no store or checkpoint yet), StateError (all are suspect), MismatchError (no tensor is chosen),
         CorruptError (all are damaged, and the folder is empty), ExistsError, CancelledError, NoSpaceError, InputOutputError.
         """
-        with self._lock:
+        with self._alone():
             self._check()
             if not self._owner.follow and not self._open():
                 raise NotFoundError(f"there is no store at {self.path} yet")
@@ -237,7 +252,7 @@ class Follow:
     @property
     def applied(self) -> Version | None:
         """What the folder has; None: nothing yet. Does not look at the store."""
-        with self._lock:
+        with self._alone():
             self._check()
             found = ffi.new("ckd_follow_result *")
             lib.ckd_follow_applied(found, self._owner.follow)

@@ -216,16 +216,15 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "ckptdelta-lightning")
             self._pending.append(self._thread.submit(work))
+            self._pending[-1].add_done_callback(_tell_failure)
         if failed is not None:
             raise failed
 
     def _finished(self) -> BaseException | None:
-        """Removes finished work from the list. Returns its first error; further ones are logged."""
+        """Removes finished work from the list. Returns its first error."""
         done = [future for future in self._pending if future.done()]
         self._pending = [future for future in self._pending if future not in done]
         errors = [error for future in done if (error := future.exception()) is not None]
-        for error in errors[1:]:
-            logger.error("a save in the background failed: %s", error)
         return errors[0] if errors else None
 
     def _wait(self) -> None:
@@ -485,3 +484,10 @@ def _metric(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> tuple[s
         if score is not None and isinstance(name, str) and 0 < len(name.encode()) < 32:
             return name, float(score)
     return None
+
+
+def _tell_failure(done: Future[None]) -> None:
+    """The call that would raise the error of the last save may never come."""
+    error = done.exception()
+    if error is not None:
+        logger.error("a save in the background failed: %s", error)

@@ -122,6 +122,7 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
         if _torch.is_module(found):
             module = _torch.unwrapped(found)
             lasting |= _keys_of(chain(module.parameters(), module.buffers()), parts)
+            others |= _keys_of(_torch.renormalised(module), parts)
         elif id(found) not in waiting:  # it writes without waiting, perhaps to what a fenced optimizer writes to as well
             others |= _keys_of(_updated(found), parts)
     snapshot = Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None}, rank=rank)

@@ -5,6 +5,8 @@ All names, dtypes and shapes are compared before anything is written.
 
 from __future__ import annotations
 
+import io
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,7 @@ from ._record import Node, join, members, tag_of, value_of, where
 
 BATCH_BYTES = 256 << 20
 SHOWN = 5
+_CONTAINERS = (dict, list, deque, set, bytearray, io.BytesIO)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Restorer:
         self._cuts: dict[int, list[_fsdp1.Cut]] = {}
         self._made: dict[tuple[str, str, str | None], Any] = {}
         self._taken: dict[Hashable, str] = {}
+        self._whole = False
 
     # ------------------------------------------------------------------------------------------------- new values
 
@@ -156,8 +160,16 @@ class Restorer:
 
     # --------------------------------------------------------------------------------------------------- in place
 
-    def place_root(self, state: Any, root: Node) -> None:
-        """Plans the load into a state. Errors: MismatchError, which names the first differences; InvalidError."""
+    def place_root(self, state: Any, root: Node, *, whole: bool = False) -> None:
+        """Plans the load into a state.
+
+        Args:
+            whole: the dict `state` is not the caller's, but what it has is, and is to be as it was saved: its dicts get keys that they do
+                not have yet, and a container that cannot be refilled is a difference.
+
+        Errors: MismatchError, which names the first differences; InvalidError.
+        """
+        self._whole = whole
         if library_of(state) is None and not has_state_dict(state) and not isinstance(state, (dict, list)):
             raise InvalidError(f"nothing can be loaded into a {type(state).__name__}: pass a dict, a module, an optimizer or an array")
         self._scan(state, "")
@@ -242,7 +254,15 @@ class Restorer:
                 continue
             new = self._place(old, child, here)
             if new is not old:
-                self.after.append(lambda key=key, old=old, new=new: target.__setitem__(key, _refilled(old, new)))  # type: ignore[misc]
+                fill = _refilled
+                if self._whole and not path and isinstance(old, _CONTAINERS) and type(old) is not type(new):
+                    fill = _refilled_dict
+                    if not (isinstance(old, dict) and isinstance(new, dict)):
+                        self._problem(here, f"the checkpoint has a {type(new).__name__} here, not a {type(old).__name__}")
+                self.after.append(lambda key=key, old=old, new=new, fill=fill: target.__setitem__(key, fill(old, new)))  # type: ignore[misc]
+        if self._whole and path and not self.flat and not any(has_state_dict(one) for one in target.values()):
+            more = {key: self.build(child, join(path, key)) for key, child in (inside or {}).items() if key not in target}
+            self.after.append(lambda: target.update(more))
         return target
 
     def _sequence(self, target: Any, node: Node, path: str) -> Any:
@@ -348,18 +368,25 @@ class Restorer:
         self.after.append(lambda: _load_optimizer(target, {"state": state, "param_groups": groups, **more}, ids, parameters))
 
     def _counterparts(self, mine: list[list[str | None]], saved: list[list[str | None]], path: str) -> dict[tuple[int, int], tuple[int, int]]:
-        """Which parameter of the optimizer each one of the checkpoint is: by name where both have names, else by its place."""
+        """Which parameter of the optimizer each one of the checkpoint is: by name, those without one in their order.
+
+        Where one side has no name at all, a parameter's place says which it is.
+        """
         at: dict[tuple[int, int], tuple[int, int]] = {}
         for group, (names, others) in enumerate(zip(mine, saved)):
-            by_name = None not in names and None not in others
-            places = {name: place for place, name in enumerate(names)}
+            if not (any(names) and any(others)):
+                at.update({(group, index): (group, index) for index in range(len(others))})
+                continue
+            places = {name: place for place, name in enumerate(names) if name is not None}
+            nameless = (place for place, name in enumerate(names) if name is None)
             for index, name in enumerate(others):
-                if not by_name:
-                    at[group, index] = (group, index)
-                elif name in places:
-                    at[group, index] = (group, places[name])
-                else:
-                    self._problem(path, f"group {group} of the optimizer does not have the parameter {name}")
+                place = next(nameless, None) if name is None else places.pop(name, None)
+                if place is not None:
+                    at[group, index] = (group, place)
+                elif name is not None:
+                    self._problem(path, f"group {group} of the optimizer does not have the parameter {name}, or the state does not have its module")
+            if others.count(None) > names.count(None):
+                self._problem(path, f"group {group} of the checkpoint has parameters without names, which may be {' or '.join(places)}")
         return at
 
     def _check_parameter(self, name: str | None, place: _fsdp1.Place, path: str) -> None:
@@ -474,19 +501,38 @@ def _has_arrays(value: Any, depth: int = 0) -> bool:
     return any(_has_arrays(v, depth + 1) for v in (value.values() if isinstance(value, dict) else value))
 
 
+def _refilled_dict(old: dict[Any, Any], new: dict[Any, Any]) -> Any:
+    content = {key: _refilled(old[key], value) if key in old else value for key, value in new.items()}
+    old.clear()
+    old.update(content)
+    return old
+
+
 def _refilled(old: Any, new: Any) -> Any:
-    """`new`, in the dicts and lists that are there: the caller may have them under other names."""
+    """`new`, in the containers that are there: the caller may have them under other names. A deque keeps its own maxlen."""
     if old is new or type(old) is not type(new):
         return new
     if isinstance(old, dict):
-        content = {key: _refilled(old[key], value) if key in old else value for key, value in new.items()}
+        return _refilled_dict(old, new)
+    if isinstance(old, (list, deque, tuple)):
+        inside = [*map(_refilled, old, new), *list(new)[len(old):]]
+        if isinstance(old, tuple):
+            return tuple(inside)
         old.clear()
-        old.update(content)
-        return old
-    if isinstance(old, list):
+        old.extend(inside)
+    elif isinstance(old, set):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, bytearray):
         old[:] = new
-        return old
-    return new
+    elif isinstance(old, io.BytesIO):
+        old.seek(0)
+        old.truncate()
+        old.write(new.getvalue())
+        old.seek(0)
+    else:
+        return new
+    return old
 
 
 def _assign(target: Any, value: Any) -> None:

@@ -26,13 +26,12 @@ from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
 from ._restore import Restorer
 from ._save import Options, options_of
-from ._session_start import Start, close_left, place_told
+from ._session_start import LEAVE_S, Start, close_left, place_told
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
 
 _NEVER = 1 << 62  # the session is asked to save; it does not decide itself
-_LEAVE_S = 10.0  # how long a failing rank 0 waits for the others to complete a save
 _MAX_STEP = (1 << 63) - 1
 
 
@@ -73,8 +72,8 @@ class Session(Reporter):
         run: as for Store.save().
         model, optimizer, scheduler, scaler, loader: to be saved; each a single object, or a dict or list of them, or None. All but the
             model need state_dict() and load_state_dict().
-        more: other members of the state. Dicts and lists in it, such as ``{"progress": {"epoch": 0}}``, are restored in place. A bare
-            number is saved but not restored, because nothing refers to it.
+        more: other members of the state. Dicts, lists, deques, sets and bytearrays in it, such as ``{"progress": {"epoch": 0}}``, are
+            restored in place. A bare number is saved but not restored, because nothing refers to it.
         rng: save and restore the generators of random, numpy, torch and CUDA.
         every: steps; save at multiples of it.
         every_s: seconds between the beginnings of saves.
@@ -146,7 +145,7 @@ class Session(Reporter):
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
         self._owner = ffi.new("pyckd_session *")
         # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
-        self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path)
+        self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path, self._process if self._ranks is not None else 0)
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
         self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]
@@ -169,7 +168,7 @@ class Session(Reporter):
             self.close()
             return
         try:
-            if self._ranks is not None and self._is_first() and self._process == os.getpid():
+            if self._ranks is not None and self._process == os.getpid():
                 self._leave_behind()
             else:
                 self.close()
@@ -319,7 +318,7 @@ class Session(Reporter):
             self._updates.close()
 
     def _leave_behind(self) -> None:
-        """Rank 0 has to wait for the other ranks when it leaves. But they may be waiting for rank 0, which failed, and then cannot complete
+        """A rank has to wait for the others when it leaves. But they may be waiting for this one, which failed, and then cannot complete
         their saves. So a thread waits for them, and this call waits only a short time."""
         with self._lock:
             if self._closed:
@@ -329,7 +328,7 @@ class Session(Reporter):
             self._fence()
         thread = threading.Thread(target=self._end, name="ckptdelta-leave", daemon=True)
         thread.start()
-        thread.join(_LEAVE_S)
+        thread.join(LEAVE_S)
         if thread.is_alive():
             logger.warning("%s: the save under way is left behind, as other ranks wait for this one", self._store.path)
         self._raise_failure()
@@ -454,11 +453,11 @@ class Session(Reporter):
                 found = self._place(older.step)
 
     def _place_all(self, root: Any, restorer: Restorer) -> None:
-        state = self._state
+        state = dict(self._state)  # it gets what replaces a member: nobody else would have it
         if self._ranks is not None and "rng" in state and "rng" not in dict(members(root) or ()):
             logger.warning("rank %d: its random states stay as they are: the checkpoint is of fewer ranks", self._ranks.rank)
             state = {key: value for key, value in state.items() if key != "rng"}
-        restorer.place_root(state, root)
+        restorer.place_root(state, root, whole=True)
 
     def _older(self, than: Checkpoint) -> Checkpoint | None:
         call, info = Call(), ffi.new("ckd_checkpoint *")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ._call import Call, logger
 from ._errors import Error, ExistsError, NotFoundError, nearest
-from ._native import lib
+from ._native import ffi, lib
 from ._ranks import Ranks
 from ._save import Options
 from ._types import Checkpoint
@@ -17,7 +18,11 @@ from ._types import Checkpoint
 if TYPE_CHECKING:
     from ._store import Store
 
+LEAVE_S = 10.0
+"""How long a rank that fails waits for the others to complete a save."""
+
 _SHOWN = 5
+_left: list[Any] = []  # sessions whose saves other ranks have not completed, and the memory that they read
 
 
 def _is_supervised(store: Store) -> bool:
@@ -146,8 +151,28 @@ def _tell_new_run(store: Store, run: str) -> None:
         logger.warning("%s: run '%s' is new; the store has: %s%s", store.path, run, ", ".join(shown[:_SHOWN]), more)
 
 
-def close_left(owner: Any, keep: list[Any], path: Any) -> None:
-    """For a session that nobody has closed, when it is collected or the process exits. `keep`: memory that it reads."""
+def _is_done(session: Any) -> bool:
+    """Waits a short time for the save under way. At the exit of a process no thread can be started that would wait longer."""
+    found, end = ffi.new("ckd_session_state *"), time.monotonic() + LEAVE_S
+    lib.ckd_session_fence(session)
+    while True:
+        lib.ckd_session_poll(found, session)
+        if not found.under_way or time.monotonic() >= end:
+            return not found.under_way
+        time.sleep(0.01)
+
+
+def close_left(owner: Any, keep: list[Any], path: Any, ranked: int) -> None:
+    """For a session that nobody has closed, when it is collected or the process exits.
+
+    Args:
+        keep: memory that it reads.
+        ranked: the process that made it as one of several ranks; 0: it is alone.
+    """
+    if owner.session and ranked == os.getpid() and not _is_done(owner.session):
+        _left.append((owner, keep))
+        logger.warning("%s: the save under way is left behind, as other ranks wait for this one", path)
+        return
     call = Call()
     status = lib.pyckd_session_close(owner, call.err)
     if status != 0:

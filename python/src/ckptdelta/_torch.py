@@ -66,6 +66,17 @@ def _why_not(tensor: Any) -> str | None:
     return None
 
 
+def _check_writable(tensor: Any, path: str) -> None:
+    """Errors: InvalidError (a tensor that torch does not write into)."""
+    why = None
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        why = "an expanded tensor, several elements of which are the same memory: pass its clone()"
+    elif tensor.is_inference() and not loaded().is_inference_mode_enabled():
+        why = "an inference tensor, which changes only in inference mode: load below torch.inference_mode(), or pass its clone()"
+    if why:
+        raise InvalidError(f"nothing can be loaded into {path or 'the state'}: it is {why}", path=path)
+
+
 def key_of(tensor: Any) -> Hashable | None:
     """Equal for tensors that are the same memory seen the same way. For a distributed tensor, this process's memory counts."""
     try:
@@ -118,6 +129,7 @@ class _Torch:
 
     def target(self, array: Any, path: str, *, host: bool) -> Memory:
         array = local_of(array)
+        _check_writable(array, path)
         if self.direct(array, host=host):
             return replace(_memory(array, host=host), finish=lambda: _changed(array))
         torch = loaded()
@@ -326,6 +338,13 @@ def buffer_names(module: Any) -> set[str]:
 def parameters_by_name(module: Any) -> Iterator[tuple[str, Any]]:
     """The parameters by the names that they have in state_dict(). One that has several names comes with each."""
     yield from module.named_parameters(remove_duplicate=False)
+
+
+def renormalised(module: Any) -> Iterator[Any]:
+    """The parameters that a forward pass writes to: embeddings with max_norm shorten the rows that it looks up."""
+    for one in module.modules():
+        if getattr(one, "max_norm", None) is not None:
+            yield from one.parameters(recurse=False)
 
 
 def is_in_place(module: Any, state: dict[str, Any]) -> bool:

@@ -289,6 +289,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
 
     def _load_best_model(self) -> None:
         best = self.state.best_model_checkpoint
+        self._saves.fence()  # no step of the optimizer has followed the last save
         if self._saves.placed(best) is None:  # a folder of the training that this one has resumed from
             super()._load_best_model()
             return

@@ -128,6 +128,8 @@ class CheckpointCallback(Reports):
     def _save(self, args: Any, state: Any) -> None:
         self._saves.save(state.global_step, parts.metric_of(state, args.metric_for_best_model), limit=args.save_total_limit,
                          best=self._best(state))
+        if args.load_best_model_at_end or state.global_step >= state.max_steps:
+            self._saves.fence()  # what writes to the model next may be no step of the optimizer
 
     def _best(self, state: Any) -> str | None:
         """The checkpoint beside the best folder of the Trainer."""

@@ -185,7 +185,7 @@ class Saves:
         self._steps.add(step)
         session.save(metric=metric)
         if self._fence:
-            session.fence()
+            self.fence()
 
     def trained(self, step: int) -> None:
         """Tells `ckptdelta run` that the step is made."""
@@ -206,6 +206,11 @@ class Saves:
     def fence_at_once(self) -> None:
         """From now on save() returns when everything is copied, because not only optimizer steps change parameters."""
         self._fence = True
+
+    def fence(self) -> None:
+        """Returns when the save under way has copied everything, so that parameters may change."""
+        if self._session is not None:
+            self._session.fence()
 
     def wait(self) -> None:
         if self._session is not None:
