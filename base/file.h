@@ -20,6 +20,8 @@ typedef struct file_reader file_reader;
  * is denied); NOMEM.
  */
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err);
+/* The size of a regular file, by opening it: a network file system then asks its server. Errors: as file_open_read. */
+ckd_status file_open_size(uint64_t *out, const char *path, ckd_error *err);
 uint64_t file_size(const file_reader *f); /* at the time of opening */
 const char *file_path(const file_reader *f);
 /* Reads exactly `size` bytes at `offset`. CORRUPT, with path and offset, if the file is too short. */

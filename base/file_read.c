@@ -117,6 +117,15 @@ ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
     return CKD_OK;
 }
 
+ckd_status file_open_size(uint64_t *out, const char *path, ckd_error *err) {
+    int fd;
+    ckd_status status = open_regular(&fd, out, path, err);
+    if (status == CKD_OK) {
+        (void)close(fd);
+    }
+    return status;
+}
+
 uint64_t file_size(const file_reader *f) {
     return f->size;
 }

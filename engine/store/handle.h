@@ -71,6 +71,8 @@ struct ckd_store {
     ckd_id id;
     atomic_bool
         identity_lost; /* data/store is damaged or missing: `id` is the one that other files agree on */
+    char identity_mark
+        [FILE_FINGERPRINT]; /* of data/store when it was read: another file there is read again */
     thread_pool *pool;
     pthread_mutex_t mutex; /* guards the catalog, which several saves and loads of this handle may use */
     catalog *catalog; /* NULL after failures; store_query and store_refresh_catalog_locked open it again */

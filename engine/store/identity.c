@@ -40,8 +40,11 @@ ckd_status identity_condition(const ckd_store *store, ckd_error *why) {
 
 bool identity_was_replaced(const ckd_store *store, ckd_error *err) {
     static const ckd_id none;
+    char now[FILE_FINGERPRINT];
     ckd_error why = {0};
-    if (id_equal(&store->id, &none) || identity_condition(store, &why) != CKD_E_STATE) {
+    file_fingerprint(now, path_in(store->path, FILE_IDENTITY).text);
+    bool same = now[0] && strcmp(now, store->identity_mark) == 0;
+    if (same || id_equal(&store->id, &none) || identity_condition(store, &why) != CKD_E_STATE) {
         return false;
     }
     err_from(err, CKD_E_STATE, &why);
@@ -245,6 +248,7 @@ static ckd_status open_lost(ckd_store *store, const ckd_error *why, ckd_error *e
  */
 ckd_status identity_open(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
+    file_fingerprint(store->identity_mark, path_in(store->path, FILE_IDENTITY).text);
     ckd_status status = read_identity(&store->id, store, &why);
     bool lost = status == CKD_E_IO ? store->mode == CKD_OPEN_READ && is_damage(status, &why)
                                    : status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND;

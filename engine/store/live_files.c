@@ -167,14 +167,12 @@ bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size) {
 }
 
 ckd_status live_file_check(const ckd_store *store, const file_ref *file, ckd_error *err) {
-    file_reader *f;
+    uint64_t size;
     pathname p = path_chunk(store->path, &file->id, "");
-    ckd_status status = file_open_read(&f, p.text, err);
+    ckd_status status = file_open_size(&size, p.text, err);
     if (status != CKD_OK) {
         return status;
     }
-    uint64_t size = file_size(f);
-    file_close_read(f);
     return size == file->size ? CKD_OK
                               : err_corrupt(err, p.text, CKD_NO_OFFSET, "%s has %llu bytes instead of %llu",
                                             p.text, (unsigned long long)size, (unsigned long long)file->size);
