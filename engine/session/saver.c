@@ -417,7 +417,7 @@ static session_slot *next_slot(ckd_session *s) {
     return slot;
 }
 
-/* What the agent could not save at the end is reported as a save that failed. */
+/* The agent may fail to save a state at the end. The session then counts that as a failed save. */
 static void leave_agent(ckd_session *s) {
     ckd_error err;
     ckd_status status = session_agent_leave(s, &err);

@@ -10,7 +10,7 @@
 #include "agent/internal.h"
 #include "tests/support/trainers.h"
 
-/* What ranks could not store without a lost node stays, however much memory others need. */
+/* The ranks of a lost node leave a state that cannot be stored yet. It stays, however much memory others need. */
 static void test_what_waits_for_other_nodes_is_not_forgotten(void **state) {
     (void)state;
     agent a = {.options = {.memory_bytes = 1000}};

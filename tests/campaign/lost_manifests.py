@@ -8,28 +8,22 @@ repair must bring back every checkpoint with its values, and verify must find no
 the run RUN.lost. The exit status is 1 if a sequence failed; its commands are printed.
 """
 
-import argparse
 import json
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import support_safetensors as st  # noqa: E402
+from sequences import Failure, drive, outcome  # noqa: E402
 
 WEIGHTS = {"save": 6, "delete": 3, "restore": 1, "compact": 1, "empty": 1, "lose": 3, "repair": 1, "rebuild": 1}
 LOST_AT_ONCE = 3
-
-
-class Failure(Exception):
-    pass
 
 
 def split(path):
@@ -155,33 +149,8 @@ class Sequence:
 
 def play(command, seed, folder, length=50):
     """Returns the failure with the commands that led to it, or None."""
-    sequence = Sequence(command, folder, seed)
-    try:
-        sequence.play(length)
-        return None
-    except Failure as failure:
-        return "\n".join([*sequence.script, f"seed {seed}: {failure}"])
-
-
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("command")
-    p.add_argument("--seconds", type=float, default=60)
-    p.add_argument("--seed", type=int, default=1)
-    a = p.parse_args()
-    seed, failed, end = a.seed, 0, time.monotonic() + a.seconds
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    while time.monotonic() < end:
-        folder = Path(tempfile.mkdtemp(prefix="lost-", dir=memory))
-        failure = play(Path(a.command).resolve(), seed, folder)
-        shutil.rmtree(folder)
-        if failure:
-            print(failure, flush=True)
-            failed += 1
-        seed += 1
-    print(f"{seed - a.seed - failed} passed, {failed} failed, 0 skipped; seeds {a.seed} to {seed - 1}")
-    return 1 if failed else 0
+    return outcome(Sequence(command, folder, seed), seed, length)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drive(__doc__, "lost", play))

@@ -8,7 +8,6 @@ Afterwards the target must be whole: whatever it lists loads with its values, ve
 there, and a push of an intact store completes the rest. The exit status is 1 if a case failed; its commands are printed.
 """
 
-import argparse
 import json
 import random
 import re
@@ -16,23 +15,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import support_safetensors as st  # noqa: E402
+from sequences import Failure, drive, outcome  # noqa: E402
 
 SOURCES = ("a", "b", "c")
 REFUSED = re.compile("in progress|another process|try again|meanwhile|being (deleted|copied|rewritten)|is busy|has begun|in the trash")
 TIMEOUT = 120
-
-
-class Failure(Exception):
-    pass
 
 
 class Case:
@@ -220,33 +216,8 @@ class Case:
 
 def play(command, seed, folder):
     """Returns the failure with the commands that led to it, or None."""
-    case = Case(command, folder, seed)
-    try:
-        case.play()
-        return None
-    except Failure as failure:
-        return "\n".join([*case.script, f"seed {seed}: {failure}"])
-
-
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("command")
-    p.add_argument("--seconds", type=float, default=60)
-    p.add_argument("--seed", type=int, default=1)
-    a = p.parse_args()
-    seed, failed, end = a.seed, 0, time.monotonic() + a.seconds
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    while time.monotonic() < end:
-        folder = Path(tempfile.mkdtemp(prefix="pushes-", dir=memory))
-        failure = play(Path(a.command).resolve(), seed, folder)
-        shutil.rmtree(folder)
-        if failure:
-            print(failure, flush=True)
-            failed += 1
-        seed += 1
-    print(f"{seed - a.seed - failed} passed, {failed} failed, 0 skipped; seeds {a.seed} to {seed - 1}")
-    return 1 if failed else 0
+    return outcome(Case(command, folder, seed), seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drive(__doc__, "pushes", play))

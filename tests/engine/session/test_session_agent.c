@@ -1,4 +1,4 @@
-/* What a session makes of an agent's answers, from an agent that says what a test wants. */
+/* A session ends with a fake agent, which gives the answers that a test wants. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
