@@ -1,6 +1,8 @@
 /*
  * The ranks' messages over MPI: sizes first, then bytes in pieces that fit an MPI count. Nobody sends before those who
  * receive have the memory, and a rank without it still takes part in every call of MPI. Otherwise others would wait.
+ * Rank 0 commits between the two halves of an exchange. So the memory for its answer is reserved in the first half: a
+ * rank without it fails the save there, and cannot miss the outcome.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,11 +11,14 @@
 #include "group.h"
 
 #define TAG 7
+#define NO_MEMORY UINT64_MAX     /* instead of the size of a part: this rank has no memory for the answer */
+enum { ANSWER_RESERVED = 4096 }; /* bytes; the answer to a commit has a few hundred */
 
 typedef struct mpi_group {
     MPI_Comm comm;
     int rank, world;
     uint64_t *sizes; /* rank 0: of what each rank sends */
+    void *reserved;  /* other ranks: ANSWER_RESERVED bytes from a gather to the broadcast after it; or NULL */
 } mpi_group;
 
 ckd_status mpi_failed(ckd_error *err, ckd_status status, const char *format, const char *why) {
@@ -43,6 +48,16 @@ static ckd_status reserve(ckd_bytes *out, uint64_t size, ckd_error *err) {
     return out->data ? CKD_OK : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "what a rank sent");
 }
 
+/* The reserved memory if the answer fits, which belongs to the caller then. */
+static ckd_status reserve_answer(mpi_group *g, ckd_bytes *out, uint64_t size, ckd_error *err) {
+    if (!g->reserved || size > ANSWER_RESERVED) {
+        return reserve(out, size, err);
+    }
+    *out = (ckd_bytes){g->reserved, (size_t)size};
+    g->reserved = NULL;
+    return CKD_OK;
+}
+
 static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < out->size && status == CKD_OK; at += MPI_PIECE) {
@@ -64,8 +79,12 @@ static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
 
 static ckd_status reserve_all(const mpi_group *g, ckd_bytes *all, ckd_error *err) {
     ckd_status status = CKD_OK;
+    char who[32];
     for (int r = 0; r < g->world && status == CKD_OK; r++) {
-        status = reserve(&all[r], g->sizes[r], err);
+        snprintf(who, sizeof(who), "rank %d", r);
+        status = g->sizes[r] != NO_MEMORY
+                     ? reserve(&all[r], g->sizes[r], err)
+                     : mpi_failed(err, CKD_E_NOMEM, "%s is out of memory for rank 0's answer", who);
     }
     return status;
 }
@@ -81,11 +100,14 @@ static ckd_status receive_all(mpi_group *g, const ckd_bytes *part, ckd_bytes *al
     return status;
 }
 
-/* Without memory on rank 0 nothing is sent. The other ranks learn it from its answer. */
+/* Without memory on some rank nothing is sent. The others learn it from rank 0's answer. */
 static ckd_status gather(void *context, const ckd_bytes *part, ckd_bytes *all, ckd_error *err) {
     mpi_group *g = context;
-    uint64_t size = part->size;
     ckd_status room = CKD_OK;
+    if (g->rank != 0 && !g->reserved) {
+        g->reserved = malloc(ANSWER_RESERVED);
+    }
+    uint64_t size = g->rank == 0 || g->reserved ? part->size : NO_MEMORY;
     ckd_status status =
         mpi_check(MPI_Gather(&size, 1, MPI_UINT64_T, g->sizes, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK && g->rank == 0) {
@@ -108,7 +130,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     ckd_status room = CKD_OK;
     ckd_status status = mpi_check(MPI_Bcast(&size, 1, MPI_UINT64_T, 0, g->comm), err);
     if (status == CKD_OK && g->rank != 0) {
-        room = reserve(data, size, err);
+        room = reserve_answer(g, data, size, err);
     }
     int here = room == CKD_OK, all = 0;
     if (status == CKD_OK) {
@@ -130,6 +152,7 @@ static void leave(void *context) {
     mpi_group *g = context;
     MPI_Comm_free(&g->comm);
     free(g->sizes);
+    free(g->reserved);
     free(g);
 }
 

@@ -362,13 +362,14 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
         ckd_collected replaced = {0};
+        collection how = {.all = a->all, .force = a->force};
+        /* First, as it rolls back what an update that failed left in the catalog. The removals read its rows. */
+        how.keep_tombstones = !store_refresh_usable_catalog(a->store);
         a->checked->more = false;
         a->checked->read = 0;
         status =
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
-            collection how = {.all = a->all, .force = a->force};
-            how.keep_tombstones = !store_refresh_usable_catalog(a->store);
             status = a->checked->more ? CKD_OK : collect(a->out, a->store, &how, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
@@ -477,8 +478,8 @@ ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
     }
     ckd_error why = {0};
     checked_files checked = {0};
-    /* A deletion may have died before the catalog, and its tombstone is about to go. */
-    collection how = {.keep_tombstones = expired && !store_refresh_usable_catalog(store)};
+    /* A deletion may have died before the catalog, and its tombstone is about to go. An update may have failed. */
+    collection how = {.keep_tombstones = !store_refresh_usable_catalog(store)};
     ckd_status status =
         replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;
     checked_files_free(&checked);
