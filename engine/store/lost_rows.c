@@ -2,6 +2,7 @@
 #include "engine/store/lost_rows.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/store/manifests.h"
 #include "engine/store/strays.h"
@@ -31,8 +32,9 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
                                   ckd_error *err) {
     bytes data = {0};
     manifest m = {.checkpoint = *checkpoint};
-    pathname path = lost_file_path(store, checkpoint, end);
-    pathname temporary = path_of(store->path, DIR_DAMAGED, ".tmp-lost");
+    pathname path = lost_file_path(store, checkpoint, end), temporary = path;
+    /* Of this checkpoint alone, as two processes may be here at once. Either writes the same. */
+    snprintf(temporary.text + strlen(path.text), sizeof(temporary.text) - strlen(path.text), ".tmp");
     if (file_exists(path.text) && (!checkpoint->created_ns || is_kept(store, path.text))) {
         return CKD_OK;
     }
