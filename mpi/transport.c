@@ -10,7 +10,7 @@
 
 #include "group.h"
 
-#define TAG 7
+#define TAG       7
 #define NO_MEMORY UINT64_MAX     /* instead of the size of a part: this rank has no memory for the answer */
 enum { ANSWER_RESERVED = 4096 }; /* bytes; the answer to a commit has a few hundred */
 

@@ -143,11 +143,7 @@ static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *
 
 static ckd_status print_json(const arguments *a, const export_plan *p, ckd_store *store, const ckd_load *load,
                              ckd_error *err) {
-    json_t *checkpoint;
-    ckd_status status = cli_json_checkpoint_of(&checkpoint, ckd_load_checkpoint(load), store, err);
-    if (status != CKD_OK) {
-        return status;
-    }
+    json_t *checkpoint = cli_json_checkpoint_of(ckd_load_checkpoint(load), store);
     json_t *files = json_array();
     for (size_t i = 0; i < p->count; i++) {
         const export_file *f = &p->files[i];

@@ -206,15 +206,12 @@ static ckd_status print_result(const arguments *a, const written *w, ckd_store *
                                ckd_error *err) {
     const ckd_checkpoint *from = ckd_load_checkpoint(load);
     if (a->common.json) {
-        json_t *checkpoint;
-        ckd_status status = cli_json_checkpoint_of(&checkpoint, from, store, err);
-        return status != CKD_OK
-                   ? status
-                   : cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I, s:O}", "schema", 1, "checkpoints",
-                                              checkpoint, "out", cli_json_text(a->out), "tensor_count",
-                                              (json_int_t)w->tensors, "bytes", (json_int_t)w->bytes,
-                                              "skipped", a->skipped),
-                                    err);
+        json_t *checkpoint = cli_json_checkpoint_of(from, store);
+        return cli_json_print(json_pack("{s:i, s:[o], s:o, s:I, s:I, s:O}", "schema", 1, "checkpoints",
+                                        checkpoint, "out", cli_json_text(a->out), "tensor_count",
+                                        (json_int_t)w->tensors, "bytes", (json_int_t)w->bytes, "skipped",
+                                        a->skipped),
+                              err);
     }
     if (talks(a)) {
         if (a->blobs.count) {

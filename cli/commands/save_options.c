@@ -394,23 +394,22 @@ static int print_result(const cli_saving *a, const ckd_checkpoint *info, ckd_sto
                  info->run);
     }
     ckd_error err;
-    ckd_checkpoint_list *all;
+    cli_relatives relatives = cli_relatives_find(store);
     json_t *missing = NULL;
     ckd_id before;
-    ckd_status status = ckd_store_list(&all, store, NULL, &err);
-    THEN(status, cli_missing_find(&missing, &before, store, info, inputs, &err));
+    ckd_status status = cli_missing_find(&missing, &before, store, info, inputs, &err);
     if (status == CKD_OK && !a->common.quiet && !was_there) {
-        const ckd_checkpoint *older = cli_by_id(all, &before);
+        const ckd_checkpoint *older = cli_by_id(relatives.all, &before);
         cli_missing_report(missing, cli_ref_text_of(info).text, older ? cli_ref_text_of(older).text : "",
                            a->common.verbose > 0);
     }
     if (status == CKD_OK && a->common.json) {
-        status = cli_json_print(json_saved(info, all, inputs, missing), &err);
+        status = cli_json_print(json_saved(info, relatives.all, inputs, missing), &err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {
-        print_saved(a, info, all, was_there);
+        print_saved(a, info, relatives.all, was_there);
         status = print_errors(info, store, &err);
     }
-    ckd_checkpoint_list_free(all);
+    cli_relatives_free(&relatives);
     json_decref(missing);
     if (status != CKD_OK) {
         (void)cli_fail(&err); /* the checkpoint exists anyway */

@@ -70,12 +70,26 @@ json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *
     return object;
 }
 
-ckd_status cli_json_checkpoint_of(json_t **out, const ckd_checkpoint *c, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint_list *all;
-    ckd_status status = ckd_store_list(&all, store, NULL, err);
-    *out = status == CKD_OK ? cli_json_checkpoint(c, all) : NULL;
-    ckd_checkpoint_list_free(all);
-    return status;
+cli_relatives cli_relatives_find(ckd_store *store) {
+    static const ckd_checkpoint_list none;
+    ckd_checkpoint_list *list;
+    ckd_error err;
+    if (ckd_store_list(&list, store, NULL, &err) != CKD_OK) {
+        cli_note("the store's checkpoints cannot be listed, so parents are not named: %s%s%s", err.message,
+                 err.file[0] ? ": " : "", err.file);
+    }
+    return (cli_relatives){list ? list : &none, list};
+}
+
+void cli_relatives_free(cli_relatives *r) {
+    ckd_checkpoint_list_free(r->list);
+}
+
+json_t *cli_json_checkpoint_of(const ckd_checkpoint *c, ckd_store *store) {
+    cli_relatives relatives = cli_relatives_find(store);
+    json_t *object = cli_json_checkpoint(c, relatives.all);
+    cli_relatives_free(&relatives);
+    return object;
 }
 
 json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all) {

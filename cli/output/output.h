@@ -223,8 +223,18 @@ void cli_json_append(json_t **array, json_t *item);
 
 /* Makes a checkpoint's object. `all` is searched for its relatives. */
 json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
-/* The same, with the store's checkpoints as relatives. *out is NULL on failure. */
-ckd_status cli_json_checkpoint_of(json_t **out, const ckd_checkpoint *c, ckd_store *store, ckd_error *err);
+/*
+ * The checkpoints of a store, among which relatives are searched when something committed is printed. If they cannot be
+ * listed now, a message says so, and `all` is empty: what was done is printed in any case.
+ */
+typedef struct cli_relatives {
+    const ckd_checkpoint_list *all; /* never NULL */
+    ckd_checkpoint_list *list;
+} cli_relatives;
+cli_relatives cli_relatives_find(ckd_store *store);
+void cli_relatives_free(cli_relatives *r);
+/* Makes a checkpoint's object with these relatives. */
+json_t *cli_json_checkpoint_of(const ckd_checkpoint *c, ckd_store *store);
 /* {"schema": 1, "checkpoints": [c]} */
 json_t *cli_json_one_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
 

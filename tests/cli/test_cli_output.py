@@ -1,9 +1,13 @@
-"""Standard output that cannot be written: finished changes count, with exit status 0; commands that only
-print have failed."""
+"""Standard output that cannot be written, or what it would tell cannot be looked up: finished changes count, with exit
+status 0; commands that only print have failed."""
 
+import itertools
+import json
 import os
+import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +54,43 @@ def test_a_save_is_committed(two, out, json):
     done = call(out, "save", two.path, "--run", "a", "--step", 3, *json, two.file(state(1, 3)))
     check_done(done, "a@3 is saved")
     assert [c["step"] for c in two.checkpoints()] == [1, 2, 3]
+
+
+def under_faults(begin):
+    """`begin(n)` starts a command that cannot reach any file from its nth call on. Gives the results that are successes,
+    from the first n without an effect downwards."""
+    if os.environ.get("CKPTDELTA_SAN"):
+        pytest.skip("nothing can be preloaded under a sanitizer")
+    shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
+
+    def result(n):
+        env = dict(os.environ, LD_PRELOAD=str(shim), CAMPAIGN_FAULT=f"EIO+:{n}")
+        return subprocess.run([COMMAND, *map(str, begin())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, timeout=60, env=env)
+    first = next(n for n in itertools.count(16, 16) if (done := result(n)).returncode == DONE and not done.stderr)
+    found = list(itertools.takewhile(lambda done: done.returncode == DONE, (result(n) for n in range(first, 0, -1))))
+    assert any(done.stderr for done in found), "no fault came after the work was done"
+    return found
+
+
+def test_a_save_prints_what_it_knows(two):
+    whole, changed = two.folder / "whole", two.file(state(1, 3))
+    shutil.copytree(two.path, whole)
+
+    def begin():
+        shutil.rmtree(two.path)
+        shutil.copytree(whole, two.path)
+        return ["save", two.path, "--run", "a", "--step", 3, "--json", changed]
+    for done in under_faults(begin):
+        saved, = json.loads(done.stdout)["checkpoints"]
+        assert (saved["run"], saved["step"], saved["tensor_count"]) == ("a", 3, 5)
+
+
+def test_a_load_prints_what_it_knows(two, tmp_path):
+    begin = ["load", two.path, "--json", "--force", "--out", tmp_path / "loaded"]
+    for done in under_faults(lambda: begin):
+        told = json.loads(done.stdout)
+        assert (told["checkpoints"][0]["run"], told["checkpoints"][0]["step"], told["tensor_count"]) == ("a", 2, 5)
 
 
 @pytest.mark.parametrize("out", [FULL, CLOSED, PIPE])
