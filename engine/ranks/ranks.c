@@ -429,7 +429,6 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
  * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a
  * manifest that may be its own cannot be read.
  */
-/* NOT_FOUND: no manifest is of this checkpoint, and all could be read. */
 static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step,
                              ckd_error *err) {
     manifest_list list;
