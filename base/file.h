@@ -184,8 +184,8 @@ uint64_t file_modified_ns(const char *path);
 uint64_t file_bytes(const char *path);
 
 /*
- * The names in a directory without . and .., sorted by bytes. Release with dir_list_free. NOT_FOUND if it does not
- * exist.
+ * The names in a directory without . and .., sorted by bytes, each once. Release with dir_list_free. NOT_FOUND if it does
+ * not exist.
  */
 typedef struct dir_list {
     char **names;

@@ -48,6 +48,19 @@ static bool add_name(dir_list *list, size_t *capacity, const char *name) {
     return list->names[list->count] != NULL && ++list->count > 0;
 }
 
+/* Network file systems may give an entry twice if the directory changes meanwhile. */
+static void drop_repeated(dir_list *list) {
+    size_t kept = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        if (kept && strcmp(list->names[kept - 1], list->names[i]) == 0) {
+            free(list->names[i]);
+        } else {
+            list->names[kept++] = list->names[i];
+        }
+    }
+    list->count = kept;
+}
+
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     *out = (dir_list){0};
     size_t capacity = 0;
@@ -69,6 +82,7 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     if (out->count > 1) {
         qsort(out->names, out->count, sizeof(*out->names), by_name);
     }
+    drop_repeated(out);
     return CKD_OK;
 }
 

@@ -188,9 +188,10 @@ typedef struct ckd_store_options {
     size_t struct_size;
     uint32_t lock_timeout_ms; /* how long to wait for a lock that another process holds; 0: 30000 */
     uint32_t threads;         /* coding and decoding workers; 0: one per core, at most 16 */
-    ckd_message_fn on_message;
+    ckd_message_fn on_message,
+        on_info; /* on_info: what stored policies did; NULL: on_message receives that, too */
     void *message_context;
-    ckd_message_fn on_info; /* deletions and compactions by stored policies; NULL: on_message receives them */
+    int keep_trash; /* opening for writing removes nothing from the trash; for dry runs */
 } ckd_store_options;
 #define CKD_STORE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_store_options) }

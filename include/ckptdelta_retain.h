@@ -82,7 +82,7 @@ typedef struct ckd_collected {
 /*
  * Removes for good the checkpoints in the trash that can no longer be restored. Files that others need remain. Waits
  * until no load or save of any process is in progress, up to the store's lock_timeout_ms. Opening a store for writing
- * does the same if it need not wait. out and options may be NULL. Errors: BUSY, and those of ckd_store_delete.
+ * does the same if it need not wait, unless its options say keep_trash. out and options may be NULL. Errors: BUSY, and those of ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                                      ckd_error *err);

@@ -322,8 +322,9 @@ static ckd_status damage_status(const ckd_compaction *done, ckd_error *err) {
 static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_compaction *done = NULL;
-    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     bool real = !a->compact.dry_run && !a->compact.estimate;
+    a->common.keeps_trash = !real;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     if (status == CKD_OK && real) {
         a->before = sizes_of(store);
     }

@@ -211,10 +211,11 @@ static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *s
     return status;
 }
 
-static ckd_status run(const arguments *a, ckd_error *err) {
+static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_parity_result *result = NULL;
     cli_survivors left = {0};
+    a->common.keeps_trash = a->parity.dry_run;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     THEN(status, make(&result, a, store, err));
     THEN(status, cli_find_survivors(&left, result->found, store, err));

@@ -67,9 +67,10 @@ static ckd_status print_result(const arguments *a, uint64_t count, ckd_error *er
     return CKD_OK;
 }
 
-static ckd_status run(const arguments *a, ckd_error *err) {
+static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     uint64_t count = 0;
+    a->common.keeps_trash = a->options.dry_run;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     THEN(status, ckd_store_rename_run(&count, store, a->from, a->to, &a->options, err));
     if (status == CKD_OK) {

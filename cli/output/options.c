@@ -322,6 +322,7 @@ ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_
     store_options.threads = options->threads;
     store_options.on_message = cli_on_message;
     store_options.message_context = (void *)options;
+    store_options.keep_trash = options->keeps_trash;
     return ckd_store_open(out, options->store, mode, &store_options, err);
 }
 

@@ -323,6 +323,7 @@ typedef struct cli_options {
     int verbose;
     uint32_t threads; /* 0: one per core */
     uint64_t staging; /* bytes; 0: the library's default */
+    bool keeps_trash; /* a dry run opens the store for writing, and yet removes nothing from the trash */
 } cli_options;
 extern const struct argp cli_common_argp;
 /*

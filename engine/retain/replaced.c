@@ -98,6 +98,12 @@ static ckd_status check_newer(bool *intact, checked_files *checked, const ckd_st
     return status;
 }
 
+/* A manifest never replaces itself, whatever a listing says. */
+static bool same_name(const manifest *a, const manifest *b) {
+    return a->checkpoint.generation == b->checkpoint.generation && a->checkpoint.step == b->checkpoint.step &&
+           strcmp(a->checkpoint.run, b->checkpoint.run) == 0;
+}
+
 ckd_status replaced_choose(size_t *count, manifest_set *n, const ckd_store *store, checked_files *checked,
                            ckd_error *err) {
     const manifest_entry *newest = NULL;
@@ -110,7 +116,7 @@ ckd_status replaced_choose(size_t *count, manifest_set *n, const ckd_store *stor
         if (!x->superseded) {
             newest = x;
             exists = i + 1 < n->count && n->items[i + 1].superseded && all_files_exist(store, &x->m);
-        } else if (!x->in_trash && newest && exists && !x->in_use) {
+        } else if (!x->in_trash && newest && exists && !x->in_use && !same_name(&newest->m, &x->m)) {
             if (checked && checked->read >= CHECK_BYTES) {
                 checked->more = true;
             } else {

@@ -238,6 +238,21 @@ def dated(store, at):
     return store
 
 
+@pytest.mark.parametrize("command", [["trash", "--empty", "--dry-run"], ["compact", "--plan"], ["compact", "--dry-run"],
+                                     ["rename", "--dry-run", "a", "b"], ["parity", "--group", "4+1", "--dry-run"], ["prune", "--keep-last", 2, "-n"]])
+def test_dry_runs_leave_the_trash(dated, at, command):
+    """Although the time in it is over, and the next command that writes empties it."""
+    at(SUNDAY, "delete", "a@1", "--undo", "1h", "-q")
+    def files():
+        return [f for f in dated.files() if f.parts[:2] in (("data", "c"), ("data", "m"), ("data", "t"))]
+    before = files()
+    at(SUNDAY + DAY, *command, "-q")
+    assert files() == before
+    counts = json.loads(at(SUNDAY + DAY, "trash", "--empty", "--json").out)
+    assert (counts["checkpoints"], counts["waiting"]) == (1, 0)
+    assert len(files()) < len(before)
+
+
 def kept_at(at, now, *policy):
     plan = json.loads(at(now, "prune", "-n", "--json", *policy).out)
     return {int(d["checkpoint"].split("@")[1]): [w for w in d["kept_as"] if w != "safety"] for d in plan["checkpoints"] if d["kept_as"]}
