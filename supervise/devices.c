@@ -81,7 +81,7 @@ void devices_settle(devices *d, bool follows) {
     const supervise_options *o = d->options;
     uint64_t until = supervise_monotonic() + o->device_wait_s * SECOND;
     holder left;
-    for (bool told = false; !d->absent && o->device_wait_s > 0; told = true) {
+    for (bool reported = false; !d->absent && o->device_wait_s > 0; reported = true) {
         devices now = *d;
         now.before = NULL;
         now.count = 0;
@@ -89,7 +89,7 @@ void devices_settle(devices *d, bool follows) {
         if (waits && late) {
             supervise_say(o, "process %d still holds %s of a device after %" PRIu64 " s; starts anyway",
                           (int)left.pid, left.memory, o->device_wait_s);
-        } else if (waits && !told) {
+        } else if (waits && !reported) {
             supervise_say(o, "waiting for process %d, which has ended, to give back %s of a device",
                           (int)left.pid, left.memory);
         }

@@ -126,7 +126,7 @@ static void set_or_unset(const char *name, const char *value) {
 }
 
 /* The command is started with this environment. */
-static void tell_command(const supervisor *s, const attempt *a) {
+static void announce_command(const supervisor *s, const attempt *a) {
     char step[24], number[24];
     bool from = a->from[0] != '\0';
     snprintf(step, sizeof(step), "%" PRIu64, a->from_step);
@@ -191,7 +191,7 @@ static void pause_for(supervisor *s, double seconds) {
  */
 static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *err) {
     uint64_t until = supervise_monotonic() + (s->options.grace_s + 10) * SECOND;
-    bool told = false;
+    bool reported = false;
     for (pid_t pid; !stop_asked(s) && (pid = process_of_attempt(s->store, a->run, a->number));) {
         if (supervise_monotonic() > until) {
             return supervise_error(err, CKD_E_BUSY,
@@ -200,12 +200,12 @@ static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *
                                    "gone: end that process first",
                                    a->number, a->run, (int)pid);
         }
-        if (!told) {
+        if (!reported) {
             supervise_say(&s->options,
                           "waiting for attempt %" PRIu64 ", which still runs as process %d, to end",
                           a->number, (int)pid);
         }
-        told = true;
+        reported = true;
         pause_for(s, 0.2);
     }
     return CKD_OK;
@@ -326,7 +326,7 @@ static nodes find_nodes(supervisor *s) {
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
-    tell_command(s, a);
+    announce_command(s, a);
     anomalies_begin(&s->anomalies, &s->options, &s->before, &s->seen);
     progress_make(&steps);
     ckd_status status = process_start(&p, &s->options, &s->before, err);
