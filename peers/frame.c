@@ -81,10 +81,10 @@ ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err)
     return receive(kind, body, w, FRAME_MAX, err);
 }
 
-ckd_status frame_receive_hello(bytes *body, wire *w, ckd_error *err) {
+ckd_status frame_receive_hello(bytes *body, wire *w, frame_kind kind, ckd_error *err) {
     frame_kind is;
     ckd_status status = receive(&is, body, w, HELLO_MAX, err);
-    return status == CKD_OK && is != FRAME_HELLO ? err_set(err, CKD_E_INVALID, "no greeting") : status;
+    return status == CKD_OK && is != kind ? err_set(err, CKD_E_INVALID, "no greeting") : status;
 }
 
 ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err) {

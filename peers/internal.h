@@ -54,16 +54,37 @@ void wire_close(wire *w); /* accepts NULL */
 typedef void (*wire_fault_fn)(void *context, void *data, size_t size);
 void wire_set_fault(wire_fault_fn fault, void *context);
 
+/* ---- secret.c ---- */
+
+enum { SECRET_NONCE = 32, SECRET_PROOF = 32 /* bytes */ };
+
+typedef enum greeting_side { CONNECTS, LISTENS } greeting_side;
+/* What both sides of a connection know after the first two messages, by greeting_side. */
+typedef struct greeting {
+    const char *names[2]; /* of the nodes, as the list has them */
+    uint8_t nonces[2][SECRET_NONCE];
+} greeting;
+
+/* Must have succeeded before the others are called. UNSUPPORTED: there is no libcrypto here. */
+ckd_status secret_usable(ckd_error *err);
+/* Makes the proof that this side has the secret. Errors: NOMEM. */
+ckd_status secret_prove(uint8_t out[SECRET_PROOF], const peer_secret *secret, const greeting *g,
+                        greeting_side side, ckd_error *err);
+/* READ_ONLY: it is not the proof of that side. Errors: NOMEM. */
+ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *secret, const greeting *g,
+                        greeting_side side, ckd_error *err);
+
 /* ---- frame.c ---- */
 
-#define PEER_PROTOCOL 2
+#define PEER_PROTOCOL 3
 #define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
 #define FRAME_MAX     (PEER_PIECE + 4096)
 #define HELLO_MAX     1024u
 #define ANSWER_MAX    (64u << 20)
 
 typedef enum frame_kind {
-    FRAME_HELLO = 1, /* u32 protocol, name, secret */
+    FRAME_HELLO = 1, /* name, nonce; answered with a nonce and the proof that this node has the secret */
+    FRAME_PROOF,     /* that whoever connects has it, too; answered */
     FRAME_PING,
     FRAME_PUT,    /* set, blob, u64 size, hash; answered, then the pieces, then answered again */
     FRAME_FETCH,  /* set, blob; answered with size and hash, then the pieces, then an answer */
@@ -77,8 +98,8 @@ typedef enum frame_kind {
 ckd_status frame_send(wire *w, frame_kind kind, const void *body, size_t size, ckd_error *err);
 /* Clears the body first. Errors: CORRUPT (head or body do not have their hashes), INVALID (no frame of ours), UNSUPPORTED. */
 ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err);
-/* From somebody who has not shown the secret: INVALID if it is anything but a greeting of at most HELLO_MAX bytes. */
-ckd_status frame_receive_hello(bytes *body, wire *w, ckd_error *err);
+/* From somebody who has not proved the secret: INVALID if it is of another kind or has more than HELLO_MAX bytes. */
+ckd_status frame_receive_hello(bytes *body, wire *w, frame_kind kind, ckd_error *err);
 /* As frame_receive, but another kind is INVALID. */
 ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err);
 /* why: of a failure. body: NULL: none; at most ANSWER_MAX. */
@@ -156,7 +177,7 @@ typedef struct peer {
     atomic_uint losses;
 } peer;
 
-/* Connects and shows the secret. */
+/* Connects. Each side proves that it has the secret. */
 ckd_status peer_connect(wire **out, peer_node *node, size_t host, const wire_limits *limits, ckd_error *err);
 
 /* ---- serve.c ---- */
@@ -177,7 +198,7 @@ struct peer_node {
     pthread_t acceptor;
     bool accepting;
     atomic_uint_fast64_t hurried_ns; /* 0: nobody hurries */
-    uint32_t connections, strangers; /* strangers: have not shown the secret yet */
+    uint32_t connections, strangers; /* strangers: have not proved the secret yet */
 };
 
 #endif

@@ -142,6 +142,7 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     if (status == CKD_OK && !node->peers) {
         status = err_nomem(err, options->hosts->count * sizeof(*node->peers), "the other nodes");
     }
+    THEN(status, secret_usable(err));
     THEN(status, wire_net_open(&node->net, err));
     THEN(status, blobs_open(&node->held, options->folder, options->budget_bytes, err));
     THEN(status, serve_begin(node, err));

@@ -10,18 +10,37 @@
 
 /* ---- connections ---- */
 
-static ckd_status say_hello(wire *w, const peer_node *node, ckd_error *err) {
-    bytes hello = {.size = 0}, answer = {.size = 0};
+/* Sends a message of the greeting, and takes the answer, which must be as long. */
+static ckd_status greet(wire *w, frame_kind kind, const bytes *message, bytes *out, size_t size,
+                        ckd_error *err) {
     bool answered;
-    bytes_put_u32(&hello, PEER_PROTOCOL);
-    bytes_put_string(&hello, node->options.hosts->items[node->options.hosts->self].name);
-    bytes_put_u32(&hello, (uint32_t)node->options.secret->size);
-    bytes_put(&hello, node->options.secret->data, node->options.secret->size);
-    ckd_status status = hello.failed ? err_nomem(err, hello.size, "a message")
-                                     : frame_send(w, FRAME_HELLO, hello.data, hello.size, err);
-    THEN(status, frame_take_answer(&answer, &answered, w, err));
-    if (status == CKD_OK && !peer_secret_equal(node->options.secret, answer.data, answer.size)) {
-        status = err_set(err, CKD_E_READ_ONLY, "it does not have the secret of the agents");
+    ckd_status status = message->failed ? err_nomem(err, message->size, "a message")
+                                        : frame_send(w, kind, message->data, message->size, err);
+    THEN(status, frame_take_answer(out, &answered, w, err));
+    return status == CKD_OK && out->size != size
+               ? err_set(err, CKD_E_INVALID, "a greeting that has no meaning")
+               : status;
+}
+
+/* The other side proves the secret first: this node says nothing to whoever only listens at its port. */
+static ckd_status say_hello(wire *w, const peer_node *node, const char *to, ckd_error *err) {
+    const peer_secret *secret = node->options.secret;
+    const char *own = node->options.hosts->items[node->options.hosts->self].name;
+    greeting g = {.names = {[CONNECTS] = own, [LISTENS] = to}};
+    bytes hello = {.size = 0}, answer = {.size = 0};
+    uint8_t proof[SECRET_PROOF];
+    ckd_status status = random_bytes(g.nonces[CONNECTS], SECRET_NONCE, err);
+    bytes_put_string(&hello, own);
+    bytes_put(&hello, g.nonces[CONNECTS], SECRET_NONCE);
+    THEN(status, greet(w, FRAME_HELLO, &hello, &answer, SECRET_NONCE + SECRET_PROOF, err));
+    if (status == CKD_OK) {
+        memcpy(g.nonces[LISTENS], answer.data, SECRET_NONCE);
+        status = secret_check(answer.data + SECRET_NONCE, secret, &g, LISTENS, err);
+    }
+    THEN(status, secret_prove(proof, secret, &g, CONNECTS, err));
+    if (status == CKD_OK) {
+        bytes own_proof = {proof, sizeof(proof), sizeof(proof), false};
+        status = greet(w, FRAME_PROOF, &own_proof, &answer, 0, err);
     }
     bytes_free(&hello);
     bytes_free(&answer);
@@ -33,7 +52,7 @@ ckd_status peer_connect(wire **out, peer_node *node, size_t host, const wire_lim
     ckd_error why;
     wire *w = NULL;
     ckd_status status = wire_connect(&w, node->net, to, limits, &why);
-    THEN(status, say_hello(w, node, &why));
+    THEN(status, say_hello(w, node, to->name, &why));
     if (status != CKD_OK) {
         wire_close(w);
         return err_set(err, status, "node %s: %.600s", to->name, why.message);

@@ -59,8 +59,6 @@ typedef struct peer_secret {
 } peer_secret;
 /* Reads a file that only its owner may read. Errors: NOT_FOUND, READ_ONLY (others may read it), INVALID (its size), IO. */
 ckd_status peer_secret_read(peer_secret *out, const char *path, ckd_error *err);
-/* Takes the same time wherever the two differ. */
-bool peer_secret_equal(const peer_secret *a, const void *data, size_t size);
 
 /* ---- blobs.c: what this node keeps for others ---- */
 typedef struct blob_entry {
@@ -105,7 +103,7 @@ typedef struct peer_options {
 typedef struct peer_node peer_node;
 /*
  * Listens at this node's address and begins to look for the others. Errors: UNSUPPORTED (no UCX in this build or on this
- * machine; the message says what to install), INVALID, IO (the address is in use), NOMEM.
+ * machine, or no libcrypto; the message says what to install), INVALID, IO (the address is in use), NOMEM.
  */
 ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err);
 /* Breaks off copies that are being sent; other calls go on. */
@@ -123,7 +121,7 @@ void peer_node_await_first_look(peer_node *node);
 
 /*
  * Calls on one peer. One at a time is under way to each peer, others wait. Errors of all: IO (it cannot be reached or has
- * gone), BUSY (no sign of life for silence_ms), READ_ONLY (it does not accept the secret), CORRUPT (bytes have changed on
+ * gone), BUSY (no sign of life for silence_ms), READ_ONLY (it has another secret), CORRUPT (bytes have changed on
  * their way, or where they were kept), UNSUPPORTED (another version), CANCELLED, NOMEM.
  */
 typedef struct peer_copy {

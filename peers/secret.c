@@ -1,6 +1,11 @@
-/* Who may connect: whoever has the secret. It travels as it is, so the network must be trusted. */
-#include "peers/peers.h"
+/*
+ * Who may connect: whoever has the secret. Neither side sends it. Each proves that it has it by HMAC-SHA-256 over what
+ * both have chosen at random and the names of both, so nothing that was overheard is of use in another connection. What
+ * follows is not encrypted. libcrypto does the arithmetic, and is opened when it is needed.
+ */
+#include "peers/internal.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,11 +41,66 @@ ckd_status peer_secret_read(peer_secret *out, const char *path, ckd_error *err) 
     return status;
 }
 
-bool peer_secret_equal(const peer_secret *a, const void *data, size_t size) {
-    const uint8_t *b = data;
-    unsigned different = a->size != size;
-    for (size_t i = 0; i < a->size; i++) {
-        different |= (unsigned)(a->data[i] ^ (size ? b[i % size] : 0));
+/* ---- libcrypto ---- */
+
+/* These two are the same in OpenSSL 1.1 and 3. */
+static struct {
+    const void *(*sha256)(void);
+    unsigned char *(*hmac)(const void *digest, const void *key, int key_size, const unsigned char *data,
+                           size_t size, unsigned char *out, unsigned *out_size);
+} crypto;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool found;
+
+static void find_crypto(void) {
+    void *library = dlopen("libcrypto.so.3", RTLD_NOW | RTLD_LOCAL);
+    library = library ? library : dlopen("libcrypto.so.1.1", RTLD_NOW | RTLD_LOCAL);
+    if (library) {
+        *(void **)(void *)&crypto.sha256 = dlsym(library, "EVP_sha256");
+        *(void **)(void *)&crypto.hmac = dlsym(library, "HMAC");
+        found = crypto.sha256 && crypto.hmac;
     }
-    return a->size > 0 && !different;
+}
+
+ckd_status secret_usable(ckd_error *err) {
+    (void)pthread_once(&once, find_crypto);
+    return found ? CKD_OK
+                 : err_set(err, CKD_E_UNSUPPORTED,
+                           "agents of several nodes need libcrypto of OpenSSL 3 or 1.1, and there is none "
+                           "here: install it (Debian: libssl3)");
+}
+
+/* ---- proofs ---- */
+
+ckd_status secret_prove(uint8_t out[SECRET_PROOF], const peer_secret *secret, const greeting *g,
+                        greeting_side side, ckd_error *err) {
+    bytes about = {.size = 0};
+    bytes_put_string(&about, side == CONNECTS ? "ckptdelta agent: connects" : "ckptdelta agent: listens");
+    for (int i = 0; i < 2; i++) {
+        bytes_put_string(&about, g->names[i]);
+        bytes_put(&about, g->nonces[i], SECRET_NONCE);
+    }
+    unsigned size = SECRET_PROOF;
+    bool made = !about.failed && crypto.hmac(crypto.sha256(), secret->data, (int)secret->size, about.data,
+                                             about.size, out, &size) != NULL;
+    ckd_status status = made ? CKD_OK : err_nomem(err, about.size, "a proof of the agents' secret");
+    bytes_free(&about);
+    return status;
+}
+
+ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *secret, const greeting *g,
+                        greeting_side side, ckd_error *err) {
+    uint8_t expected[SECRET_PROOF];
+    ckd_status status = secret_prove(expected, secret, g, side, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    unsigned different = 0;
+    for (size_t i = 0; i < SECRET_PROOF; i++) { /* takes the same time wherever the two differ */
+        different |= (unsigned)(expected[i] ^ proof[i]);
+    }
+    return different ? err_set(err, CKD_E_READ_ONLY,
+                               "it does not have the secret of the agents, or another list of nodes: all "
+                               "agents need the same ones")
+                     : CKD_OK;
 }

@@ -8,7 +8,7 @@
 #include "base/threads.h"
 
 #define CONNECTIONS_MAX 1024
-#define STRANGERS_MAX   64 /* of them, who have not shown the secret */
+#define STRANGERS_MAX   64 /* of them, who have not proved the secret */
 #define HELLO_MS        5000
 #define PIECE_MS        300000 /* senders may be throttled */
 #define LINGER_MS       1000
@@ -186,32 +186,47 @@ static bool take_request(served *s, frame_kind kind) {
 
 /* ---- the connection ---- */
 
-static ckd_status check_hello(const served *s, ckd_error *err) {
-    char name[PEER_NAME_MAX + 1];
+/* Takes the greeting, and answers with the proof of this node. `name` is that of who connects. */
+static ckd_status take_hello(greeting *g, char name[PEER_NAME_MAX + 1], served *s, ckd_error *err) {
+    uint8_t own[SECRET_NONCE + SECRET_PROOF];
+    const bytes proof = {own, sizeof(own), sizeof(own), false};
+    const peer_hosts *hosts = s->node->options.hosts;
     reader r = reader_of(s->body.data, s->body.size);
-    uint32_t protocol = reader_u32(&r);
-    reader_string(&r, name, sizeof(name));
-    uint32_t size = reader_u32(&r);
-    const void *secret = size <= PEER_SECRET_MAX ? reader_take(&r, size) : NULL;
-    if (r.failed || !secret || protocol != PEER_PROTOCOL) {
-        return err_set(err, CKD_E_INVALID, "a greeting that has no meaning");
+    reader_string(&r, name, PEER_NAME_MAX + 1);
+    const void *nonce = reader_take(&r, SECRET_NONCE);
+    ckd_status status =
+        r.failed || !nonce ? err_set(err, CKD_E_INVALID, "a greeting that has no meaning") : CKD_OK;
+    if (status == CKD_OK) {
+        *g = (greeting){.names = {[CONNECTS] = name, [LISTENS] = hosts->items[hosts->self].name}};
+        memcpy(g->nonces[CONNECTS], nonce, SECRET_NONCE);
+        status = random_bytes(g->nonces[LISTENS], SECRET_NONCE, err);
     }
-    return peer_secret_equal(s->node->options.secret, secret, size)
-               ? CKD_OK
-               : err_set(err, CKD_E_READ_ONLY, "it does not accept the secret: all agents need the same one");
+    THEN(status, secret_prove(own + SECRET_NONCE, s->node->options.secret, g, LISTENS, err));
+    if (status == CKD_OK) {
+        memcpy(own, g->nonces[LISTENS], SECRET_NONCE);
+    }
+    return answer(s, status, err, &proof) ? status : CKD_E_IO;
 }
 
-static bool take_hello(served *s) {
+static ckd_status take_proof(const greeting *g, served *s, ckd_error *err) {
+    ckd_status status = s->body.size == SECRET_PROOF
+                            ? secret_check(s->body.data, s->node->options.secret, g, CONNECTS, err)
+                            : err_set(err, CKD_E_INVALID, "a greeting that has no meaning");
+    return answer(s, status, err, NULL) ? status : CKD_E_IO;
+}
+
+/* Until then nothing is read that is long, and no request. */
+static bool is_no_stranger(served *s) {
     ckd_error why;
+    greeting g;
+    char name[PEER_NAME_MAX + 1];
     wire_limits limits = limits_of(s->node, HELLO_MS);
-    const peer_secret *secret = s->node->options.secret;
     wire_set_limits(s->wire, &limits);
-    if (frame_receive_hello(&s->body, s->wire, &why) != CKD_OK) {
-        return false;
-    }
-    ckd_status status = check_hello(s, &why);
-    bytes own = {(uint8_t *)(uintptr_t)secret->data, secret->size, secret->size, false};
-    return answer(s, status, &why, &own) && status == CKD_OK;
+    ckd_status status = frame_receive_hello(&s->body, s->wire, FRAME_HELLO, &why);
+    THEN(status, take_hello(&g, name, s, &why));
+    THEN(status, frame_receive_hello(&s->body, s->wire, FRAME_PROOF, &why));
+    THEN(status, take_proof(&g, s, &why));
+    return status == CKD_OK;
 }
 
 /* The last answer must arrive before the connection ends. */
@@ -225,7 +240,7 @@ static void linger(served *s) {
 static void *serve_main(void *context) {
     served *s = context;
     peer_node *node = s->node;
-    bool goes_on = take_hello(s), stranger = !goes_on;
+    bool goes_on = is_no_stranger(s), stranger = !goes_on;
     pthread_mutex_lock(&node->mutex);
     node->strangers -= !stranger;
     pthread_mutex_unlock(&node->mutex);

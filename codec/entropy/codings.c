@@ -247,7 +247,7 @@ ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from
     case CODING_LZ4_PLANES:
         return encode_lz4(c, level, data, size, result, err);
     case CODING_SYMBOLS:
-    case CODING_ARRAY_COUNT:
+    case CODING_LATTICE:
     case CODING_GRADIENT:
         break;
     }
@@ -334,7 +334,7 @@ ckd_status coder_decode(coder *c, coding id, const coder_target *target, const v
     case CODING_SYMBOLS:
         return symbols_decode(c->symbols, &(symbols_output){width, raw / width, to, target->context}, from,
                               stored, err);
-    case CODING_ARRAY_COUNT:
+    case CODING_LATTICE:
     case CODING_GRADIENT:
     default:
         return err_unsupported(err, NULL, CKD_NO_OFFSET,

@@ -1,4 +1,7 @@
-/* Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. */
+/*
+ * Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. An exact chain
+ * ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

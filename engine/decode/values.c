@@ -9,7 +9,7 @@
 #include "base/vocabulary.h"
 #include "codec/common/common.h"
 
-/* Decodes one block that another block needs. */
+/* Decodes a block: one that was asked for, or one that another builds on. */
 static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
 ckd_status decoder_init(decoder *d, view_cache *views, columns_cache *columns, ckd_error *err) {

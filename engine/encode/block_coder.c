@@ -333,7 +333,7 @@ static uint64_t lossy_rank(const block_job *job) {
     return job->output.tile->plan.lattice.factor ? job->output.tile->plan.lattice.own.rank : 0;
 }
 
-/* A duplicate is planned on its own only if its chain may need a materialized copy. */
+/* The load cost of the block on its own. That of a duplicate is known only if it was planned so. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols =

@@ -1,3 +1,4 @@
+/* The ranks of a group as files in data/r: entering, finding each other, leaving, and removing what dead ranks left. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * Deleting and restoring only make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"). Other
- * checkpoints may build on a deleted one. Their manifests name the files that they need, and these stay.
+ * Deleting and restoring make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"), and complete
+ * manifests of early versions. No chunk file goes. Other checkpoints may build on a deleted one. Their manifests name the files that they need, and these stay.
  */
 #include <stdlib.h>
 

@@ -33,7 +33,10 @@ static int by_file(const void *a, const void *b) {
     return order ? order : (int)y->stays - (int)x->stays;
 }
 
-/* Whether it is a deleted checkpoint that nobody can restore any more, nor needs to be written. */
+/*
+ * Whether it is a deleted checkpoint whose grace period is over, which no living writer reads (in_use) and on which no
+ * incomplete manifest depends (is_protected).
+ */
 static bool has_ended(const manifest_entry *x, uint64_t now) {
     return x->in_trash && !x->in_use && !x->is_protected && x->tombstone.until_ns <= now;
 }
@@ -70,7 +73,7 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
 
 /*
  * Chooses deleted checkpoints whose grace period has ended, or with `all` any. It spares those whose files a living
- * writer may read, and those that are held.
+ * writer may read, and those on which an incomplete manifest depends (is_protected).
  */
 static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();

@@ -1,3 +1,4 @@
+/* Loads some blocks that a device coded, before they are committed. */
 #include "engine/save/self_check.h"
 
 #include "engine/save/save.h"

@@ -122,6 +122,7 @@ static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
     }
 }
 
+/* A tile whose chain is light enough keeps its parent; its blocks may still be stored on their own. */
 static void choose_parent(tile_parent *p, ckd_save *save, const load_budget *budget, const lossy_tile *t,
                           const tensor_context *context) {
     *p = (tile_parent){.view = save->sources.parent, .tensor = context->parent};

@@ -1,6 +1,7 @@
 /*
  * Chooses the catalog that a handle uses: the file, or, if the file is unusable, one in memory made from the manifests.
- * Nothing depends on the file: a writer continues without it and tries it again the next time.
+ * No load or commit depends on the file: a writer continues without it and tries it again the next time. Only recovery
+ * asks it for more than the manifests tell: whether a dead writer had committed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -296,7 +297,7 @@ static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) 
 ckd_status store_query(ckd_store *store, store_query_fn query, void *context, ckd_error *err) {
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = CKD_E_CORRUPT;
+    ckd_status status = CKD_E_CORRUPT; /* not asked yet: a catalog in memory catches up first */
     drop_replaced_file(store);
     if (!store->catalog) {
         /* the new file was not compared with the manifests, and a writer cannot repair it here */

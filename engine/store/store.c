@@ -20,8 +20,8 @@ ckd_status store_make_directories(const char *root, ckd_error *err) {
 }
 
 /*
- * A folder that is a link leads to files outside the store: recovery would remove everything there that no manifest
- * names. The path of the store itself may contain links.
+ * A folder that is a link leads to files outside the store, which recovery and collections might remove. The path of
+ * the store itself may contain links.
  */
 static ckd_status check_folders(const ckd_store *store, ckd_error *err) {
     static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,

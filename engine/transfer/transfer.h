@@ -6,6 +6,7 @@
  *   existing_parts.c parts that the destination has already
  *   fetch.c          transfer_fetch_file brings chunk files, one by one, into data/x of the destination
  *   damage.c         damage in files with records of several checkpoints
+ *   destination_repair.c  replaces damaged or missing files of checkpoints that the destination has
  *   transfer.c       commit gives files their names and publishes manifests, for a few checkpoints at a time
  *
  * A checkpoint is copied with all records that a load of it reads, and needs no other checkpoint. While files are on

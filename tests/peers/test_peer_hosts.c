@@ -1,4 +1,4 @@
-/* Lists of nodes, partners, and the file with the secret. */
+/* Lists of nodes, partners, the file with the secret, and proofs of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "peers/peers.h"
+#include "peers/internal.h"
 #include "tests/support/tempdir.h"
 
 static void write_text(char path[600], const char *folder, const char *text) {
@@ -155,15 +155,56 @@ static void test_secrets(void **state) {
     assert_non_null(strstr(err.message, "chmod 600"));
     chmod(path, 0600);
     assert_int_equal(peer_secret_read(&s, path, &err), CKD_OK);
-    assert_true(peer_secret_equal(&s, "0123456789abcdef", 16));
-    assert_false(peer_secret_equal(&s, "0123456789abcdeF", 16));
-    assert_false(peer_secret_equal(&s, "0123456789abcdef0", 17));
-    assert_false(peer_secret_equal(&s, "0123456789abcde", 15));
-    assert_false(peer_secret_equal(&s, "", 0));
+    assert_int_equal(s.size, 16);
+    assert_memory_equal(s.data, "0123456789abcdef", 16);
     write_text(path, *state, "too short\n");
     assert_int_equal(peer_secret_read(&s, path, &err), CKD_E_INVALID);
-    assert_false(peer_secret_equal(&s, "", 0));
+    assert_int_equal(s.size, 0);
     assert_int_equal(peer_secret_read(&s, "/nowhere/secret", &err), CKD_E_NOT_FOUND);
+}
+
+/* The proof is HMAC-SHA-256, here computed by another implementation, and one of another connection is of no use. */
+static void test_proofs(void **state) {
+    (void)state;
+    static const uint8_t known[SECRET_PROOF] = {
+        0xcb, 0x5e, 0xa3, 0x85, 0x30, 0xac, 0xd7, 0xac, 0xf9, 0x95, 0x96, 0xd5, 0x64, 0x6d, 0x8e, 0x67,
+        0x53, 0x57, 0x2a, 0x16, 0x80, 0x4c, 0xed, 0x7b, 0xdf, 0x2e, 0xd2, 0x65, 0x67, 0x44, 0xe1, 0xf1};
+    const peer_secret s = {.data = "0123456789abcdef", .size = 16};
+    const peer_secret others[] = {{.data = "0123456789abcdeF", .size = 16},
+                                  {.data = "0123456789abcdef0", .size = 17},
+                                  {.data = "0123456789abcde", .size = 15}};
+    greeting g = {.names = {[CONNECTS] = "n1:7070", [LISTENS] = "n2:7070"}};
+    uint8_t proof[SECRET_PROOF];
+    ckd_error err;
+    if (secret_usable(&err) != CKD_OK) {
+        print_message("%s\n", err.message);
+        skip();
+    }
+    for (uint8_t i = 0; i < SECRET_NONCE; i++) {
+        g.nonces[CONNECTS][i] = i;
+        g.nonces[LISTENS][i] = (uint8_t)(100 + i);
+    }
+    assert_int_equal(secret_prove(proof, &s, &g, LISTENS, &err), CKD_OK);
+    assert_memory_equal(proof, known, sizeof(known));
+    assert_int_equal(secret_check(known, &s, &g, LISTENS, &err), CKD_OK);
+    assert_int_equal(secret_check(known, &s, &g, CONNECTS, &err), CKD_E_READ_ONLY);
+    assert_non_null(strstr(err.message, "secret"));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        assert_int_equal(secret_check(known, &others[i], &g, LISTENS, &err), CKD_E_READ_ONLY);
+    }
+    for (size_t i = 0; i < SECRET_PROOF; i++) {
+        proof[i] ^= 0x10;
+        assert_int_equal(secret_check(proof, &s, &g, LISTENS, &err), CKD_E_READ_ONLY);
+        proof[i] ^= 0x10;
+    }
+    for (int side = CONNECTS; side <= LISTENS; side++) {
+        greeting other = g;
+        other.nonces[side][SECRET_NONCE - 1] ^= 1;
+        assert_int_equal(secret_check(known, &s, &other, LISTENS, &err), CKD_E_READ_ONLY);
+        other = g;
+        other.names[side] = "n3:7070";
+        assert_int_equal(secret_check(known, &s, &other, LISTENS, &err), CKD_E_READ_ONLY);
+    }
 }
 
 int main(void) {
@@ -171,6 +212,7 @@ int main(void) {
         tempdir_test(test_lists),        tempdir_test(test_lists_with_mistakes),
         cmocka_unit_test(test_partners), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_domains),  tempdir_test(test_secrets),
+        cmocka_unit_test(test_proofs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -584,6 +584,41 @@ static void test_another_secret(void **state) {
     peer_node_end(stranger);
 }
 
+/* Sends a greeting as node1, and then what node2 has answered as this side's proof. Returns what node2 says to that. */
+static ckd_status send_back_the_proof(wire *w, ckd_error *err) {
+    bytes hello = {.size = 0}, answer = {.size = 0};
+    bool answered;
+    uint8_t nonce[SECRET_NONCE] = {1};
+    bytes_put_string(&hello, hosts.items[1].name);
+    bytes_put(&hello, nonce, sizeof(nonce));
+    must(frame_send(w, FRAME_HELLO, hello.data, hello.size, err), err);
+    must(frame_take_answer(&answer, &answered, w, err), err);
+    assert_int_equal(answer.size, SECRET_NONCE + SECRET_PROOF);
+    must(frame_send(w, FRAME_PROOF, answer.data + SECRET_NONCE, SECRET_PROOF, err), err);
+    ckd_status status = frame_take_answer(&answer, &answered, w, err);
+    assert_true(answered);
+    bytes_free(&hello);
+    bytes_free(&answer);
+    return status;
+}
+
+/* Who connects without the secret may not ask for anything, although it has a proof: that of the node that listens. */
+static void test_a_proof_that_is_sent_back(void **state) {
+    (void)state;
+    wire *w;
+    wire_limits limits = {SILENCE_MS, -1, NULL, NULL};
+    bytes body = {.size = 0};
+    frame_kind kind;
+    ckd_error err;
+    must(wire_connect(&w, node->net, &hosts.items[2], &limits, &err), &err);
+    assert_int_equal(send_back_the_proof(w, &err), CKD_E_READ_ONLY);
+    assert_non_null(strstr(err.message, "secret"));
+    (void)frame_send(w, FRAME_LIST, "", 0, &err);
+    assert_int_not_equal(frame_receive(&kind, &body, w, &err), CKD_OK);
+    wire_close(w);
+    bytes_free(&body);
+}
+
 /* A status that does not exist, or says that this node ends, is an error of the peer. */
 static void test_odd_statuses(void **state) {
     (void)state;
@@ -702,6 +737,7 @@ int main(int argc, char **argv) {
         WITH_NODES(test_bits_that_flip_in_a_sent_copy),
         WITH_NODES(test_bits_that_flip_in_a_kept_copy),
         WITH_NODES(test_another_secret),
+        WITH_NODES(test_a_proof_that_is_sent_back),
         WITH_NODES(test_odd_statuses),
         WITH_NODES(test_noise),
     };
