@@ -328,7 +328,7 @@ static int add_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
     return rc;
 }
 
-ckd_status tables_renew(catalog *c, ckd_error *err) {
+ckd_status tables_recreate(catalog *c, ckd_error *err) {
     identity have;
     sqlite3 *reference = NULL;
     ckd_status status = catalog_run(c, S_BEGIN_WRITE, err);

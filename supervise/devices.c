@@ -49,7 +49,7 @@ static bool is_left(const devices *d, const holder *h) {
     return !is_listed(d, h->pid) && !process_lives(h->pid);
 }
 
-static void note(devices *d, pid_t pid) {
+static void record(devices *d, pid_t pid) {
     pid_t *grown = realloc(d->before, (d->count + 1) * sizeof(*grown));
     if (grown) {
         d->before = grown;
@@ -68,7 +68,7 @@ static bool look(holder *left, devices *noted, const devices *d) {
     for (char *line; rest && (line = strsep(&rest, "\n"));) {
         holder found;
         if (read_holder(&found, line)) {
-            note(noted, found.pid);
+            record(noted, found.pid);
             *left = is_left(d, &found) ? found : *left;
         }
     }

@@ -421,7 +421,7 @@ static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
 }
 
 /* Whether a suspect checkpoint was seen before the attempt ended or only then makes no difference. */
-static void note_anomaly(supervisor *s, attempt *a) {
+static void record_anomaly(supervisor *s, attempt *a) {
     anomalies_finish(&s->anomalies, stop_helpers, s);
     snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
     snprintf(a->alarm, sizeof(a->alarm), "%s", s->anomalies.alarm);
@@ -441,7 +441,7 @@ static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err)
     bool older = false;
     await_agent(s);
     take_stock(s, a, &s->seen, &older);
-    note_anomaly(s, a);
+    record_anomaly(s, a);
     n->history = s->history.items;
     n->count = s->history.count;
     nodes_blame(n, a);
@@ -476,7 +476,7 @@ static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     if (!s->stopped_by) {
         THEN(status, add_attempt(s, err));
         if (status == CKD_OK) {
-            nodes_note(last_attempt(s), &n);
+            nodes_record(last_attempt(s), &n);
         }
         THEN(status, run_command(s, last_attempt(s), err));
         s->started_here += status == CKD_OK;

@@ -158,10 +158,10 @@ bool budget_wants_materialized(const load_budget *b, const load_cost *chain, con
         return false;
     }
     /* The remaining blocks can get copies too, and then cost at least a base load. */
-    load_cost all_ready = sum(&b->materialized, chain, &b->rest_base);
+    load_cost all_materialized = sum(&b->materialized, chain, &b->rest_base);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
     return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||
-           !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
+           !within(&all_materialized, &all_base, NEWEST_MARGIN * b->newest_limit);
 }
 
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized,
