@@ -47,9 +47,9 @@ void compact_close_views(compaction *c);
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
 /*
- * Nanoseconds to decode the block without what it builds on, as engine/decode/decode.h counts them. The work of a lossy block depends
- * on its factors, that of an exact delta on the number of its changes. Neither is known here: the average of the chain
- * is used.
+ * Nanoseconds to decode the block without what it builds on, as engine/decode/decode.h counts them. The work of a lossy
+ * block depends on its factors, that of an exact delta on the number of its changes. Neither is known here: the average
+ * of the chain is used.
  */
 double compact_own_work(const record *r);
 /* Does the block build on a victim? */

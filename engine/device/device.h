@@ -344,8 +344,7 @@ ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to,
 typedef struct device_delta {
     uint64_t first, count; /* elements of the reader; set by the caller */
     hash128 before;        /* content hash of the parent's values; set by the caller */
-    device_stream
-        *stream; /* dropped: set by the caller, too, or because another kind of stream may be better */
+    device_stream *stream; /* also dropped by the caller, or because another kind of stream may be better */
     bool parent_on_device; /* the parent's values are on the device */
     const uint8_t *now, *previous;
     uint8_t *memory, *residual, *contexts; /* memory: for `previous` */

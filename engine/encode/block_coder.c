@@ -205,9 +205,10 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
 }
 
 /*
- * The base load against which a step is measured when it is loaded without its checkpoint: the bases of all three tensors of its
- * parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment has one, so its
- * own is added twice, once for the weight. A first moment that is coded by its gradient has none: only its own counts.
+ * The base load against which a step is measured when it is loaded without its checkpoint: the bases of all three
+ * tensors of its parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment
+ * has one, so its own is added twice, once for the weight. A first moment that is coded by its gradient has none: only
+ * its own counts.
  */
 static load_cost block_step_base(const block_job *job) {
     double times = job->analysis.step.by_gradient || job->analysis.step.two_inputs ? 1 : 2;

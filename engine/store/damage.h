@@ -85,7 +85,7 @@ typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
     const dependency_info
-        *dependency_infos; /* to name the checkpoints that need damaged records; may be empty */
+        *dependency_infos; /* name the checkpoints that need damaged records; may be empty */
     size_t dependency_info_count;
     bytes *payload;   /* scratch */
     const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
