@@ -126,7 +126,7 @@ static void set_or_unset(const char *name, const char *value) {
 }
 
 /* The command is started with this environment. */
-static void announce_command(const supervisor *s, const attempt *a) {
+static void set_environment(const supervisor *s, const attempt *a) {
     char step[24], number[24];
     bool from = a->from[0] != '\0';
     snprintf(step, sizeof(step), "%" PRIu64, a->from_step);
@@ -326,7 +326,7 @@ static nodes find_nodes(supervisor *s) {
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
-    announce_command(s, a);
+    set_environment(s, a);
     anomalies_begin(&s->anomalies, &s->options, &s->before, &s->seen);
     progress_make(&steps);
     ckd_status status = process_start(&p, &s->options, &s->before, err);

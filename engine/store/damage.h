@@ -84,8 +84,8 @@ ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_erro
 typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
-    const dependency_info
-        *dependency_infos; /* name the checkpoints that need damaged records; may be empty */
+    /* Name the checkpoints that need damaged records; may be empty. */
+    const dependency_info *dependency_infos;
     size_t dependency_info_count;
     bytes *payload;   /* scratch */
     const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
