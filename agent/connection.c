@@ -143,10 +143,10 @@ static ckd_status agree_on_copies(connection *c, ckd_error *err) {
         return err_from(err, status, &all);
     }
     pthread_mutex_lock(&a->mutex);
-    bool tells = a->tier && !a->ranks_told;
-    a->ranks_told |= tells;
+    bool reports = a->tier && !a->ranks_reported;
+    a->ranks_reported |= reports;
     pthread_mutex_unlock(&a->mutex);
-    if (tells) {
+    if (reports) {
         agent_say(a, "run '%s' saves to the store alone, its states are not copied to other nodes: %s",
                   c->holding->shown.run, all.message);
     }

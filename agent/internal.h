@@ -110,7 +110,7 @@ typedef struct agent {
     uint32_t drains;     /* in progress */
     uint64_t last_drain; /* its number */
     tier *tier;          /* NULL: no other nodes */
-    bool ranks_told;     /* that sessions of ranks are not copied, as some agent knows no other nodes */
+    bool ranks_reported; /* that sessions of ranks are not copied, as some agent knows no other nodes */
 } agent;
 
 typedef struct connection {

@@ -131,10 +131,10 @@ static bool may_make_room(tier *t) {
         return true;
     }
     pthread_mutex_lock(&t->mutex);
-    bool told = t->tight;
+    bool was_tight = t->tight;
     t->tight = true;
     pthread_mutex_unlock(&t->mutex);
-    if (!told) {
+    if (!was_tight) {
         agent_say(t->agent,
                   "another node has no room for two states of this one beside each other, so that all states "
                   "go to the store, too: start the agents with a larger --copies-budget");
@@ -182,7 +182,7 @@ static void choose_partners(tier *t) {
 }
 
 /* Says once that copies are missing, and once that they are there again. */
-static void tell(tier *t, uint32_t replicated) {
+static void report(tier *t, uint32_t replicated) {
     uint32_t wanted = t->agent->options.replicate;
     pthread_mutex_lock(&t->mutex);
     bool was = t->poor, any = t->version > 1;
@@ -256,7 +256,7 @@ static bool do_round(tier *t) {
             replicated += bring_into_line(t, i, version);
         }
     }
-    tell(t, replicated);
+    report(t, replicated);
     if (replicated == partners) {
         remove_surplus(t);
     }

@@ -134,7 +134,7 @@ ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error
 /* Creates the tables of a blank file, unless another process did so meanwhile. */
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
 /* Upgrades a catalog of version 5. */
-ckd_status tables_renew(catalog *c, ckd_error *err);
+ckd_status tables_upgrade(catalog *c, ckd_error *err);
 /* Gives a reader of an older catalog empty temporary tables in place of those that the file lacks. */
 ckd_status tables_stand_in(catalog *c, ckd_error *err);
 /* Drops them if another process has upgraded the file since. */

@@ -160,7 +160,7 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
         THEN(status, tables_verify(&blank, c, store, err));
     }
     if (status == CKD_OK && c->lacks_tables && mode != CATALOG_READ) {
-        status = tables_renew(c, err);
+        status = tables_upgrade(c, err);
         THEN(status, tables_verify(&blank, c, store, err));
     } else if (status == CKD_OK && c->lacks_tables) {
         status = tables_stand_in(c, err);

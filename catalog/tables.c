@@ -328,7 +328,7 @@ static int add_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
     return rc;
 }
 
-ckd_status tables_renew(catalog *c, ckd_error *err) {
+ckd_status tables_upgrade(catalog *c, ckd_error *err) {
     identity have;
     sqlite3 *reference = NULL;
     ckd_status status = catalog_run(c, S_BEGIN_WRITE, err);
@@ -342,7 +342,7 @@ ckd_status tables_renew(catalog *c, ckd_error *err) {
         (void)sqlite3_close(reference);
     }
     if (rc != SQLITE_OK) {
-        status = catalog_fail(c, rc, "renew the catalog", err);
+        status = catalog_fail(c, rc, "upgrade the catalog", err);
     }
     if (status == CKD_OK) {
         return catalog_commit(c, err);

@@ -38,7 +38,7 @@ static bool pause_for(const peer_node *node, uint32_t ms) {
     return !stops;
 }
 
-static void tell(peer *p, bool alive, const char *why) {
+static void report(peer *p, bool alive, const char *why) {
     peer_node *node = p->node;
     bool was = atomic_load(&p->alive), first = !atomic_load(&p->looked);
     if (was && !alive) {
@@ -64,7 +64,7 @@ static void keep_looking(peer *p, wire *w, ckd_error *err) {
         status = frame_send(w, FRAME_PING, NULL, 0, err);
         THEN(status, frame_take_answer(&answer, &answered, w, err));
         if (status == CKD_OK) {
-            tell(p, true, "");
+            report(p, true, "");
         }
         if (!pause_for(p->node, p->node->options.silence_ms / BEATS)) {
             err_set(err, CKD_E_CANCELLED, "the agent is ending");
@@ -85,7 +85,7 @@ static void *peer_main(void *context) {
         }
         wire_close(w);
         if (why.status != CKD_E_CANCELLED) {
-            tell(p, false, why.message);
+            report(p, false, why.message);
         }
     } while (pause_for(p->node, p->node->options.silence_ms / BEATS));
     return NULL;

@@ -48,7 +48,7 @@ static bool add(anomalies *a, const anomaly *found) {
     return true;
 }
 
-static void tell(anomalies *a, const ckd_checkpoint *c) {
+static void report(anomalies *a, const ckd_checkpoint *c) {
     char ref[SUPERVISE_REF_MAX];
     if (!add(a, &(anomaly){.id = c->id, .step = c->step})) {
         return; /* the next look finds it again */
@@ -63,7 +63,7 @@ static void tell(anomalies *a, const ckd_checkpoint *c) {
 void anomalies_look(anomalies *a, const candidates *now) {
     for (size_t i = a->known ? now->count : 0; i-- > 0;) { /* the oldest first */
         if (now->items[i].suspect && !is_known(a, &now->items[i].id)) {
-            tell(a, &now->items[i]);
+            report(a, &now->items[i]);
         }
     }
 }
@@ -91,7 +91,7 @@ static const char *describe(ckd_alarm alarm) {
     return NULL;
 }
 
-static bool was_told(const anomalies *a, ckd_alarm alarm, uint64_t step) {
+static bool was_reported(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     for (size_t i = a->count; i-- > 0;) {
         if (a->found[i].alarm == alarm && a->found[i].step == step) {
             return true;
@@ -107,7 +107,7 @@ static bool counts_more(const anomalies *a, ckd_alarm alarm, uint64_t step) {
 
 static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm alarm, uint64_t step) {
     char text[SUPERVISE_TEXT_MAX], who[32] = "";
-    if (was_told(a, alarm, step) || !add(a, &(anomaly){.step = step, .alarm = alarm})) {
+    if (was_reported(a, alarm, step) || !add(a, &(anomaly){.step = step, .alarm = alarm})) {
         return;
     }
     if (slot->rank < CKD_PROGRESS_NO_RANK) {

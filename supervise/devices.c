@@ -49,7 +49,7 @@ static bool is_left(const devices *d, const holder *h) {
     return !is_listed(d, h->pid) && !process_lives(h->pid);
 }
 
-static void note(devices *d, pid_t pid) {
+static void record(devices *d, pid_t pid) {
     pid_t *grown = realloc(d->before, (d->count + 1) * sizeof(*grown));
     if (grown) {
         d->before = grown;
@@ -68,7 +68,7 @@ static bool look(holder *left, devices *noted, const devices *d) {
     for (char *line; rest && (line = strsep(&rest, "\n"));) {
         holder found;
         if (read_holder(&found, line)) {
-            note(noted, found.pid);
+            record(noted, found.pid);
             *left = is_left(d, &found) ? found : *left;
         }
     }
@@ -81,7 +81,7 @@ void devices_settle(devices *d, bool follows) {
     const supervise_options *o = d->options;
     uint64_t until = supervise_monotonic() + o->device_wait_s * SECOND;
     holder left;
-    for (bool told = false; !d->absent && o->device_wait_s > 0; told = true) {
+    for (bool reported = false; !d->absent && o->device_wait_s > 0; reported = true) {
         devices now = *d;
         now.before = NULL;
         now.count = 0;
@@ -89,7 +89,7 @@ void devices_settle(devices *d, bool follows) {
         if (waits && late) {
             supervise_say(o, "process %d still holds %s of a device after %" PRIu64 " s; starts anyway",
                           (int)left.pid, left.memory, o->device_wait_s);
-        } else if (waits && !told) {
+        } else if (waits && !reported) {
             supervise_say(o, "waiting for process %d, which has ended, to give back %s of a device",
                           (int)left.pid, left.memory);
         }

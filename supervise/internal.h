@@ -352,7 +352,7 @@ typedef struct nodes {
 /* Finds the hosts of the next attempt and checks them. Bad ones are excluded, or that is proposed. */
 void nodes_prepare(nodes *n);
 /* The lists become those of the attempt. */
-void nodes_note(attempt *a, const nodes *n);
+void nodes_record(attempt *a, const nodes *n);
 /* After the attempt, the last one of the history. */
 void nodes_blame(nodes *n, attempt *a);
 void nodes_free(nodes *n);

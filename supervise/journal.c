@@ -51,7 +51,7 @@ static pid_t living_supervisor(const supervise_options *options) {
 
 static ckd_status take_lock(journal *j, const supervise_options *options, ckd_error *err) {
     uint64_t until = supervise_monotonic() + (options->grace_s + 10) * SECOND;
-    for (bool told = false;; told = true) {
+    for (bool reported = false;; reported = true) {
         struct flock lock = lock_of(options->run);
         if (fcntl(j->fd, F_OFD_SETLK, &lock) == 0) {
             return CKD_OK;
@@ -68,7 +68,7 @@ static ckd_status take_lock(journal *j, const supervise_options *options, ckd_er
             return supervise_error(err, CKD_E_BUSY, "%s is already supervised, from another machine",
                                    options->run);
         }
-        if (!told && options->on_message) {
+        if (!reported && options->on_message) {
             options->on_message(options->message_context,
                                 "waiting for the previous supervisor's command to end");
         }

@@ -98,7 +98,7 @@ static bool may_wait(const ckd_progress_slot *slots, const bool *gone, size_t co
 }
 
 /* A pause that ended by itself was none. The first steps are no measure for later ones. */
-static void note_silence(liveness *l, const ckd_progress_slot *before, double silent_s) {
+static void record_silence(liveness *l, const ckd_progress_slot *before, double silent_s) {
     if (before->phase != CKD_PROGRESS_TRAINING || before->timed >= FIRST_STEPS + FEWEST) {
         l->longest_s[before->phase] = greater(l->longest_s[before->phase], silent_s);
     }
@@ -121,7 +121,7 @@ bool liveness_look(liveness *l, ckd_progress_slot *slots, const bool *gone, size
         if (!is_watched(&slots[i], gone[i]) || before->pid != slots[i].pid) {
             l->silent_s[i] = 0;
         } else if (!is_same(before, &slots[i])) {
-            note_silence(l, before, l->silent_s[i]);
+            record_silence(l, before, l->silent_s[i]);
             l->silent_s[i] = 0;
         } else if (slots[i].phase != CKD_PROGRESS_TRAINING || !may_wait(slots, gone, count, i)) {
             l->silent_s[i] += passed_s;

@@ -199,7 +199,7 @@ void nodes_prepare(nodes *n) {
 /* ------------------------------------------------------------------------------------------------------ the attempt */
 
 /* So many names of so great length that a line of the journal would be too long are not known. */
-static void note_list(char **to, const host_list *list) {
+static void record_list(char **to, const host_list *list) {
     free(*to);
     *to = list->count > 0 ? hosts_joined(list, ' ') : NULL;
     if (*to && strlen(*to) > NOTED_MAX) {
@@ -208,18 +208,18 @@ static void note_list(char **to, const host_list *list) {
     }
 }
 
-void nodes_note(attempt *a, const nodes *n) {
-    note_list(&a->hosts, &n->hosts);
-    note_list(&a->bad_hosts, &n->bad);
-    note_list(&a->excluded, &n->excluded);
+void nodes_record(attempt *a, const nodes *n) {
+    record_list(&a->hosts, &n->hosts);
+    record_list(&a->bad_hosts, &n->bad);
+    record_list(&a->excluded, &n->excluded);
 }
 
 void nodes_blame(nodes *n, attempt *a) {
     char host[SUPERVISE_NAME_MAX];
     if (decide_bad_host(host, n->history, n->count) && !hosts_have(&n->bad, host)) {
         take_out(n, host, "the only one common to the last attempts, which made no newer checkpoint");
-        note_list(&a->bad_hosts, &n->bad);
-        note_list(&a->excluded, &n->excluded);
+        record_list(&a->bad_hosts, &n->bad);
+        record_list(&a->excluded, &n->excluded);
     }
 }
 

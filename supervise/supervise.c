@@ -126,7 +126,7 @@ static void set_or_unset(const char *name, const char *value) {
 }
 
 /* The command is started with this environment. */
-static void tell_command(const supervisor *s, const attempt *a) {
+static void set_environment(const supervisor *s, const attempt *a) {
     char step[24], number[24];
     bool from = a->from[0] != '\0';
     snprintf(step, sizeof(step), "%" PRIu64, a->from_step);
@@ -191,7 +191,7 @@ static void pause_for(supervisor *s, double seconds) {
  */
 static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *err) {
     uint64_t until = supervise_monotonic() + (s->options.grace_s + 10) * SECOND;
-    bool told = false;
+    bool reported = false;
     for (pid_t pid; !stop_asked(s) && (pid = process_of_attempt(s->store, a->run, a->number));) {
         if (supervise_monotonic() > until) {
             return supervise_error(err, CKD_E_BUSY,
@@ -200,12 +200,12 @@ static ckd_status wait_for_leftover(supervisor *s, const attempt *a, ckd_error *
                                    "gone: end that process first",
                                    a->number, a->run, (int)pid);
         }
-        if (!told) {
+        if (!reported) {
             supervise_say(&s->options,
                           "waiting for attempt %" PRIu64 ", which still runs as process %d, to end",
                           a->number, (int)pid);
         }
-        told = true;
+        reported = true;
         pause_for(s, 0.2);
     }
     return CKD_OK;
@@ -326,7 +326,7 @@ static nodes find_nodes(supervisor *s) {
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
-    tell_command(s, a);
+    set_environment(s, a);
     anomalies_begin(&s->anomalies, &s->options, &s->before, &s->seen);
     progress_make(&steps);
     ckd_status status = process_start(&p, &s->options, &s->before, err);
@@ -421,7 +421,7 @@ static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
 }
 
 /* Whether a suspect checkpoint was seen before the attempt ended or only then makes no difference. */
-static void note_anomaly(supervisor *s, attempt *a) {
+static void record_anomaly(supervisor *s, attempt *a) {
     anomalies_finish(&s->anomalies, stop_helpers, s);
     snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
     snprintf(a->alarm, sizeof(a->alarm), "%s", s->anomalies.alarm);
@@ -441,7 +441,7 @@ static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err)
     bool older = false;
     await_agent(s);
     take_stock(s, a, &s->seen, &older);
-    note_anomaly(s, a);
+    record_anomaly(s, a);
     n->history = s->history.items;
     n->count = s->history.count;
     nodes_blame(n, a);
@@ -476,7 +476,7 @@ static ckd_status one_attempt(supervisor *s, decision *d, ckd_error *err) {
     if (!s->stopped_by) {
         THEN(status, add_attempt(s, err));
         if (status == CKD_OK) {
-            nodes_note(last_attempt(s), &n);
+            nodes_record(last_attempt(s), &n);
         }
         THEN(status, run_command(s, last_attempt(s), err));
         s->started_here += status == CKD_OK;

@@ -73,7 +73,7 @@ typedef struct arguments {
     uint64_t interval_s, lag_s, lag_count;
     bool once, exec_stops, lag_given, lag_by_time;
     cli_progress progress;
-    bool told_lag;
+    bool lag_reported;
 } arguments;
 
 /* ---- arguments ---- */
@@ -237,13 +237,13 @@ static bool is_behind(const arguments *a, ckd_store *store, const ckd_checkpoint
 }
 
 /* Warns when the folder falls behind, once until it has caught up. */
-static bool tell_lag(arguments *a, ckd_store *store, const ckd_checkpoint *here) {
+static bool report_lag(arguments *a, ckd_store *store, const ckd_checkpoint *here) {
     bool behind = is_behind(a, store, here);
-    if (behind && !a->told_lag) {
+    if (behind && !a->lag_reported) {
         cli_note("%s is behind: %s is not the newest checkpoint, for longer than --max-lag allows",
                  a->follow.into, cli_ref_text_of(here).text);
     }
-    a->told_lag = behind;
+    a->lag_reported = behind;
     return behind;
 }
 
@@ -330,7 +330,7 @@ static int follow_once(arguments *a, ckd_store *store, ckd_follow *f) {
     if (r.applied && !run_exec(a, &r.checkpoint)) {
         return stop_of_exec();
     }
-    bool behind = tell_lag(a, store, &r.checkpoint);
+    bool behind = report_lag(a, store, &r.checkpoint);
     return r.passed_over ? CLI_CORRUPT : behind ? CLI_FAILED : CLI_DONE;
 }
 
@@ -368,13 +368,13 @@ static int follow_on(arguments *a, ckd_store *store, ckd_follow *f) {
         if (status != CKD_OK) {
             nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
         }
-        tell_lag(a, store, &r.checkpoint);
+        report_lag(a, store, &r.checkpoint);
     }
 }
 
 /* A store that does not exist yet is waited for. */
 static ckd_status open_store(ckd_store **out, const arguments *a, ckd_error *err) {
-    bool told = false;
+    bool reported = false;
     for (;;) {
         ckd_status status = cli_open_store(out, &a->common, CKD_OPEN_READ, err);
         if (status != CKD_E_NOT_FOUND || a->once) {
@@ -383,9 +383,9 @@ static ckd_status open_store(ckd_store **out, const arguments *a, ckd_error *err
         if (cli_interrupted()) {
             return cli_error(err, CKD_E_CANCELLED, "waiting was cancelled");
         }
-        if (!told) {
+        if (!reported) {
             cli_note("%s is no store yet; waiting for it", a->common.store);
-            told = true;
+            reported = true;
         }
         nanosleep(&(struct timespec){.tv_sec = (time_t)(a->interval_s ? a->interval_s : 2)}, NULL);
     }

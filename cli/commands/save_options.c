@@ -313,7 +313,7 @@ static ckd_status resolve_tag(cli_ref *ref, ckd_store *store, ckd_error *err) {
 }
 
 /* Sets the ancestors given by name. `latest` of another run is resolved here, once. */
-static ckd_status set_lineage(cli_saving *a, ckd_store *store, ckd_error *err) {
+static ckd_status set_ancestors(cli_saving *a, ckd_store *store, ckd_error *err) {
     ckd_status resolved = resolve_tag(&a->parent, store, err);
     THEN(resolved, resolve_tag(&a->resumed_from, store, err));
     if (resolved != CKD_OK) {
@@ -431,7 +431,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     cli_interrupt_catch();
     ckd_checkpoint before = {0}, info = {0};
     bool existed = ckd_store_find(&before, store, a->save.run, a->save.step, NULL) == CKD_OK;
-    ckd_status status = set_lineage(a, store, &err);
+    ckd_status status = set_ancestors(a, store, &err);
     THEN(status, save_all(&info, store, a, inputs, &err));
     if (status == CKD_OK) {
         cli_committed("%s is saved", cli_ref_text_of(&info).text);

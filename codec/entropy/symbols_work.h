@@ -164,7 +164,7 @@ struct symbols_workspace {
     } states;
 };
 
-/* ---- dense streams: behave as the public functions (symbols_plan.c, symbols_encode.c, symbols_decode.c) ---- */
+/* ---- dense streams: behave as the public functions (symbols_dense_plan.c, symbols_encode.c, symbols_decode.c) ---- */
 
 /* Fills the slot, and the groups of contexts found. Returns the expected size in bytes. n >= 1. */
 size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups, symbols_mode mode,

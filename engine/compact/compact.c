@@ -89,7 +89,7 @@ static ckd_status find_remaining(compacting *x, ckd_error *err) {
 
 /* ---- the order of work ---- */
 
-#define LINEAGE_ROUNDS 256
+#define LEVEL_ROUNDS 256
 
 typedef struct level {
     manifest_entry *n;
@@ -102,7 +102,7 @@ static int by_level(const void *a, const void *b) {
     return order ? order : (x->place > y->place) - (x->place < y->place);
 }
 
-/* Checkpoints are made after what they build on, so one round in this order is mostly enough. */
+/* Checkpoints are made after what they build on, so one round in this order is usually enough. */
 static int by_creation(const void *a, const void *b) {
     const level *x = a, *y = b;
     uint64_t before = x->n->m.checkpoint.created_ns, after = y->n->m.checkpoint.created_ns;
@@ -138,7 +138,7 @@ static ckd_status sort_by_level(manifest_entry **order, size_t count, manifest_s
         all[i].n->order_index = i;
     }
     bool changed = true;
-    for (int rounds = 0; changed && rounds < LINEAGE_ROUNDS; rounds++) {
+    for (int rounds = 0; changed && rounds < LEVEL_ROUNDS; rounds++) {
         changed = false;
         for (size_t i = 0; i < count; i++) {
             const manifest *m = &all[i].n->m;
@@ -149,7 +149,7 @@ static ckd_status sort_by_level(manifest_entry **order, size_t count, manifest_s
         }
     }
     qsort(all, count, sizeof(*all), by_level);
-    for (size_t i = 0; i < count && !changed; i++) { /* otherwise they form a cycle */
+    for (size_t i = 0; i < count && !changed; i++) { /* still changing: they form a cycle */
         order[i] = all[i].n;
     }
     free(all);
@@ -433,15 +433,15 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
         repeat = writes && x->out->count > before + x->out->left;
     }
     /*
-     * Merging has the limit once more, for itself. The rewrites release the files, but only a merge frees them if a
-     * single record in each is still read. If the rewrites left it nothing, such files would become more with each save.
+     * Merging has the same limit for itself. Rewrites release files; but if a single record of a file is still read,
+     * only a merge frees the file. If rewrites could use up the limit of merges, such files would accumulate.
      */
     x->over = compact_limit_reached(&x->c);
     x->c.spent = 0;
     return status == CKD_OK ? gather(x, err) : status;
 }
 
-/* Deletes what the policy lets go. */
+/* Deletes the checkpoints that the policy does not keep. */
 static ckd_status prune(compacting *x, ckd_error *err) {
     const ckd_compact_options *o = &x->c.options;
     if ((!o->policy && !o->stored_policies) || o->dry_run || o->estimate) {

@@ -54,7 +54,7 @@ typedef struct load_table {
 /* Scratch memory of one worker. */
 typedef struct compact_worker {
     block_job job;
-    bytes values, before, now_floats, before_floats, q, at, bits, standalone, delta, check;
+    bytes values, base_values, now_floats, base_floats, q, at, bits, standalone, delta, check;
     lattice_work lattice;
 } compact_worker;
 
@@ -118,7 +118,7 @@ typedef struct rewrite_plan {
      */
     const view *view;
     const manifest *published; /* the manifest in force; owned by the view cache */
-    ckd_id *ancestors;         /* ancestors that stay, nearest first, up to compact_max_lineage */
+    ckd_id *ancestors;         /* ancestors that stay, nearest first, up to compact_max_ancestors */
     size_t ancestor_count;
     block_rewrite *rewrites; /* by block of the view */
     unsigned why;            /* reasons to rewrite (CKD_COMPACT_*); 0: nothing to do */
@@ -135,7 +135,7 @@ ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *
                                 ckd_error *err);
 void rewrite_plan_free(rewrite_plan *p);
 /* How many ancestors are tried as a block's new base. */
-static inline size_t compact_max_lineage(const compaction *c) {
+static inline size_t compact_max_ancestors(const compaction *c) {
     return 4 * (size_t)c->options.max_depth + 64;
 }
 /* Computes the load of block i, which is copied, from the current loads of the blocks that it builds on. */

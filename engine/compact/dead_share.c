@@ -31,16 +31,16 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
 }
 
 /*
- * The dead bytes that the last compaction of the run left. The catalog keeps it, as each save may be a process of its own. If it is
- * lost, one compaction is wasted.
+ * The dead bytes that the last compaction of the run left. The catalog keeps them, as each save may be a process of its
+ * own. If they are lost, one compaction is wasted.
  */
 typedef struct left_over {
     /*
-     * Dead bytes that would take more when recoded, or that are damaged. The next compaction waits until there are
-     * more.
+     * Dead bytes that are damaged, or whose readers would need more bytes when recoded. The next compaction waits until
+     * there are more.
      */
     uint64_t dead;
-    bool told; /* the user knows that they are more than the policy allows */
+    bool reported; /* the user knows that they are more than the policy allows */
 } left_over;
 
 static void key_of(char out[CATALOG_META], const char *run) {
@@ -54,12 +54,12 @@ typedef struct dead_query {
 
 static ckd_status query_dead(void *context, catalog *c, ckd_error *err) {
     dead_query *q = context;
-    char key[CATALOG_META], text[CATALOG_META], told[8];
+    char key[CATALOG_META], text[CATALOG_META], reported[8];
     key_of(key, q->run);
     ckd_status status = catalog_meta(text, c, key, err);
-    int fields = status == CKD_OK ? sscanf(text, "%" SCNu64 " %7s", &q->out.dead, told) : 0;
+    int fields = status == CKD_OK ? sscanf(text, "%" SCNu64 " %7s", &q->out.dead, reported) : 0;
     q->out.dead = fields >= 1 ? q->out.dead : 0;
-    q->out.told = fields == 2;
+    q->out.reported = fields == 2;
     return status;
 }
 
@@ -71,7 +71,7 @@ static void record_left(ckd_store *store, const char *run, const left_over *left
         return;
     }
     key_of(key, run);
-    snprintf(text, sizeof(text), "%" PRIu64 "%s", left->dead, left->told ? " told" : "");
+    snprintf(text, sizeof(text), "%" PRIu64 "%s", left->dead, left->reported ? " told" : "");
     pthread_mutex_lock(&store->mutex);
     if (store_refresh_catalog_locked(store, NULL) == CKD_OK) {
         (void)store_record_meta(store, key, text, NULL);
@@ -106,7 +106,7 @@ static void report_excess(left_over *now, ckd_store *store, const char *run, con
     double allowed = (double)o->after.bytes * o->percent / 100;
     bool above = (double)o->after.dead > allowed;
     bool stuck = above && (!o->over || (double)o->after.dead + allowed / 4 > (double)o->before.dead);
-    if (stuck && !now->told) {
+    if (stuck && !now->reported) {
         store_message(
             store,
             "the policy of %s leaves %.0f%% of its chunk files to deleted checkpoints, more than %u%%: %s",
@@ -114,7 +114,7 @@ static void report_excess(left_over *now, ckd_store *store, const char *run, con
             o->over ? "there is more to rewrite than a save may, so run ckptdelta compact"
                     : "checkpoints that stay build on them, and would take more space on their own");
     }
-    now->told = stuck || (above && now->told);
+    now->reported = stuck || (above && now->reported);
 }
 
 static void report_result(ckd_store *store, const ckd_compaction *c, const char *run, uint64_t freed) {

@@ -47,9 +47,9 @@ void compact_close_views(compaction *c);
 ckd_status compact_upgrade_early(compaction *c, ckd_error *err);
 
 /*
- * Nanoseconds to decode the block alone, as engine/decode/decode.h counts them. The work of a lossy block depends
- * on its factors, that of an exact delta on the number of its changes. Neither is known here: the average of the chain
- * is used.
+ * Nanoseconds to decode the block without what it builds on, as engine/decode/decode.h counts them. The work of a lossy
+ * block depends on its factors, that of an exact delta on the number of its changes. Neither is known here: the average
+ * of the chain is used.
  */
 double compact_own_work(const record *r);
 /* Does the block build on a victim? */
@@ -115,9 +115,6 @@ void compact_worker_free(compact_worker *w);
  */
 ckd_status compact_recode_block(compact_item *item, compaction *c, const rewrite_plan *p, compact_worker *w,
                                 ckd_error *err);
-/* Is a delta of `delta` bytes worth its load? alone: bytes of the block coded standalone. */
-bool compact_delta_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
-                        uint64_t alone);
 
 /* ---- lattice.c ---- */
 /* A block's values as integers on a lattice: standalone, and as differences to other values. */
@@ -127,7 +124,7 @@ typedef struct lattice_try {
     symbols_grid grid;
     bool small;                               /* code as small as possible, and take the time */
     const void *values;                       /* in `dtype` */
-    const void *before;                       /* NULL: there is nothing to take differences to */
+    const void *base_values;                  /* NULL: there is nothing to take differences to */
     bool standalone_possible, delta_possible; /* payloads in w->standalone and w->delta decode to `values` */
 } lattice_try;
 ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err);

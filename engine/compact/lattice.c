@@ -86,22 +86,22 @@ static void add_stray(strays *s, uint64_t i) {
 /* A block's values, and the lattice on which they lie. */
 typedef struct lattice_floats {
     const float *now;
-    const float *before; /* NULL: zeros */
-    int spacing;         /* exponent */
+    const float *base_values; /* NULL: zeros */
+    int spacing;              /* exponent */
 } lattice_floats;
 
-/* q: integers of the values, minus those of `before`. Returns false if too many values are off the lattice. */
+/* q: integers of the values, minus those of `base_values`. Returns false if too many values are off the lattice. */
 static bool integers(int32_t *q, strays *s, const lattice_try *t, const lattice_floats *f) {
-    const float *now = f->now, *before = f->before;
+    const float *now = f->now, *base_values = f->base_values;
     int spacing = f->spacing;
     uint64_t count = 0;
     float per_unit = ldexpf(1, -spacing);
     for (uint64_t i = 0; i < t->count; i++) {
-        int32_t old = before ? scalar_units(before[i] * per_unit) : 0;
+        int32_t old = base_values ? scalar_units(base_values[i] * per_unit) : 0;
         bool on_lattice = units_of(&q[i], now[i], spacing, per_unit);
         q[i] = on_lattice ? q[i] - old : 0;
-        /* For a zero difference a decoder returns the bits of `before`, which may be off the lattice. */
-        if (!on_lattice || (before && q[i] == 0 && scalar_bits(before[i]) != scalar_bits(now[i]))) {
+        /* For a zero difference a decoder returns the bits of `base_values`, which may be off the lattice. */
+        if (!on_lattice || (base_values && q[i] == 0 && scalar_bits(base_values[i]) != scalar_bits(now[i]))) {
             q[i] = 0;
             add_stray(s, i);
             count++;
@@ -120,8 +120,8 @@ static ckd_status check(bool *good, const lattice_try *t, const bytes *payload, 
     if (!to) {
         return CKD_E_NOMEM;
     }
-    if (t->before && payload == &w->delta) {
-        memcpy(to, t->before, raw);
+    if (t->base_values && payload == &w->delta) {
+        memcpy(to, t->base_values, raw);
     }
     const lattice_target target = {to, t->dtype, payload == &w->delta};
     ckd_error why = {0};
@@ -187,9 +187,9 @@ ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = encode(&t->standalone_possible, &w->standalone, t, &f, w, err);
-    if (status != CKD_OK || !t->before) {
+    if (status != CKD_OK || !t->base_values) {
         return status;
     }
-    f.before = floats_of(&w->before_floats, t->before, t, k, err);
-    return f.before ? encode(&t->delta_possible, &w->delta, t, &f, w, err) : CKD_E_NOMEM;
+    f.base_values = floats_of(&w->base_floats, t->base_values, t, k, err);
+    return f.base_values ? encode(&t->delta_possible, &w->delta, t, &f, w, err) : CKD_E_NOMEM;
 }

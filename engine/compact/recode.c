@@ -4,13 +4,7 @@
 #include "engine/encode/encode.h"
 #include "engine/compact/internal.h"
 
-/*
- * A delta must save these shares of the standalone size, and of the bytes that it adds to its load, as in a save
- * (decode/cost.c).
- */
-#define MIN_SAVING          0.03
-#define MIN_SAVING_PER_LOAD 0.015
-#define ARCHIVE_LEVEL       19
+#define ARCHIVE_LEVEL 19 /* of zstd */
 
 ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err) {
     *w = (compact_worker){.values = {0}};
@@ -21,8 +15,8 @@ ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err)
 }
 
 void compact_worker_free(compact_worker *w) {
-    bytes *const all[] = {&w->values, &w->before, &w->now_floats, &w->before_floats, &w->q,
-                          &w->at,     &w->bits,   &w->standalone, &w->delta,         &w->check};
+    bytes *const all[] = {&w->values, &w->base_values, &w->now_floats, &w->base_floats, &w->q,
+                          &w->at,     &w->bits,        &w->standalone, &w->delta,       &w->check};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }
@@ -30,10 +24,10 @@ void compact_worker_free(compact_worker *w) {
     block_job_free(&w->job);
 }
 
-bool compact_delta_pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta,
-                        uint64_t alone) {
-    double saving = (double)alone - (double)delta, added = chain->stored - (double)alone;
-    return saving >= MIN_SAVING * (double)alone && saving >= MIN_SAVING_PER_LOAD * added &&
+/* Is a delta worth its load? As in a save, but the bytes of its chain are its only bound. */
+static bool pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta_size,
+                 uint64_t standalone_size) {
+    return delta_pays(chain, delta_size, standalone_size) &&
            chain->stored <= c->options.max_load_cost * base->stored;
 }
 
@@ -68,11 +62,11 @@ static ckd_status set_payload(compact_item *item, coding c, const void *payload,
     return item->payload.failed ? err_nomem(err, size, "a payload") : CKD_OK;
 }
 
-/* alone_ns: nanoseconds to decode the block alone. */
-static void set_load(compact_item *item, const block_load *new_base, double alone_ns) {
+/* own_ns: nanoseconds to decode the block without what it builds on. */
+static void set_load(compact_item *item, const block_load *new_base, double own_ns) {
     item->to.depth = new_base ? new_base->depth + 1 : 0;
     item->to.chain_stored = item->to.stored_size + (uint64_t)(new_base ? new_base->chain.stored : 0);
-    item->to.chain_work = (uint64_t)(alone_ns + (new_base ? new_base->chain.work : 0));
+    item->to.chain_work = (uint64_t)(own_ns + (new_base ? new_base->chain.work : 0));
 }
 
 static double work_of(const record *r, uint64_t symbols) {
@@ -95,7 +89,7 @@ typedef struct recoding {
  * Reads the values to take differences to; *content is their hash. *out = NULL if there are none or they cannot be
  * read: the block is coded standalone then.
  */
-static ckd_status read_before(const void **out, hash128 *content, const recoding *x, ckd_error *err) {
+static ckd_status read_base(const void **out, hash128 *content, const recoding *x, ckd_error *err) {
     const block_rewrite *f = x->f;
     compact_worker *w = x->w;
     const record *r = x->item->from;
@@ -103,7 +97,7 @@ static ckd_status read_before(const void **out, hash128 *content, const recoding
     if (!f->new_base) {
         return CKD_OK;
     }
-    void *to = bytes_scratch(&w->before, r->raw_size + 1, "coding scratch", err);
+    void *to = bytes_scratch(&w->base_values, r->raw_size + 1, "coding scratch", err);
     const view_source from = {f->new_base, f->new_base_tensor, {r->region, r->first, r->count}, NULL};
     if (!to) {
         return CKD_E_NOMEM;
@@ -129,10 +123,10 @@ static ckd_status code_on_lattice(bool *done, const recoding *x, const lattice_t
     load_cost base = base_cost(ckd_dtype_size(r->tensor->dtype), r->raw_size, r->base_stored);
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)w->delta.size;
-    uint64_t alone =
+    uint64_t standalone_size =
         t->standalone_possible && w->standalone.size < r->raw_size ? w->standalone.size : r->raw_size;
-    bool delta = t->delta_possible && compact_delta_pays(x->c, &chain, &base, w->delta.size, alone);
-    *done = delta || alone < r->raw_size;
+    bool delta = t->delta_possible && pays(x->c, &chain, &base, w->delta.size, standalone_size);
+    *done = delta || standalone_size < r->raw_size;
     if (!*done) {
         return CKD_OK;
     }
@@ -177,9 +171,9 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
 static void choose_coding(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)job->analysis.delta.size;
-    bool delta = job->analysis.delta.available &&
-                 compact_delta_pays(c, &chain, &job->decision.base, job->analysis.delta.size,
-                                    job->analysis.standalone.size);
+    bool delta =
+        job->analysis.delta.available &&
+        pays(c, &chain, &job->decision.base, job->analysis.delta.size, job->analysis.standalone.size);
     job->decision.chosen = delta ? &job->analysis.delta : &job->analysis.standalone;
     job->decision.predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
     job->decision.depth = delta ? f->new_base_load.depth + 1 : 0;
@@ -252,8 +246,8 @@ static ckd_status code_values(const recoding *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     if (v->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
         t.grid = block_grid(&view_find(v, r->tensor->name)->shape, r->region, r->first);
-        status = read_before(&t.before, &content, x, err);
-        if (status == CKD_OK && !(t.before && hash128_equal(&content, &r->content))) {
+        status = read_base(&t.base_values, &content, x, err);
+        if (status == CKD_OK && !(t.base_values && hash128_equal(&content, &r->content))) {
             status = compact_lattice(&t, x->w, err);
         }
         if (status == CKD_OK && (t.standalone_possible || t.delta_possible)) {

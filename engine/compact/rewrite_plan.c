@@ -6,15 +6,15 @@
 
 #define MAX_NESTED 64u /* blocks of one checkpoint that build on each other */
 
-typedef struct examination {
+typedef struct planning {
     compaction *c;
     rewrite_plan *plan;
     bool cold;
     bool retains; /* victims' records are kept wherever that is allowed */
     uint32_t nested;
-} examination;
+} planning;
 
-static ckd_status plan_block(examination *x, size_t i, ckd_error *err);
+static ckd_status plan_block(planning *x, size_t i, ckd_error *err);
 
 /* ---- the load of a block ---- */
 
@@ -53,7 +53,7 @@ static block_load known_load(compaction *c, const view *v, const view_block *b) 
 typedef struct load_query {
     compaction *c;
     const rewrite_plan *p;
-    examination *x; /* plans blocks that are not planned yet; NULL: uses the rewrites as planned so far */
+    planning *x; /* plans blocks that are not planned yet; NULL: uses the rewrites as planned so far */
 } load_query;
 
 /* Adds the load of the values that a dependency names. A block that is needed only in part counts in full. */
@@ -85,13 +85,13 @@ double compact_own_work(const record *r) {
         return (double)r->chain_work / (r->depth + 1);
     }
     size_t size = ckd_dtype_size(r->tensor->dtype);
-    double most = decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
-                              r->raw_size / size);
+    double max = decode_work((predictor)r->predictor, (coding)r->coding, size, r->raw_size, r->stored_size,
+                             r->raw_size / size);
     if (r->predictor != PREDICT_PARENT || r->coding != CODING_SYMBOLS || r->depth == 0) {
-        return most;
+        return max;
     }
     double links = (double)r->chain_work - record_base(r).work;
-    return fmin(most, fmax(0, links) / r->depth);
+    return fmin(max, fmax(0, links) / r->depth);
 }
 
 static ckd_status load_of(block_load *out, const load_query *q, const view_block *b, uint32_t nested,
@@ -228,7 +228,7 @@ static bool worth_recoding(const record *r) {
            (r->predictor == PREDICT_NONE || r->predictor == PREDICT_PARENT);
 }
 
-static ckd_status plan_block(examination *x, size_t i, ckd_error *err) {
+static ckd_status plan_block(planning *x, size_t i, ckd_error *err) {
     rewrite_plan *p = x->plan;
     block_rewrite *f = &p->rewrites[i];
     const view_block *b = &p->view->blocks[i];
@@ -293,7 +293,7 @@ static bool releases_too_little(const rewrite_plan *p, const compaction *c) {
            released < stored * c->limits.dead_percent / 100 / NEGLIGIBLE;
 }
 
-static ckd_status plan_blocks(examination *x, ckd_error *err) {
+static ckd_status plan_blocks(planning *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->plan->view->block_count && status == CKD_OK; i++) {
         status = plan_block(x, i, err);
@@ -316,7 +316,7 @@ static void sum_up(rewrite_plan *p, uint32_t max_depth) {
     }
 }
 
-/* ---- the lineage ---- */
+/* ---- the ancestors ---- */
 
 /* A search for a checkpoint among the parents and dependencies of others, down to the last, by their manifests. */
 typedef struct search {
@@ -368,10 +368,10 @@ static const manifest_entry *step_before(const compaction *c, const ckd_checkpoi
 }
 
 /*
- * The parent of k. Where it is gone, or descends from the checkpoint sought, the run's step before k continues the
- * lineage. A later step may have been saved first, and have become this one's parent. Everything builds only on what
- * was saved before it, in all stores and whatever other compactions do, so that no copying and no joining of files can
- * close a circle.
+ * The parent of k. Where it is gone, or descends from the checkpoint sought, the run's step before k takes its place. A
+ * later step may have been saved first, and have become this one's parent. Everything builds only on what was saved
+ * before it, in all stores and whatever other compactions do, so that no copying and no joining of files can close a
+ * circle.
  */
 static const manifest_entry *next_ancestor(search *s, const compaction *c, const ckd_checkpoint *k) {
     const manifest_entry *n = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);
@@ -386,13 +386,13 @@ static const manifest_entry *next_ancestor(search *s, const compaction *c, const
 }
 
 /*
- * By the manifests at the beginning. The lineage ends with the last ancestor that find_new_base would look at, so that
- * a run of n checkpoints takes n short searches.
+ * Uses the manifests as they were at the beginning. The list ends with the last ancestor that find_new_base would look
+ * at, so that a run of n checkpoints takes n short searches.
  */
-static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *err) {
+static ckd_status find_ancestors(rewrite_plan *p, const compaction *c, ckd_error *err) {
     const ckd_id *id = &p->view->manifest.checkpoint.id;
     const manifest_entry *n = manifest_set_find(c->all, id);
-    size_t all = c->all->count, max = compact_max_lineage(c), count = max < all ? max : all;
+    size_t all = c->all->count, max = compact_max_ancestors(c), count = max < all ? max : all;
     search s = {.all = c->all, .sought = id};
     p->ancestors = calloc(count + 1, sizeof(*p->ancestors));
     s.seen = calloc(all + 1, sizeof(*s.seen));
@@ -406,7 +406,7 @@ static ckd_status find_lineage(rewrite_plan *p, const compaction *c, ckd_error *
     }
     free(s.seen);
     free(s.todo);
-    return has_room ? CKD_OK : err_nomem(err, all * sizeof(*s.todo), "a lineage");
+    return has_room ? CKD_OK : err_nomem(err, all * sizeof(*s.todo), "a checkpoint's ancestors");
 }
 
 /* ---- the plan ---- */
@@ -422,11 +422,11 @@ ckd_status compact_plan_rewrite(rewrite_plan *out, compaction *c, const ckd_id *
     if (!out->rewrites) {
         return err_nomem(err, out->view->block_count * sizeof(*out->rewrites), "the blocks of a checkpoint");
     }
-    status = find_lineage(out, c, err);
+    status = find_ancestors(out, c, err);
     if (status != CKD_OK) {
         return status;
     }
-    examination x = {.c = c, .plan = out, .cold = cold};
+    planning x = {.c = c, .plan = out, .cold = cold};
     status = plan_blocks(&x, err);
     if (status == CKD_OK && releases_too_little(out, c)) {
         memset(out->rewrites, 0, out->view->block_count * sizeof(*out->rewrites));

@@ -37,8 +37,8 @@ static bool is_planned(const load_budget *b, const view_block *block) {
 /* ---- the order in which chains end ---- */
 
 /* Chains of one class end at different checkpoints. The order is the same whatever the number of threads. */
-static uint64_t priority_of(double chain, double base, uint32_t lot) {
-    return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | lot;
+static uint64_t priority_of(double chain, double base, uint32_t random) {
+    return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | random;
 }
 static uint64_t priority_of_block(const record *r) {
     return priority_of((double)r->chain_work, record_base(r).work, load_le32(r->content.bytes));
@@ -127,7 +127,7 @@ static void plan_endings(load_budget *b) {
  * Returns the base loads that deltas of the parent added to the chains of its own parent, on average. Merged deltas are
  * not counted, because they add nothing to those chains.
  */
-static double usual_link(const load_budget *b, view_cache *views, bool lossy) {
+static double typical_link(const load_budget *b, view_cache *views, bool lossy) {
     const view *parent = b->planned;
     double links = 0, bases = 0;
     for (size_t i = 0; i < parent->block_count; i++) {
@@ -171,8 +171,8 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_o
     }
     double bound = BUDGET_MARGIN * b->limit * b->rest_base.work;
     if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
-        double links = (exact > 0 ? exact * usual_link(b, views, false) : 0) +
-                       (lossy > 0 ? lossy * usual_link(b, views, true) : 0);
+        double links = (exact > 0 ? exact * typical_link(b, views, false) : 0) +
+                       (lossy > 0 ? lossy * typical_link(b, views, true) : 0);
         b->to_free = fmax(0, b->rest_chain.work + links - bound);
     }
     if (b->to_free > 0) {

@@ -48,8 +48,8 @@ static cached_columns *find_place(columns_cache *c) {
             total += k->filling ? 0 : 4 * k->columns.columns * (k->columns.rank + UINT64_C(1));
             oldest = k->pins == 0 && (!oldest || k->used < oldest->used) ? k : oldest;
         }
-        bool has_free = empty || c->count < KEPT_COLUMNS;
-        if (!oldest || (has_free && total <= KEPT_COLUMN_BYTES)) {
+        bool has_free = empty || c->count < CACHED_COLUMNS;
+        if (!oldest || (has_free && total <= CACHED_COLUMN_BYTES)) {
             return empty || !has_free ? empty : &c->all[c->count++];
         }
         drop(oldest);

@@ -130,7 +130,7 @@ bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size) {
     return (double)standalone_size - (double)delta_size >= MIN_SAVING * (double)standalone_size;
 }
 
-static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size) {
+bool delta_pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size) {
     double saving = (double)standalone_size - (double)delta_size;
     double added = chain->stored - (double)standalone_size;
     return delta_may_pay(delta_size, standalone_size) && saving >= MIN_SAVING_PER_LOAD * added;
@@ -138,13 +138,13 @@ static bool pays(const load_cost *chain, uint64_t delta_size, uint64_t standalon
 
 bool budget_allows_delta(const load_budget *b, const load_cost *chain, const load_cost *base,
                          double time_factor, uint64_t delta_size, uint64_t standalone_size) {
-    return pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, time_factor);
+    return delta_pays(chain, delta_size, standalone_size) && budget_has_room(b, chain, base, time_factor);
 }
 
 bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
                         uint64_t standalone_size) {
-    return pays(&cost->added, delta_size, standalone_size) &&
-           budget_allows_chain(b, &cost->alone, &cost->alone_base, PART_EXACT) &&
+    return delta_pays(&cost->added, delta_size, standalone_size) &&
+           budget_allows_chain(b, &cost->by_itself, &cost->by_itself_base, PART_EXACT) &&
            whole_within(b, &cost->added, &cost->added_base);
 }
 
@@ -158,10 +158,10 @@ bool budget_wants_materialized(const load_budget *b, const load_cost *chain, con
         return false;
     }
     /* The remaining blocks can get copies too, and then cost at least a base load. */
-    load_cost all_ready = sum(&b->materialized, chain, &b->rest_base);
+    load_cost all_materialized = sum(&b->materialized, chain, &b->rest_base);
     load_cost all_base = sum(&b->base, base, &b->rest_base);
     return !within(chain, base, 1 + NEWEST_SHARE * (b->newest_limit - 1)) ||
-           !within(&all_ready, &all_base, NEWEST_MARGIN * b->newest_limit);
+           !within(&all_materialized, &all_base, NEWEST_MARGIN * b->newest_limit);
 }
 
 void budget_add(load_budget *b, const load_cost *chain, const load_cost *materialized,

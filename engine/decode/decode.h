@@ -77,9 +77,9 @@ ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block 
  * Internal to engine/; thread-safe.
  */
 
-#define KEPT_COLUMNS \
+#define CACHED_COLUMNS \
     1088 /* more entries than a pool has workers, each of which may hold one and wait for a second */
-#define KEPT_COLUMN_BYTES (UINT64_C(16) << 20) /* the newest and those in use may exceed it */
+#define CACHED_COLUMN_BYTES (UINT64_C(16) << 20) /* the newest and those in use may exceed it */
 
 typedef struct cached_columns {
     hash128 content;
@@ -93,7 +93,7 @@ typedef struct cached_columns {
 typedef struct columns_cache {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    cached_columns all[KEPT_COLUMNS];
+    cached_columns all[CACHED_COLUMNS];
     size_t count; /* entries that were ever used */
     uint64_t clock;
 } columns_cache;
@@ -195,6 +195,8 @@ bool budget_allows_chain(const load_budget *b, const load_cost *chain, const loa
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double time_factor);
 /* Whether a delta of this size can save enough at all. */
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
+/* Whether it saves enough of the standalone size, and for the bytes that it adds to its load. Ignores all bounds. */
+bool delta_pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size);
 /* Whether the newest checkpoint exceeds its bound unless this block gets a materialized copy. */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Whether a delta of this size is worth its chain cost and within both bounds. */
@@ -202,8 +204,8 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
                          double time_factor, uint64_t delta_size, uint64_t standalone_size);
 /* The cost of an optimizer step, each with the base load to compare it with. */
 typedef struct step_cost {
-    load_cost alone, alone_base; /* of loading it by itself, inputs included */
-    load_cost added, added_base; /* what it adds to loading its inputs */
+    load_cost by_itself, by_itself_base; /* of loading it without its checkpoint, inputs included */
+    load_cost added, added_base;         /* what it adds to loading its inputs */
 } step_cost;
 /* The same for an optimizer step, which is loaded together with its inputs. */
 bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
@@ -406,7 +408,7 @@ bool sibling_cache_has(const sibling_cache *s, const view_block *b);
  * The number of the block that this one is rebuilt with: its own, or that of a weight. Blocks with the same number are
  * best decoded on the same thread, one after the other.
  */
-size_t sibling_cache_leader(const sibling_cache *s, const view_block *b);
+size_t sibling_cache_group(const sibling_cache *s, const view_block *b);
 /* Like block_into_span, for one of the view's blocks. */
 ckd_status sibling_cache_scatter(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
                                  uint64_t *copied, ckd_error *err);

@@ -65,14 +65,14 @@ bool sibling_cache_has(const sibling_cache *s, const view_block *b) {
     return is_step(b) || s->dependent_weights[number_of(s, b)];
 }
 
-#define MAX_LEADERS 4u /* a first moment, the second one, the weights */
+#define MAX_GROUP 4u /* a first moment, the second one, the weights */
 
-size_t sibling_cache_leader(const sibling_cache *s, const view_block *b) {
-    const view_block *leader = b;
-    for (uint32_t i = 0; i < MAX_LEADERS && s->dependent_weights[number_of(s, leader)]; i++) {
-        leader = s->dependent_weights[number_of(s, leader)];
+size_t sibling_cache_group(const sibling_cache *s, const view_block *b) {
+    const view_block *last = b;
+    for (uint32_t i = 0; i < MAX_GROUP && s->dependent_weights[number_of(s, last)]; i++) {
+        last = s->dependent_weights[number_of(s, last)];
     }
-    return number_of(s, leader);
+    return number_of(s, last);
 }
 
 /* ---- keeping ---- */

@@ -90,13 +90,13 @@ ckd_status values_group(decoder *d, const view *v, const view_block *b, optimize
 /* The values of one dependency: in a cached block, or in memory of their own. */
 typedef struct input {
     const void *values;
-    cached_block *kept;
+    cached_block *cached;
     void *own;
 } input;
 
 static void release_input(input *in) {
-    if (in->kept) {
-        in->kept->pins--;
+    if (in->cached) {
+        in->cached->pins--;
     }
     free(in->own);
     *in = (input){NULL, NULL, NULL};
@@ -104,7 +104,7 @@ static void release_input(input *in) {
 
 static void use_cached(input *in, cached_block *k) {
     k->pins++;
-    *in = (input){.values = k->values.data, .kept = k};
+    *in = (input){.values = k->values.data, .cached = k};
 }
 
 /* Decodes straight into a slot. */

@@ -120,7 +120,7 @@ static ckd_status subtract(device_deltas *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0, n = 0; i < b->count && status == CKD_OK; i++) {
         const device_delta *d = &b->blocks[i];
-        if (!d->stream->left) {
+        if (!d->stream->dropped) {
             residual[n] = (device_span){d->residual, d->now, d->previous, NULL, d->count};
             context[n++] = (device_span){d->contexts, d->previous, NULL, NULL, d->count};
         }
@@ -146,7 +146,7 @@ static ckd_status gather_samples(device_deltas *b, uint32_t *words, device_piece
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->count; i++) {
         const device_delta *d = &b->blocks[i];
-        for (size_t k = 0; !d->stream->left && k < symbols_sample_count(d->count); k++, n++) {
+        for (size_t k = 0; !d->stream->dropped && k < symbols_sample_count(d->count); k++, n++) {
             pieces[n] = (device_piece){sample_at(b, d, k) / sizeof(float), n, 1};
         }
     }
@@ -174,10 +174,10 @@ static ckd_status choose_centres(device_deltas *b, ckd_error *err) {
         device_delta *d = &b->blocks[i];
         int64_t samples[SYMBOLS_PARTS_SAMPLE];
         size_t count = symbols_sample_count(d->count);
-        for (size_t k = 0; !d->stream->left && k < count; k++, n++) {
+        for (size_t k = 0; !d->stream->dropped && k < count; k++, n++) {
             samples[k] = signed_sample(words[n], sample_at(b, d, k), b->r->element);
         }
-        d->stream->centre = d->stream->left ? 0 : symbols_centre(samples, count, (unsigned)b->r->element);
+        d->stream->centre = d->stream->dropped ? 0 : symbols_centre(samples, count, (unsigned)b->r->element);
     }
     free(words);
     free(pieces);
@@ -187,8 +187,8 @@ static ckd_status choose_centres(device_deltas *b, ckd_error *err) {
 ckd_status device_deltas_count(device_deltas *b, ckd_error *err) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->count; i++) {
-        b->blocks[i].stream->left |= !b->blocks[i].parent_on_device;
-        n += !b->blocks[i].stream->left;
+        b->blocks[i].stream->dropped |= !b->blocks[i].parent_on_device;
+        n += !b->blocks[i].stream->dropped;
     }
     if (n == 0) {
         return CKD_OK;
@@ -202,9 +202,9 @@ void device_deltas_plan(const device_deltas *b, device_delta *d, symbols_workspa
     device_stream *s = d->stream;
     symbols_counts c;
     uint32_t *counts = stream_counts(&c, b->streams, s);
-    s->left |= !counts || !symbols_plan_counts(w, 1, &c, &s->planned);
+    s->dropped |= !counts || !symbols_plan_counts(w, 1, &c, &s->planned);
     free(counts);
-    if (!s->left) {
+    if (!s->dropped) {
         stream_keep_plan(s, w, 1);
     }
 }

@@ -268,7 +268,7 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err);
  */
 
 typedef struct device_stream {
-    bool left; /* not to be written, or no longer */
+    bool dropped; /* not to be written, or no longer */
     uint64_t count;
     const uint8_t *integers, *contexts; /* contexts NULL: all are 0 */
     uint8_t *symbols;
@@ -321,7 +321,7 @@ uint64_t stream_aligned(uint64_t size);
  */
 ckd_status device_contiguous(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
                              uint64_t count, ckd_error *err);
-/* Makes and counts symbols. Drops streams with far too many different ones (`left`). */
+/* Makes and counts symbols. Drops streams with far too many different ones (`dropped`). */
 ckd_status stream_batch_count(stream_batch *b, ckd_error *err);
 /* Returns the counters as a table, which the caller frees. NULL: out of memory. */
 uint32_t *stream_counts(symbols_counts *c, const stream_batch *b, const device_stream *s);
@@ -344,7 +344,7 @@ ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to,
 typedef struct device_delta {
     uint64_t first, count; /* elements of the reader; set by the caller */
     hash128 before;        /* content hash of the parent's values; set by the caller */
-    device_stream *stream; /* left: set by the caller, too, or because another kind of stream may be better */
+    device_stream *stream; /* also dropped by the caller, or because another kind of stream may be better */
     bool parent_on_device; /* the parent's values are on the device */
     const uint8_t *now, *previous;
     uint8_t *memory, *residual, *contexts; /* memory: for `previous` */

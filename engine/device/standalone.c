@@ -210,8 +210,8 @@ void device_standalones_plan(const device_standalones *b, device_standalone *d, 
     device_stream *s = d->stream;
     symbols_counts c;
     uint32_t *counts = stream_counts(&c, b->streams, s);
-    s->left |= !counts;
-    if (!s->left) {
+    s->dropped |= !counts;
+    if (!s->dropped) {
         s->planned =
             symbols_plan_split(w, 0, &c, &d->split, &d->lines, d->chosen ? b->levels.data + d->levels : NULL);
         stream_keep_plan(s, w, 0);

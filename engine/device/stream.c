@@ -122,7 +122,7 @@ static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *enter
     uint64_t *device_counts = (uint64_t *)(void *)stream_take(&b->next, b->count * sizeof(*device_counts));
     device_result result = backend->zero(queue, device_counts, b->count * sizeof(*device_counts), &why);
     for (uint32_t i = 0; i < b->count && result == DEVICE_DONE; i++) {
-        if (!b->streams[i].left) {
+        if (!b->streams[i].dropped) {
             device_classes *c = &all[n++];
             *c = classes_of(&b->streams[i], b->width);
             c->counts = (uint32_t *)(void *)stream_take(&b->next, COUNTERS);
@@ -151,11 +151,11 @@ ckd_status stream_batch_count(stream_batch *b, ckd_error *err) {
                                        : err_nomem(err, b->count * sizeof(*all), "blocks for a device");
     for (uint32_t i = 0, n = 0; i < b->count && status == CKD_OK; i++) {
         device_stream *s = &b->streams[i];
-        const uint32_t *entries = s->left ? NULL : all[n++].entries;
-        s->left |= entered[i] > ENTRIES;
+        const uint32_t *entries = s->dropped ? NULL : all[n++].entries;
+        s->dropped |= entered[i] > ENTRIES;
         s->counted = b->counted.size;
         s->entries = (uint32_t)entered[i];
-        void *to = s->left ? NULL : bytes_extend(&b->counted, s->entries * sizeof(*entries));
+        void *to = s->dropped ? NULL : bytes_extend(&b->counted, s->entries * sizeof(*entries));
         if (to) {
             status = device_get(b->lease, to, entries, s->entries * sizeof(*entries), err);
         }
@@ -190,13 +190,13 @@ uint32_t *stream_counts(symbols_counts *c, const stream_batch *b, const device_s
 void stream_keep_plan(device_stream *s, symbols_workspace *w, int slot) {
     s->parts = s->parts ? s->parts : malloc(sizeof(*s->parts));
     if (!s->parts) {
-        s->left = true;
+        s->dropped = true;
         return;
     }
     symbols_parts_planned(s->parts, w, slot);
     uint64_t max = symbols_parts_frame_bound(w, slot) + s->parts->header;
     uint8_t *to = bytes_scratch(&s->head, max, "a stream's header", NULL);
-    s->left |= !to;
+    s->dropped |= !to;
     if (to) {
         size_t frame = symbols_parts_frame(w, slot, to);
         symbols_parts_header(w, slot, to + frame);
@@ -212,7 +212,7 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err) {
         device_stream *s = &b->streams[i];
         uint64_t raw = s->count * b->width;
         s->number = b->dense.count;
-        if (!s->left) {
+        if (!s->dropped) {
             dense_integers integers = {.integers = (void *)(uintptr_t)s->integers,
                                        .symbols = s->symbols,
                                        .contexts = s->contexts,

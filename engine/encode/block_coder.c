@@ -205,12 +205,13 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
 }
 
 /*
- * The base load against which a step is measured when it is loaded alone: the bases of all three tensors of its
- * parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment has one, so its
- * own is added twice, once for the weight. A first moment that is coded by its gradient has none: only its own counts.
+ * The base load against which a step is measured when it is loaded without its checkpoint: the bases of all three
+ * tensors of its parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment
+ * has one, so its own is added twice, once for the weight. A first moment that is coded by its gradient has none: only
+ * its own counts.
  */
 static load_cost block_step_base(const block_job *job) {
-    double times = job->analysis.step.alone || job->analysis.step.two_inputs ? 1 : 2;
+    double times = job->analysis.step.by_gradient || job->analysis.step.two_inputs ? 1 : 2;
     return (load_cost){job->analysis.step.base.stored + times * job->decision.base.stored,
                        job->analysis.step.base.work + times * job->decision.base.work};
 }
@@ -242,8 +243,8 @@ void block_begin(block_job *job, const tensor_context *tensor) {
 }
 
 /* Plans a duplicate on its own if it has a chain, as it may need a materialized copy. */
-static ckd_status plan_known(block_job *job, const coding_context *ctx, const tensor_context *tensor,
-                             ckd_error *err) {
+static ckd_status plan_duplicate(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                                 ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
     if (job->decision.depth > 0 && values_missing(job)) { /* if it does, its values are read then */
         expect_standalone(job, raw,
@@ -282,7 +283,7 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
     job->output.result_f16 = job->analysis.rounded_f16;
     if (block_may_be_copied(job, ctx, tensor) &&
         (block_find_in_parent(job, ctx, tensor) || block_find_in_save(job, ctx, tensor, -1))) {
-        return plan_known(job, ctx, tensor, err);
+        return plan_duplicate(job, ctx, tensor, err);
     }
     if (block_is_in_flight(job, ctx, tensor, -1)) {
         job->state = BLOCK_BLOCKED;
@@ -343,8 +344,8 @@ static load_cost standalone_cost(const block_job *job, const tensor_context *ten
 }
 
 /*
- * Loaded with its checkpoint, a step counts only its own share of the cost. Loaded alone, it may cost as much as its
- * inputs may.
+ * A step that is loaded with its checkpoint counts only its own share of the cost. One that is loaded by itself may
+ * cost as much as its inputs may.
  */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     job->analysis.delta.chain = chain_with(&job->analysis.step.chain, PREDICT_STEP, &job->analysis.delta,
@@ -361,11 +362,11 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
     }
 }
 
-/* Does a delta on the ancestor free more of the load for its bytes than the block on its own? */
+/* Does a delta on the ancestor free more of the load, for each byte, than the standalone block? */
 static bool merging_pays(const block_analysis *a, const load_cost *base) {
     double ended = (double)a->parent_block->chain_work;
-    double merged = ended - a->delta.chain.work, alone = ended - base->work;
-    return merged * (double)a->standalone.size > alone * (double)a->delta.size;
+    double merged = ended - a->delta.chain.work, standalone = ended - base->work;
+    return merged * (double)a->standalone.size > standalone * (double)a->delta.size;
 }
 
 static void choose_candidate(block_job *job, const tensor_context *tensor, const load_budget *budget) {
@@ -420,9 +421,9 @@ bool block_wants_values(block_job *job, const coding_context *ctx, const tensor_
         return job->state == BLOCK_WANTS_VALUES;
     }
     block_decide(job, ctx, tensor, &trial);
-    bool alone = job->decision.materialize ||
-                 (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.delta);
-    return alone && !job->input.precoded.standalone;
+    bool standalone = job->decision.materialize ||
+                      (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.delta);
+    return standalone && !job->input.precoded.standalone;
 }
 
 /*

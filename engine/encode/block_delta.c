@@ -118,8 +118,8 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
     hash128 content = known ? known->content : content_hash(previous, raw);
     block_depend_on(job, PREDICT_PARENT, &from.view->manifest.checkpoint.id, "", &content);
     if (job->analysis.step.available) {
-        status = job->analysis.step.alone ? plan_gradient(job, ctx, tensor, err)
-                                          : block_step_predict(job, ctx, tensor, err);
+        status = job->analysis.step.by_gradient ? plan_gradient(job, ctx, tensor, err)
+                                                : block_step_predict(job, ctx, tensor, err);
     }
     if (status != CKD_OK || job->analysis.delta.available || (!job->analysis.step.chosen && !plain)) {
         return status;
@@ -173,7 +173,7 @@ void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor
                          const load_budget *budget) {
     block_analysis *a = &job->analysis;
     chain_start start;
-    bool continues = a->step.available && !a->step.alone; /* whether a gradient fits is not known yet */
+    bool continues = a->step.available && !a->step.by_gradient; /* whether a gradient fits is not known yet */
     a->ends = a->parent_block && !continues && budget_ends_chain(budget, a->parent_block);
     a->step.available = a->step.available && !a->ends;
     if (a->ends && !job->input.precoded.coded && budget_may_merge(a->parent_block) &&

@@ -99,12 +99,12 @@ static double mantissa_of(double x) {
 
 /* Are the first usable elements bf16 numbers, divided by the scale? */
 static bool matches(const sample *s, size_t count, double scale) {
-    size_t others = 0, most = (size_t)((1 - FITS) * (double)count);
-    for (size_t i = 0; i < count && others <= most; i++) {
+    size_t others = 0, max = (size_t)((1 - FITS) * (double)count);
+    for (size_t i = 0; i < count && others <= max; i++) {
         double m = mantissa_of(s->usable[i] / scale);
         others += fabs(m - nearbyint(m)) > TOLERANCE;
     }
-    return others <= most;
+    return others <= max;
 }
 
 /* The mean over all usable elements is more accurate than any one of them. */

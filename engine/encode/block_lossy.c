@@ -148,7 +148,7 @@ static ckd_status fetch_decoded(block_job *job, const lossy_tile *tile, uint64_t
     return status;
 }
 
-static ckd_status fetch_given(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
+static ckd_status fetch_input(block_job *job, const lossy_tile *tile, uint64_t raw, ckd_error *err) {
     if (!tile->input.device) {
         return CKD_OK;
     }
@@ -198,7 +198,7 @@ double lossy_copy_bound(const lossy_tile *tile) {
  * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. Of a
  * tile on a device it becomes floats, as lossy_job.decoded.
  */
-static ckd_status measure_given(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
+static ckd_status measure_input(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
     const float *input = tile->input.device ? NULL : tile->input.now + at;
     if (tile->input.device && tile->part != LOSSY_WEIGHT) {
         float *to = bytes_scratch(&job->scratch.lossy.rebuilt, job->input.count * sizeof(float),
@@ -226,8 +226,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     job->scratch.lossy.update = NAN;
     if (status != CKD_OK || block_find_in_save(job, ctx, tensor, lossy_copy_bound(tile))) {
         if (status == CKD_OK && tile->part != LOSSY_WEIGHT) {
-            status = fetch_given(job, tile, raw, err);
-            THEN(status, measure_given(job, tile, at, err));
+            status = fetch_input(job, tile, raw, err);
+            THEN(status, measure_input(job, tile, at, err));
         }
         return status;
     }
@@ -241,8 +241,8 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.before;
     if (exact_base || !made->within || made->block.exceptions > job->input.count / MOST_KEPT ||
         payload->size >= raw) {
-        status = fetch_given(job, tile, raw, err);
-        THEN(status, measure_given(job, tile, at, err));
+        status = fetch_input(job, tile, raw, err);
+        THEN(status, measure_input(job, tile, at, err));
         THEN(status, block_analyse(job, ctx, tensor, budget, err));
         /* the block is exact */
         job->output.error = (lossy_error){.energy = made->error.energy, .exceptions = made->error.exceptions};

@@ -28,7 +28,7 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
     }
     if (s->inputs == INPUTS_GRADIENT) { /* a first moment needs its parent, and nothing else */
         *out = (block_step){.available = job->analysis.parent_depth < MAX_SAVE_DEPTH,
-                            .alone = true,
+                            .by_gradient = true,
                             .chain = job->analysis.parent_chain,
                             .depth = job->analysis.parent_depth};
         return;

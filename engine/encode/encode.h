@@ -125,8 +125,8 @@ typedef struct candidate {
 /* The block as an optimizer step from the parent's. */
 typedef struct block_step {
     bool available, chosen;
-    bool two_inputs; /* of this checkpoint */
-    bool alone;      /* none of this checkpoint: a first moment, by its gradient */
+    bool two_inputs;  /* of this checkpoint */
+    bool by_gradient; /* a first moment, by its gradient: it has no inputs in this checkpoint */
     uint32_t rule, depth;
     load_cost chain;  /* cost of loading its inputs, without its own payload */
     load_cost shared; /* part of `chain`: the cost of its most expensive input */

@@ -152,7 +152,7 @@ const float *step_pinned_values(const pinned_tensor *h, bytes *scratch, uint64_t
     return read ? to : NULL;
 }
 
-void step_note_gradient(step_tensor *t, bool tried, double scale) {
+void step_record_gradient(step_tensor *t, bool tried, double scale) {
     t->tried = t->tried || tried;
     t->scale = scale > 0 ? scale : t->scale;
 }

@@ -104,7 +104,7 @@ struct tensor_context;
 void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const struct tensor_context *t,
                 uint64_t elements, const view *in);
 /* Notes what the analysis of a registered block found out. scale: of its gradient, if that was bf16; else 0. */
-void step_note_gradient(step_tensor *t, bool tried, double scale);
+void step_record_gradient(step_tensor *t, bool tried, double scale);
 void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values, const pinned_block *block);
 void step_end(step_tensor *t, step_states *s);
 static inline bool step_is_pinned(const pinned_tensor *h) {

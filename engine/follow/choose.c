@@ -38,11 +38,11 @@ static bool has_failed(const ckd_follow *f, const ckd_checkpoint *c) {
 
 /* ---- the newest ---- */
 
-void follow_tell(ckd_follow *f, const char *what, const ckd_error *why) {
+void follow_report(ckd_follow *f, const char *what, const ckd_error *why) {
     uint64_t now = clock_monotonic_ns();
-    if (!f->told_ns || now - f->told_ns > RETRY_NS) {
+    if (!f->reported_ns || now - f->reported_ns > RETRY_NS) {
         store_message(f->store, "%s: %s", what, why->message);
-        f->told_ns = now;
+        f->reported_ns = now;
     }
 }
 
@@ -60,7 +60,7 @@ static ckd_status find_newest(ckd_checkpoint *out, ckd_follow *f, ckd_error *err
     } while (sure == CKD_E_EXISTS && clock_monotonic_ns() - begun < CATALOG_NS);
     f->hidden = sure == CKD_E_CORRUPT || sure == CKD_E_UNSUPPORTED;
     if (sure != CKD_OK && sure != CKD_E_EXISTS) {
-        follow_tell(f, "a newer checkpoint is passed over", &why); /* its manifest is damaged */
+        follow_report(f, "a newer checkpoint is passed over", &why); /* its manifest is damaged */
     }
     return status;
 }
@@ -79,18 +79,18 @@ static ckd_status find_renamed(ckd_checkpoint *out, ckd_follow *f, ckd_error *er
 }
 
 /* Training that goes back to an older step goes on as a branch, which has a name of its own. */
-static void tell_of_branch(ckd_follow *f, const ckd_checkpoint *newest) {
+static void report_branch(ckd_follow *f, const ckd_checkpoint *newest) {
     char root[CKD_RUN_MAX + 1], branch[CKD_RUN_MAX + 1];
     unsigned number;
     ckd_checkpoint there;
     branch_root(root, &number, newest->run);
-    if (branch_name(branch, root, number + 1, NULL) == CKD_OK && strcmp(branch, f->branch_told) != 0 &&
+    if (branch_name(branch, root, number + 1, NULL) == CKD_OK && strcmp(branch, f->branch_reported) != 0 &&
         store_find(&there, f->store, branch, CKD_LATEST, NULL) == CKD_OK &&
         there.created_ns > newest->created_ns) {
         store_message(f->store,
                       "training of '%s' went back and goes on as '%s' (step %llu), which is not followed",
                       newest->run, branch, (unsigned long long)there.step);
-        memcpy(f->branch_told, branch, sizeof(f->branch_told));
+        memcpy(f->branch_reported, branch, sizeof(f->branch_reported));
     }
 }
 
@@ -104,7 +104,7 @@ static ckd_status choose_in_run(ckd_checkpoint *out, uint64_t *skipped, ckd_foll
         return err_from(err, status, &why);
     }
     memcpy(f->run, out->run, sizeof(f->run));
-    tell_of_branch(f, out);
+    report_branch(f, out);
     ckd_checkpoint newest = *out;
     *skipped = f->hidden;
     while (status == CKD_OK && (out->suspect || has_failed(f, out))) {
@@ -112,8 +112,8 @@ static ckd_status choose_in_run(ckd_checkpoint *out, uint64_t *skipped, ckd_foll
         *skipped += !at.suspect;
         status = ckd_store_previous(out, f->store, at.run, at.step, err);
     }
-    if (newest.suspect && !id_equal(&newest.id, &f->suspect_told)) {
-        f->suspect_told = newest.id;
+    if (newest.suspect && !id_equal(&newest.id, &f->suspect_reported)) {
+        f->suspect_reported = newest.id;
         store_message(f->store, "%s@%llu is suspect and passed over", newest.run,
                       (unsigned long long)newest.step);
     }

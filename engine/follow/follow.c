@@ -221,7 +221,7 @@ static ckd_status look(int *newer, ckd_follow *f, ckd_error *err) {
     *newer = status == CKD_OK && !is_applied(f, &c);
     /* The store may be out of reach for a while, or the tag be damaged: that may pass. */
     if (status != CKD_OK && status != CKD_E_NOT_FOUND && status != CKD_E_STATE) {
-        follow_tell(f, "the newest checkpoint cannot be found for now", &why);
+        follow_report(f, "the newest checkpoint cannot be found for now", &why);
     }
     if (status == CKD_E_NOT_FOUND && !f->waits) {
         store_message(f->store, "waiting: %s", why.message);

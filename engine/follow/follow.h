@@ -162,11 +162,11 @@ struct ckd_follow {
     hash128 choice;
     follow_failure *failures;
     size_t failure_count, failure_capacity;
-    ckd_id suspect_told; /* the suspect checkpoint that a message has named last */
-    char branch_told[CKD_RUN_MAX + 1];
-    bool waits;       /* there was no checkpoint at the last look, and a message has said so */
-    bool hidden;      /* the manifest of a newer checkpoint of the run is damaged */
-    uint64_t told_ns; /* when follow_tell spoke last */
+    ckd_id suspect_reported; /* the suspect checkpoint that a message has named last */
+    char branch_reported[CKD_RUN_MAX + 1];
+    bool waits;           /* there was no checkpoint at the last look, and a message has said so */
+    bool hidden;          /* the manifest of a newer checkpoint of the run is damaged */
+    uint64_t reported_ns; /* when follow_report spoke last */
 };
 
 /*
@@ -175,7 +175,7 @@ struct ckd_follow {
  */
 ckd_status follow_choose(ckd_checkpoint *out, uint64_t *skipped, ckd_follow *f, ckd_error *err);
 /* Tells of trouble that may last, once a minute. */
-void follow_tell(ckd_follow *f, const char *what, const ckd_error *why);
+void follow_report(ckd_follow *f, const char *what, const ckd_error *why);
 /* Remembers a failure. Errors: NOMEM. */
 ckd_status follow_remember_failure(ckd_follow *f, const ckd_checkpoint *c, ckd_error *err);
 

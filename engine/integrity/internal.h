@@ -151,8 +151,8 @@ ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group
  * caller holds the publish lock, and has read the files and found them undamaged. *covered: files with a new group, also
  * after a failure. Errors: BUSY (another process makes parity), those of parity_write.
  */
-ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
-                              const parity_group *old, ckd_error *err);
+ckd_status parity_protect_again(size_t *covered, const ckd_store *store, const parity_files *selected,
+                                const parity_group *old, ckd_error *err);
 
 /* Rebuilding files. */
 

@@ -232,8 +232,8 @@ static ckd_status find_needed(bool *needed, const making *m, const parity_inputs
 
 /*
  * Checkpoints and settings may have changed since they were read, and a listing that was read while a manifest got its
- * next generation may lack both. So groups are only removed that are useless by what the publish lock shows. The caller
- * holds it.
+ * next generation may lack both. So a group is removed only if it is useless by what is read under the publish lock,
+ * too. The caller holds it.
  */
 static ckd_status look_again(bool *useless, making *m, damage_list *reread, ckd_error *err) {
     live_files files = {0};

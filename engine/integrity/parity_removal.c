@@ -46,7 +46,7 @@ static bool useless(const outlook *o) {
     return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
 }
 
-/* A member that gets lost after the removal comes back by the group. */
+/* Whether the group could still rebuild a member that is lost after the removal. */
 static bool covers(const outlook *o) {
     return !useless(o) && o->rows > o->lost_then;
 }
@@ -67,15 +67,16 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
 }
 
 /*
- * A file that exists and that no manifest names may be of a checkpoint whose manifest is lost. What is missing and has
- * no manifest was deleted earlier. Nobody repairs what only ended checkpoints need, so a group must not wait for that.
+ * A file that exists and that no manifest names may be of a checkpoint whose manifest is lost. A missing file that no
+ * manifest names was deleted earlier. Files that only expired checkpoints need are never repaired, so no group has to
+ * stay for them.
  */
 static bool may_be_needed(const forgetting *f, const ckd_id *file) {
     return !among(f->ending, file) &&
            (among(f->remaining, file) || file_exists(path_chunk(f->store->path, file, "").text));
 }
 
-/* By names and sizes alone. */
+/* Judges by names and sizes alone. */
 static outlook assess_group(const forgetting *f, const parity_set *s) {
     outlook o = {.rows = rows_of(s)};
     for (size_t i = 0; i < s->group.member_count; i++) {
@@ -257,17 +258,17 @@ static const parity_group *largest_useless(const forgetting *f) {
 }
 
 /*
- * A process that makes parity or repairs ends some time, and the files can be covered then: BUSY. Other failures do
- * not stop a collection, which may be needed to relieve a full disk.
+ * BUSY: another process makes parity or repairs; once it has ended, the files can be covered. Other failures do not
+ * stop a collection, which may be needed to relieve a full disk.
  */
-static ckd_status cover_unprotected(const forgetting *f, ckd_error *err) {
+static ckd_status protect_again(const forgetting *f, ckd_error *err) {
     parity_files bare = {0};
     ckd_id *ids;
     size_t covered = 0;
     ckd_error why = {0};
     ckd_status status = find_unprotected(&bare, &ids, f, err);
     if (status == CKD_OK && bare.count) {
-        ckd_status made = parity_renew_cover(&covered, f->store, &bare, largest_useless(f), &why);
+        ckd_status made = parity_protect_again(&covered, f->store, &bare, largest_useless(f), &why);
         status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
     }
     if (status == CKD_OK && covered < bare.count) {
@@ -290,7 +291,7 @@ static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
         removed[i] = useless(&f->outlooks[i]);
         any = any || removed[i];
     }
-    ckd_status status = cover_unprotected(f, err);
+    ckd_status status = protect_again(f, err);
     if (status == CKD_OK && any) {
         status = parity_sets_remove(&f->sets, removed, f->store, err);
     }

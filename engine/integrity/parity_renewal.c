@@ -84,8 +84,8 @@ static ckd_status make_plan(parity_plan *plan, live_files *files, setting_list *
     return status;
 }
 
-ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
-                              const parity_group *old, ckd_error *err) {
+ckd_status parity_protect_again(size_t *covered, const ckd_store *store, const parity_files *selected,
+                                const parity_group *old, ckd_error *err) {
     parity_plan plan = {0};
     live_files files = {0};
     parity_sets no_sets = {0};

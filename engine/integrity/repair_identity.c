@@ -4,7 +4,7 @@
 #include "engine/integrity/repair.h"
 #include "engine/store/store.h"
 
-/* Only what was read and is wrong, or is absent. */
+/* An identity that cannot be read may be intact, and stays. */
 static bool can_replace(ckd_status found) {
     return found == CKD_E_CORRUPT || found == CKD_E_NOT_FOUND;
 }
@@ -21,7 +21,7 @@ static ckd_status check_id(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* The time of creation is not known. The damaged file stays until the new one takes its name. */
+/* The new file has no time of creation, which nobody knows. The damaged one stays until the new one takes its name. */
 static ckd_status write_again(pathname *aside, const ckd_store *store, ckd_error *err) {
     store_identity identity = {.id = store->id};
     pathname ready = path_in(store->path, "data/.tmp-identity"),
@@ -42,7 +42,7 @@ static ckd_status write_again(pathname *aside, const ckd_store *store, ckd_error
     return status;
 }
 
-/* *found: what is wrong with the identity, and *why, if it stays as it is. */
+/* *found, *why: what is wrong with the identity if it was not replaced. */
 static ckd_status replace(ckd_status *found, bool *done, pathname *aside, ckd_store *store, ckd_error *why,
                           ckd_error *err) {
     file_lock *lock;

@@ -304,7 +304,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *v, c
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_manifest(r->store->path, c->run, c->step, c->generation);
     manifest_request q = {c, v, &r->files, !r->options->dry_run, &r->damage};
-    /* Its entry may have gone with another checkpoint of the same name. */
+    /* The repair of another checkpoint of this name may have removed its entry. */
     ckd_status status = vanished_add_lost(c, r->store, &r->damage, err);
     THEN(status, repair_manifest(done, r->store, &q, &why, err));
     if (status == CKD_OK && *done) {
@@ -351,8 +351,8 @@ static int by_age(const void *a, const void *b) {
 }
 
 /*
- * again: with rebuilt files, after a first try. That may have brought back the checkpoint that the caller named. *left:
- * some checkpoints are still lost.
+ * again: this is the second try, with rebuilt files. The first one may have brought back the checkpoint that the caller
+ * named. *left: some checkpoints are still lost.
  */
 static ckd_status repair_manifests(bool *left, repairing *r, bool again, ckd_error *err) {
     vanished v = {0};

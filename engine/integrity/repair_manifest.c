@@ -47,7 +47,7 @@ static bool is_selected(const selection *s, const ckd_id *writer) {
     return !s->writer || id_equal(s->writer, writer) != s->others;
 }
 
-static ckd_status note_writer(rewriting *w, const ckd_id *writer, ckd_error *err) {
+static ckd_status add_writer(rewriting *w, const ckd_id *writer, ckd_error *err) {
     for (size_t at = 0; at < w->writers.size; at += sizeof(ckd_id)) {
         if (memcmp(w->writers.data + at, writer, sizeof(ckd_id)) == 0) {
             return CKD_OK;
@@ -73,7 +73,7 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     for (size_t i = 0; i < c->outer_count && !is_own; i++) {
         is_own = id_equal(&c->outer[i].tensor->checkpoint, &w->known->id);
     }
-    ckd_status status = is_own && !older ? note_writer(w, &c->identity.writer, err) : CKD_OK;
+    ckd_status status = is_own && !older ? add_writer(w, &c->identity.writer, err) : CKD_OK;
     is_own = is_own && is_selected(s, &c->identity.writer);
     file_ref file = {.id = *id, .size = c->size, .root = c->root};
     chunk_close(c);

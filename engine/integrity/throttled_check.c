@@ -14,8 +14,8 @@ static ckd_status check(throttled_check *c, const live_file *f, ckd_error *err) 
     char checkpoint[CHECKPOINT_TEXT];
     file_check check = {.store = c->store,
                         .damage = c->damage,
-                        .lineages = c->files->dependency_infos,
-                        .lineage_count = c->files->dependency_info_count,
+                        .dependency_infos = c->files->dependency_infos,
+                        .dependency_info_count = c->files->dependency_info_count,
                         .payload = &c->payload,
                         .throttle = throttle,
                         .throttle_context = c};

@@ -65,7 +65,7 @@ static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
  * Damage in a file is attributed to checkpoints by their dependencies, unless all values are decoded. Decoding shows
  * which checkpoints are affected.
  */
-static bool by_lineage(const verification *v) {
+static bool by_dependencies(const verification *v) {
     return v->options->quick || v->options->sample > 0;
 }
 
@@ -81,8 +81,8 @@ static ckd_status check_file_once(verification *v, damage_list *damage, bool *in
     v->seen[number] = true;
     file_check f = {.store = v->store,
                     .damage = damage,
-                    .lineages = v->files.dependency_infos,
-                    .lineage_count = by_lineage(v) ? v->files.dependency_info_count : 0,
+                    .dependency_infos = v->files.dependency_infos,
+                    .dependency_info_count = by_dependencies(v) ? v->files.dependency_info_count : 0,
                     .payload = &v->payload};
     v->result->files++;
     size_t before = damage->result->damage_count;
@@ -140,7 +140,7 @@ static ckd_status list_values(verification *v, window_entry *e, const view *w, c
 
 /* Whether its blocks may be decoded with those of the other checkpoints. */
 static ckd_status decide_sharing(verification *v, window_entry *e, const ckd_id *id, ckd_error *err) {
-    if (!e->target.shares || by_lineage(v)) {
+    if (!e->target.shares || by_dependencies(v)) {
         e->target.shares = false;
         return CKD_OK;
     }
@@ -157,7 +157,7 @@ static ckd_status check_contents(verification *v, window_entry *e, const manifes
         return status;
     }
     v->result->all_blocks += w->block_count + w->blob_count;
-    if (by_lineage(v)) {
+    if (by_dependencies(v)) {
         status = checkpoint_check_closure(&v->views, w, &e->damage, err);
     }
     if (status == CKD_OK && !v->options->quick) {
@@ -196,8 +196,8 @@ static ckd_status check_checkpoint(verification *v, const manifest_name *name, c
 
 /* ---- the window ---- */
 
-static ckd_status note_finding(verification *v, const window_entry *e, const value_finding *f,
-                               ckd_error *err) {
+static ckd_status report_finding(verification *v, const window_entry *e, const value_finding *f,
+                                 ckd_error *err) {
     const record *r = f->block->record;
     const chunk *c = f->block->chunk;
     v->result->blocks++;
@@ -210,13 +210,13 @@ static ckd_status note_finding(verification *v, const window_entry *e, const val
 }
 
 /* Damage is named in the order of the checkpoints, whatever the order in which it was found. */
-static ckd_status note_window(verification *v, ckd_error *err) {
+static ckd_status report_window(verification *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->window_count && status == CKD_OK; i++) {
         const window_entry *e = &v->window[i];
         status = damage_add_all(&v->damage, &e->damage, err);
         for (size_t k = 0; k < e->target.count && status == CKD_OK; k++) {
-            status = note_finding(v, e, &e->target.findings[k], err);
+            status = report_finding(v, e, &e->target.findings[k], err);
         }
     }
     return status;
@@ -247,7 +247,7 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
         targets[i] = v->window[i].target;
     }
     ckd_status status = value_check(&v->checker, targets, v->window_count, report_progress, v, err);
-    THEN(status, note_window(v, err));
+    THEN(status, report_window(v, err));
     clear_window(v);
     return status;
 }
@@ -257,7 +257,7 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
  * views are closed.
  */
 static bool window_is_full(const verification *v) {
-    bool alone = by_lineage(v) || !v->window[v->window_count - 1].target.shares;
+    bool alone = by_dependencies(v) || !v->window[v->window_count - 1].target.shares;
     return alone || v->window_count == WINDOW_CHECKPOINTS || v->window_blocks >= WINDOW_BLOCKS ||
            v->views.count > CHECKPOINT_VIEWS_MAX;
 }
@@ -319,8 +319,8 @@ static ckd_status check_all(verification *v, ckd_error *err) {
     }
     const dependency_info *all = v->files.dependency_infos;
     size_t count = v->options->run ? 0 : v->files.dependency_info_count;
-    return by_lineage(v) ? damage_add_dependents(&v->damage, all, v->files.dependency_info_count, err)
-                         : damage_add_trash(&v->damage, all, count, err);
+    return by_dependencies(v) ? damage_add_dependents(&v->damage, all, v->files.dependency_info_count, err)
+                              : damage_add_trash(&v->damage, all, count, err);
 }
 
 static ckd_status check_catalog(verification *v, ckd_error *err) {

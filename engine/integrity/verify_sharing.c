@@ -11,11 +11,11 @@ void record_places_free(record_places *p) {
 
 typedef struct agreement {
     record_places *known;
-    bytes hashes; /* of a record, then of its place; by turns */
+    bytes hashes; /* pairs: of a record, and of its place */
     bool agree;
 } agreement;
 
-/* A hash of what other records call it by. */
+/* A hash of everything by which other records refer to this one. */
 static uint64_t identity_hash(const record *r) {
     struct {
         ckd_id checkpoint;

@@ -43,7 +43,8 @@ static ckd_status make_chain(void *context, device_chain *c, chain_sides *sides,
     uint64_t copied = 0;
     const region_span whole = {b->record->region, b->record->first, b->record->count};
     const span_target target = {w->span.tensor, &whole, device_chain_values(c, err)};
-    ckd_status status = target.to ? load_place_block(w->load, worker, b, &target, &copied, err) : CKD_E_NOMEM;
+    ckd_status status =
+        target.to ? load_decode_block(w->load, worker, b, &target, &copied, err) : CKD_E_NOMEM;
     return status == CKD_OK ? device_chain_filled(c, err) : status;
 }
 

@@ -9,7 +9,7 @@
 
 #define ROUND_BYTES (UINT64_C(16) << 20) /* of values for each thread, between two reports of progress */
 /* Blocks of B that were cut in another way than those of A are kept for the next block of A, up to so many bytes. */
-#define KEPT_BYTES (UINT64_C(32) << 20)
+#define CACHED_BYTES (UINT64_C(32) << 20)
 
 /* A block of A, and what the values of B differ in. */
 typedef struct block_pair {
@@ -36,7 +36,7 @@ typedef struct comparison {
     diff_worker *workers;
     uint32_t worker_count;
     columns_cache columns;
-    values_store kept;
+    values_store cached;
     ckd_diff_options options;
     uint64_t done, total;
     float_mode callers_mode;
@@ -254,7 +254,7 @@ static ckd_status make_workers(comparison *c, ckd_error *err) {
     for (; c->worker_count < count && status == CKD_OK; c->worker_count++) {
         decoder *d = &c->workers[c->worker_count].decoder;
         status = decoder_init(d, &c->views, &c->columns, err);
-        d->store = &c->kept;
+        d->store = &c->cached;
     }
     return status;
 }
@@ -283,7 +283,7 @@ static void comparison_free(comparison *c) {
     free(c->blocks);
     free((void *)c->in_a);
     free((void *)c->in_b);
-    values_store_free(&c->kept);
+    values_store_free(&c->cached);
     columns_cache_free(&c->columns, false);
     views_free(&c->views);
     free(c);
@@ -325,7 +325,7 @@ ckd_status ckd_store_diff(ckd_diff **out, ckd_store *store, const ckd_id *a, con
     c->options = o;
     views_init(&c->views, store);
     columns_cache_init(&c->columns);
-    values_store_init(&c->kept, KEPT_BYTES);
+    values_store_init(&c->cached, CACHED_BYTES);
     file_lock *lock = NULL;
     status = store_lock_reader(&lock, store, err);
     THEN(status, open_and_compare(diff, c, a, b, err));

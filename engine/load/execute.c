@@ -38,8 +38,8 @@ ckd_status load_task_list(load_task *task, ckd_error *err) {
 
 /* ---- in host memory ---- */
 
-ckd_status load_place_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
-                            uint64_t *copied, ckd_error *err) {
+ckd_status load_decode_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
+                             uint64_t *copied, ckd_error *err) {
     decoder *d = &load->decoders[worker];
     return load->shared.view ? sibling_cache_scatter(&load->shared, d, b, target, copied, err)
                              : block_into_span(d, load->view, b, target, copied, err);
@@ -52,9 +52,9 @@ typedef struct placement {
     uint64_t *copied; /* by block */
 } placement;
 
-static ckd_status place_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status decode_one(void *context, size_t index, uint32_t worker, ckd_error *err) {
     placement *p = context;
-    return load_place_block(p->load, worker, p->blocks[index], &p->target, &p->copied[index], err);
+    return load_decode_block(p->load, worker, p->blocks[index], &p->target, &p->copied[index], err);
 }
 
 /* Decodes the task's blocks from `first` on, up to those done. */
@@ -66,7 +66,7 @@ static ckd_status decode_on_host(ckd_load *load, load_task *task, size_t first, 
         return err_nomem(err, count * sizeof(*p.copied), "a load's blocks");
     }
     float_mode mode = float_mode_enter();
-    ckd_status status = pool_run(load->store->pool, count, place_one, &p, err);
+    ckd_status status = pool_run(load->store->pool, count, decode_one, &p, err);
     float_mode_leave(mode);
     for (size_t i = 0; status == CKD_OK && i < count; i++) {
         task->copied += p.copied[i];

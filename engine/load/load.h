@@ -106,9 +106,9 @@ ckd_status load_task_list(load_task *task, ckd_error *err);
 ckd_status load_task_execute(ckd_load *load, load_task *task, size_t count, ckd_error *err);
 /* Whether the whole span is there, once all blocks are decoded. Errors: CORRUPT. */
 ckd_status load_task_check(const load_task *task, ckd_error *err);
-/* Places one block's part of a span, with the worker's decoder. Adds the number of elements to *copied. */
-ckd_status load_place_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
-                            uint64_t *copied, ckd_error *err);
+/* Decodes one block's part of a span, with the worker's decoder. Adds the number of elements to *copied. */
+ckd_status load_decode_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
+                             uint64_t *copied, ckd_error *err);
 /* Copies values that were decoded in host memory to their device, before later work of the caller's stream. */
 ckd_status load_task_finish(ckd_load *load, const load_task *task, ckd_error *err);
 void load_task_free(load_task *task);

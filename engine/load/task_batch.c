@@ -32,7 +32,7 @@ static ckd_status decode_item(void *context, size_t index, uint32_t worker, ckd_
     for (size_t i = w->items[index]; i < w->items[index + 1] && status == CKD_OK; i++) {
         listed_block *b = &w->blocks[i];
         const span_target target = {b->task->tensor, &b->task->span, b->task->to};
-        status = load_place_block(w->load, worker, b->block, &target, &b->copied, err);
+        status = load_decode_block(w->load, worker, b->block, &target, &b->copied, err);
         err_in_tensor(err, status, b->task->tensor->tensor->name);
     }
     return status;
@@ -42,12 +42,12 @@ static ckd_status decode_item(void *context, size_t index, uint32_t worker, ckd_
 
 /* A block in the order of what it is rebuilt with. */
 typedef struct companion {
-    size_t leader, at;
+    size_t group, at;
 } companion;
 
-static int by_leader(const void *a, const void *b) {
+static int by_group(const void *a, const void *b) {
     const companion *x = a, *y = b;
-    int order = (x->leader > y->leader) - (x->leader < y->leader);
+    int order = (x->group > y->group) - (x->group < y->group);
     return order ? order : (x->at > y->at) - (x->at < y->at);
 }
 
@@ -70,13 +70,13 @@ static ckd_status gather_companions(work_list *w, ckd_error *err) {
     for (size_t i = 0; i < w->block_count; i++) {
         w->blocks[i].lead = w->blocks[i].at = i;
         if (all) {
-            all[i] = (companion){sibling_cache_leader(shared, w->blocks[i].block), i};
+            all[i] = (companion){sibling_cache_group(shared, w->blocks[i].block), i};
         }
     }
     if (all) {
-        qsort(all, w->block_count, sizeof(*all), by_leader);
+        qsort(all, w->block_count, sizeof(*all), by_group);
         for (size_t i = 1; i < w->block_count; i++) {
-            if (all[i].leader == all[i - 1].leader) {
+            if (all[i].group == all[i - 1].group) {
                 w->blocks[all[i].at].lead = w->blocks[all[i - 1].at].lead;
             }
         }

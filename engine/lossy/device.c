@@ -6,7 +6,7 @@
 
 #include "kernels/scalar_lattice.h"
 
-#define KEPT_ROOM(n) \
+#define MAX_EXCEPTIONS(n) \
     ((n) / 256 + 64) /* exceptions among n elements, at most: each takes memory and a write of its own */
 
 /* ---- begin and end ---- */
@@ -84,7 +84,7 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, cons
     uint64_t n = rows * (v->widest < t->shape.columns ? v->widest : t->shape.columns),
              size = ckd_dtype_size(t->dtype);
     bool floats = t->dtype == CKD_F32;
-    if (v->only_given) {
+    if (v->only_input) {
         return lossy_device_aligned(n * size);
     }
     return lossy_device_aligned(n * size) * (floats ? 1 : 2) +
@@ -103,7 +103,7 @@ static ckd_status set_before(struct lossy_device *d, const lossy_device_values *
 }
 
 /* Allocates memory for hashes and a panel only. */
-static ckd_status begin_given(struct lossy_device *d, lossy_tile *t, uint64_t panel, ckd_error *err) {
+static ckd_status begin_input(struct lossy_device *d, lossy_tile *t, uint64_t panel, ckd_error *err) {
     void *memory;
     ckd_status status = device_memory(&memory, d->lease, d->scratch_size + panel, err);
     d->scratch = memory;
@@ -131,10 +131,11 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     pthread_mutex_init(&d->mutex, NULL);
     d->scratch_size = scratch_of(t, rows);
     uint64_t panel = panel_size(t, rows, before, v);
-    if (v->only_given) {
-        return begin_given(d, t, panel, err);
+    if (v->only_input) {
+        return begin_input(d, t, panel, err);
     }
-    uint64_t list = lossy_device_aligned(KEPT_ROOM(n) * sizeof(device_element_at)) + lossy_device_aligned(8);
+    uint64_t list =
+        lossy_device_aligned(MAX_EXCEPTIONS(n) * sizeof(device_element_at)) + lossy_device_aligned(8);
     uint64_t size = (2 + (before && !borrowed) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + list + d->scratch_size + panel;
     void *memory;
@@ -149,7 +150,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     at += lossy_device_aligned(n);
     d->exceptions = (device_exceptions){.count = (uint64_t *)(void *)at,
                                         .list = (device_element_at *)(void *)(at + lossy_device_aligned(8)),
-                                        .capacity = (uint32_t)KEPT_ROOM(n)};
+                                        .capacity = (uint32_t)MAX_EXCEPTIONS(n)};
     d->scratch = at += list;
     d->panel = at += d->scratch_size;
     at += panel;

@@ -464,11 +464,11 @@ typedef struct lossy_device_values {
     bool makes_before;
     uint64_t widest; /* largest number of columns of its panels */
     bool master;
-    bool only_given; /* only hashes of the input are wanted */
+    bool only_input; /* only hashes of the input are wanted */
 } lossy_device_values;
 /*
  * Allocates memory for the tile and converts its elements to floats: sets t->device, t->now and t->before
- * (NULL with only_given). Release with lossy_device_end. Errors: NOMEM (also of the device: the host can code
+ * (NULL with only_input). Release with lossy_device_end. Errors: NOMEM (also of the device: the host can code
  * the tile), DEVICE.
  */
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
@@ -498,7 +498,7 @@ typedef struct lossy_device_part {
 ckd_status lossy_device_compare(bool *same, const struct lossy_device *d, const lossy_device_part *parts,
                                 size_t count, ckd_error *err);
 /*
- * Keeps the decoded values on the device for the next save, under `key`. With only_given it does nothing.
+ * Keeps the decoded values on the device for the next save, under `key`. With only_input it does nothing.
  * Errors: NOMEM, DEVICE.
  */
 ckd_status lossy_device_keep_reference(struct lossy_device *d, const device_reference_key *key,

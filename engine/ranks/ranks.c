@@ -426,8 +426,8 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
 }
 
 /*
- * The save is committed if a manifest of this step has this id. NOT_FOUND: it certainly is not. Other errors: a
- * manifest that may be its own cannot be read.
+ * Finds the manifest of this step that has this id: its checkpoint is committed. NOT_FOUND: there is none, and all
+ * manifests of the step could be read. Other errors: one that cannot be read may be the one.
  */
 static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step,
                              ckd_error *err) {

@@ -65,7 +65,7 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
 typedef struct selection {
     const ckd_id *ids;
     size_t count;
-    bool dead; /* they are in the trash now */
+    bool in_trash; /* now */
     uint32_t timeout_ms;
     uint64_t undo_s;
     /* By id: why it cannot be restored. The others are restored then. NULL: one that cannot be is an error. */
@@ -85,7 +85,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
     pthread_mutex_lock(&store->mutex);
     ckd_status status = manifest_set_read(&n, store, err);
     THEN(status, s->left ? choose_possible(&n, store, s, err)
-                         : manifest_set_choose(&n, s->ids, s->count, s->dead, err));
+                         : manifest_set_choose(&n, s->ids, s->count, s->in_trash, err));
     if (status == CKD_OK) {
         status = make(store, &n, s->undo_s, err);
         update_derived(store);
@@ -100,7 +100,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
  * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first. *in_step: false if the file may
  * have such rows still.
  */
-static ckd_status sync_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
+static ckd_status refresh_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
     ckd_status status = store_refresh_catalog_locked(store, err);
     *in_step = status == CKD_OK && !store->catalog_in_memory;
@@ -112,7 +112,7 @@ static ckd_status sync_catalog(bool *in_step, ckd_store *store, ckd_error *err) 
 static ckd_status record_losses(ckd_store *store, ckd_error *err) {
     bool in_step;
     ckd_error why = {0};
-    (void)sync_catalog(&in_step, store, NULL);
+    (void)refresh_catalog(&in_step, store, NULL);
     ckd_status status = in_step ? CKD_OK : vanished_save_found(store, &why);
     if (status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
@@ -145,7 +145,7 @@ ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void 
     if (status != CKD_OK) {
         return status;
     }
-    status = sync_catalog(&in_step, store, err);
+    status = refresh_catalog(&in_step, store, err);
     if (status == CKD_OK && !in_step) {
         status = vanished_save_found(store, err);
     }
@@ -230,7 +230,7 @@ static ckd_status choose_possible(manifest_set *n, const ckd_store *store, const
         const manifest_entry *x = manifest_set_find(n, &s->ids[i]);
         ckd_error why = {.offset = CKD_NO_OFFSET};
         status = x && x->in_trash ? check_return(store, n, x, &why) : CKD_OK;
-        THEN(status, manifest_set_choose(n, &s->ids[i], 1, s->dead, &why));
+        THEN(status, manifest_set_choose(n, &s->ids[i], 1, s->in_trash, &why));
         status = keep_why(&s->left[i], status, &why, err);
     }
     return status;
@@ -260,7 +260,7 @@ static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t un
 
 ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count, ckd_error *err) {
     selection s = {
-        .ids = checkpoints, .count = count, .dead = true, .timeout_ms = store->options.lock_timeout_ms};
+        .ids = checkpoints, .count = count, .in_trash = true, .timeout_ms = store->options.lock_timeout_ms};
     return change(store, &s, undelete_chosen, err);
 }
 
@@ -268,7 +268,7 @@ ckd_status ckd_store_undelete_each(ckd_error *left, ckd_store *store, const ckd_
                                    ckd_error *err) {
     selection s = {.ids = checkpoints,
                    .count = count,
-                   .dead = true,
+                   .in_trash = true,
                    .timeout_ms = store->options.lock_timeout_ms,
                    .left = left};
     return change(store, &s, undelete_chosen, err);

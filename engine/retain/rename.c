@@ -223,8 +223,8 @@ static ckd_status publish_all(renaming *r, ckd_error *err) {
 }
 
 /*
- * Keeps what only the catalog knows, the timings. If it fails, the catalog follows the manifests later. With the mutex,
- * which a recovery may lack.
+ * Keeps the timings, which only the catalog knows. After a failure, a later refresh makes the catalog agree with the
+ * manifests. The caller holds the mutex; recovery may not, and does without this.
  */
 static void move_rows(const renaming *r) {
     catalog *c = r->store->catalog;

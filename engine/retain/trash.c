@@ -18,7 +18,7 @@ typedef struct file_use {
     ckd_id id;
     uint64_t size;
     bool stays;  /* a remaining manifest names it */
-    bool needed; /* and so does that of a checkpoint that is listed, or that can be restored */
+    bool needed; /* that manifest is of a listed checkpoint, or of one that can be restored */
 } file_use;
 
 typedef struct file_uses {

@@ -142,7 +142,7 @@ static ckd_status choose_batch(save_device *s, const ckd_save *save, unchanged_b
         }
         if (d) {
             d->before = parent->content;
-            d->stream->left = !s->blocks[s->count - 1].wants[PAYLOAD_DELTA];
+            d->stream->dropped = !s->blocks[s->count - 1].wants[PAYLOAD_DELTA];
         }
     }
     s->skip -= tries ? 0 : s->count;
@@ -172,7 +172,7 @@ static void leave_duplicates(batch *b) {
         c->duplicate = block_is_in_save(job, &b->save->coding.context, b->t, -1);
         c->wants[PAYLOAD_STANDALONE] &= !c->duplicate;
         if (i < b->s->deltas.count) {
-            b->s->deltas.blocks[i].stream->left |= c->duplicate;
+            b->s->deltas.blocks[i].stream->dropped |= c->duplicate;
         }
     }
 }
@@ -192,9 +192,9 @@ static ckd_status decode_one(void *context, size_t i, uint32_t worker, ckd_error
         b->save->sources.parent, b->t->parent, {b->t->region, d->first, d->count}, NULL};
     ckd_error why = {0};
     ckd_status status = span_values(&job->decoder, &from, previous, &why);
-    d->stream->left = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
-    return d->stream->left ? CKD_OK /* the host meets the damage, too, and reports it */
-                           : err_from(err, status, &why);
+    d->stream->dropped = status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO;
+    return d->stream->dropped ? CKD_OK /* the host meets the damage, too, and reports it */
+                              : err_from(err, status, &why);
 }
 
 static ckd_status fetch_parent(batch *b, ckd_error *err) {
@@ -202,7 +202,7 @@ static ckd_status fetch_parent(batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < s->count; i++) {
         const device_delta *d = &s->deltas.blocks[i];
-        if (!d->parent_on_device && !d->stream->left) {
+        if (!d->parent_on_device && !d->stream->dropped) {
             b->absent[b->absent_count++] = i;
         }
     }
@@ -213,7 +213,7 @@ static ckd_status fetch_parent(batch *b, ckd_error *err) {
         for (uint32_t i = 0; i < n && status == CKD_OK; i++) {
             device_delta *d = &s->deltas.blocks[b->absent[b->decoded + i]];
             status =
-                d->stream->left
+                d->stream->dropped
                     ? CKD_OK
                     : device_deltas_put(&s->deltas, d, b->save->pipeline.jobs[i].scratch.previous.data, err);
         }
@@ -225,7 +225,7 @@ static ckd_status plan_one(void *context, size_t i, uint32_t worker, ckd_error *
     batch *b = context;
     device_delta *d = &b->s->deltas.blocks[i];
     (void)err;
-    if (!d->stream->left) {
+    if (!d->stream->dropped) {
         device_deltas_plan(&b->s->deltas, d, coder_symbols(b->save->pipeline.jobs[worker].decoder.coder));
     }
     return CKD_OK;
@@ -242,12 +242,12 @@ static void judge(batch *b) {
         coded_block *c = &b->s->blocks[i];
         device_stream *s = b->s->deltas.blocks[i].stream;
         uint64_t raw = c->count * width, standalone = block_expected_standalone(c->parent, raw);
-        if (s->left) {
+        if (s->dropped) {
             continue;
         }
         load_cost chain = record_chain(c->parent), base = base_cost(width, raw, standalone);
         c->planned[PAYLOAD_DELTA] = s->planned;
-        c->may_lose = s->left = (double)s->planned > BLOCK_DELTA_WON * (double)standalone;
+        c->may_lose = s->dropped = (double)s->planned > BLOCK_DELTA_WON * (double)standalone;
         if (!c->may_lose) {
             chain.stored += (double)s->planned;
             chain.work += decode_work(PREDICT_PARENT, CODING_SYMBOLS, width, raw, s->planned, c->count);
@@ -279,7 +279,7 @@ static ckd_status take_deltas(batch *b, ckd_error *err) {
     for (uint32_t i = 0; i < s->deltas.count && status == CKD_OK; i++) {
         const device_delta *d = &s->deltas.blocks[i];
         coded_block *c = &s->blocks[i];
-        if (!d->stream->left) {
+        if (!d->stream->dropped) {
             status = stream_batch_read(&s->streams, d->stream, &c->payload[PAYLOAD_DELTA], err);
             THEN(status, take_differences(c, &s->deltas, d, b->t->rows != NULL, err));
             c->has[PAYLOAD_DELTA] = status == CKD_OK && c->payload[PAYLOAD_DELTA].size > 0;
@@ -307,7 +307,7 @@ static ckd_status plan_standalone(void *context, size_t i, uint32_t worker, ckd_
     batch *b = context;
     device_standalone *d = &b->s->standalones.blocks[i];
     (void)err;
-    if (!d->stream->left) {
+    if (!d->stream->dropped) {
         device_standalones_plan(&b->s->standalones, d,
                                 coder_symbols(b->save->pipeline.jobs[worker].decoder.coder));
     }
@@ -324,7 +324,7 @@ static ckd_status code_standalones(batch *b, ckd_error *err) {
     for (uint32_t i = 0; i < s->standalones.count && status == CKD_OK; i++) {
         const device_stream *stream = s->standalones.blocks[i].stream;
         coded_block *c = s->standalone[i];
-        if (!stream->left) {
+        if (!stream->dropped) {
             status = stream_batch_read(&s->streams, stream, &c->payload[PAYLOAD_STANDALONE], err);
             c->planned[PAYLOAD_STANDALONE] = stream->planned;
             c->has[PAYLOAD_STANDALONE] = status == CKD_OK && c->payload[PAYLOAD_STANDALONE].size > 0;

@@ -23,7 +23,7 @@ static void free_region(lossy_region *r) {
 /* ---- blocks ---- */
 
 /* The input elements of a block; NULL: they are on a device. */
-static const void *given_of(const lossy_tile *t, const block_job *job) {
+static const void *input_of(const lossy_tile *t, const block_job *job) {
     return t->input.device ? NULL
                            : (const uint8_t *)t->input.values +
                                  (job->input.first - t->shape.first) * ckd_dtype_size(t->dtype);
@@ -62,7 +62,7 @@ static ckd_status fill_place(save_slot *slot, block_job *job, lossy_region *r, c
     uint64_t at = job->input.first - t->shape.first;
     job->input.count = block_count(p->panel, t, at);
     job->input.try_delta = true;
-    slot->input = given_of(t, job);
+    slot->input = input_of(t, job);
     if (t->plan.lattice.shared && at == 0) {
         shared_part columns = {
             &t->plan.lattice.own, p->context->tensor, {p->context->region, t->shape.first, t->shape.count}};
@@ -344,7 +344,7 @@ static ckd_status end_tile(ckd_save *save, inflight_tile *inflight, ckd_error *e
 }
 
 /* Returns the older of the tiles in progress; NULL: none. */
-static inflight_tile *oldest_held(save_tiles *all) {
+static inflight_tile *oldest_inflight(save_tiles *all) {
     inflight_tile *a = &all->in_flight[0], *b = &all->in_flight[1];
     bool second = b->in_use && (!a->in_use || b->end < a->end);
     return second ? b : a->in_use ? a : NULL;
@@ -352,8 +352,8 @@ static inflight_tile *oldest_held(save_tiles *all) {
 
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
     ckd_status status = CKD_OK;
-    while (save->lossy.tiles && status == CKD_OK && oldest_held(save->lossy.tiles)) {
-        status = end_tile(save, oldest_held(save->lossy.tiles), err);
+    while (save->lossy.tiles && status == CKD_OK && oldest_inflight(save->lossy.tiles)) {
+        status = end_tile(save, oldest_inflight(save->lossy.tiles), err);
     }
     return status;
 }
@@ -377,7 +377,7 @@ void save_lossy_free(ckd_save *save) {
     save->lossy.tiles = NULL;
 }
 
-static size_t held_bytes(const inflight_tile *h) {
+static size_t inflight_bytes(const inflight_tile *h) {
     const lossy_buffers *b = &h->buffers;
     return b->original.capacity + b->now.capacity + b->stored.capacity + b->before.capacity;
 }
@@ -386,7 +386,7 @@ static size_t held_bytes(const inflight_tile *h) {
  * Provides a place for a tile of `count` elements. Two tiles are held at a time only if both have at most half of the
  * largest size. A larger one also takes the memory of the other. Waits depend on sizes only: see save_tiles.seen.
  */
-static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
+static ckd_status begin_inflight(inflight_tile **out, ckd_save *save, uint64_t count, ckd_error *err) {
     inflight_tile *a = &save->lossy.tiles->in_flight[0], *b = &save->lossy.tiles->in_flight[1];
     uint64_t half = save_tile_elements(save) / 2;
     bool large = count > half || (a->in_use && a->tile.shape.count > half) ||
@@ -395,12 +395,12 @@ static ckd_status hold_tile(inflight_tile **out, ckd_save *save, uint64_t count,
     if (large) {
         status = save_end_tiles(save, err);
     } else if (a->in_use && b->in_use) {
-        status = end_tile(save, oldest_held(save->lossy.tiles), err);
+        status = end_tile(save, oldest_inflight(save->lossy.tiles), err);
     }
     if (status != CKD_OK) {
         return status;
     }
-    *out = large ? (held_bytes(b) > held_bytes(a) ? b : a) : (a->in_use ? b : a);
+    *out = large ? (inflight_bytes(b) > inflight_bytes(a) ? b : a) : (a->in_use ? b : a);
     if (count > half) {
         inflight_tile_free(*out == a ? b : a);
     }
@@ -414,7 +414,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     tile_parent from;
     inflight_tile *inflight;
     bool worth = false;
-    ckd_status status = hold_tile(&inflight, save, cut->shape.count, err);
+    ckd_status status = begin_inflight(&inflight, save, cut->shape.count, err);
     if (status != CKD_OK) {
         return status;
     }

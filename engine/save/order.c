@@ -93,9 +93,9 @@ static double bound_of(const region_job *rj) {
 
 /* Returns true if a new analysis would have the same result. */
 static bool still_holds(const block_job *job, const coding_context *c, const region_job *rj, bool due) {
-    bool settled_search = rj->lossy ? block_copies_from_save(job, c) : block_is_duplicate(job);
+    bool search_ended = rj->lossy ? block_copies_from_save(job, c) : block_is_duplicate(job);
     return job->state != BLOCK_BLOCKED && job->input.try_delta == due && !block_exceeds_references(job, c) &&
-           (settled_search || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
+           (search_ended || !block_is_in_save(job, c, &rj->context, bound_of(rj)));
 }
 
 /* Returns true if earlier blocks that are not registered yet may have its values: then it cannot be decided yet. */

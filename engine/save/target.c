@@ -192,7 +192,7 @@ typedef ckd_status (*newest_fn)(ckd_checkpoint *out, bool *found, catalog *c, co
                                 uint64_t before, ckd_error *err);
 
 /* Finds the newest checkpoint before the step, in this run or in those from which it branched off. */
-static ckd_status search_lineage(save_target *t, newest_fn newest, ckd_store *store, ckd_error *err) {
+static ckd_status search_branches(save_target *t, newest_fn newest, ckd_store *store, ckd_error *err) {
     char root[CKD_RUN_MAX + 1], name[CKD_RUN_MAX + 1];
     unsigned number;
     branch_root(root, &number, t->run);
@@ -210,9 +210,9 @@ static ckd_status search_lineage(save_target *t, newest_fn newest, ckd_store *st
 }
 
 /* A suspect checkpoint is taken only if there is no other. */
-static ckd_status find_lineage(save_target *t, ckd_store *store, ckd_error *err) {
-    ckd_status status = search_lineage(t, newest_healthy_of, store, err);
-    return status == CKD_OK && !t->has_origin ? search_lineage(t, newest_of, store, err) : status;
+static ckd_status find_parent(save_target *t, ckd_store *store, ckd_error *err) {
+    ckd_status status = search_branches(t, newest_healthy_of, store, err);
+    return status == CKD_OK && !t->has_origin ? search_branches(t, newest_of, store, err) : status;
 }
 
 static ckd_status find_named(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
@@ -236,7 +236,7 @@ static ckd_status resolve_parent(save_target *t, ckd_store *store, const ckd_sav
         return CKD_OK;
     }
     if (!o->parent_run) {
-        return find_lineage(t, store, err);
+        return find_parent(t, store, err);
     }
     t->has_origin = true;
     return find_named(&t->origin, store, o->parent_run, o->parent_step, "parent", err);

@@ -297,7 +297,7 @@ static ckd_status begin_device_tile(tile_start *start, inflight_tile *inflight, 
 
 ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ckd_tensor *tensor,
                             uint64_t widest, ckd_error *err) {
-    lossy_device_values values = {.store = save->store, .widest = widest, .only_given = true};
+    lossy_device_values values = {.store = save->store, .widest = widest, .only_input = true};
     values.input = on_device(&values.lease, save, t, tensor);
     *begun = values.input != NULL;
     return *begun ? begin_on_device(save, t, &values, err) : CKD_OK;

@@ -174,8 +174,8 @@ ckd_status save_register(save_append *out, ckd_save *save, const block_job *job,
     }
     if (step) {
         if (!block_is_duplicate(job)) {
-            step_note_gradient(step, job->analysis.step.tried,
-                               job->analysis.step.fits ? job->analysis.step.scale : 0);
+            step_record_gradient(step, job->analysis.step.tried,
+                                 job->analysis.step.fits ? job->analysis.step.scale : 0);
         }
         pin_block(step, job, t, r);
     }

@@ -12,7 +12,7 @@ struct session_slot;
 typedef struct metric_alarms {
     sensor_history metric;
     uint64_t observed; /* the last step whose metric was judged; 0: none */
-    bool told;         /* the trainer has set a metric since the last step */
+    bool has_metric;   /* the trainer has set a metric since the last step */
 } metric_alarms;
 
 /* The saver has this. */

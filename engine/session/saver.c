@@ -76,8 +76,7 @@ void *cached_values_of(const ckd_session *s, size_t i) {
 
 /* ------------------------------------------------------------------------------------------------- one snapshot */
 
-/* The first save after a restore follows the restored checkpoint, later ones the last save. */
-static void choose_lineage(ckd_session *s, const session_slot *slot) {
+static void name_checkpoint(ckd_session *s, const session_slot *slot) {
     s->save.run = s->run;
     s->save.step = slot->step;
     s->save.metric = slot->metric;
@@ -89,7 +88,7 @@ void session_record_last(ckd_session *s, const ckd_checkpoint *last) {
     memcpy(s->saver.launch.run, last->run, sizeof(s->saver.launch.run));
 }
 
-static void continue_lineage(ckd_session *s, const ckd_checkpoint *saved) {
+static void continue_from(ckd_session *s, const ckd_checkpoint *saved) {
     session_record_last(s, saved);
     snprintf(s->run, sizeof(s->run), "%s", saved->run);
     s->save.parent_run = s->save.resumed_from_run = NULL;
@@ -289,7 +288,7 @@ static ckd_status save_without_agent(ckd_checkpoint *saved, ckd_session *s, sess
 
 static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot) {
     pthread_mutex_lock(&s->saver.store_turn);
-    choose_lineage(s, slot);
+    name_checkpoint(s, slot);
     bool one_step =
         s->shared.state.durable_step != CKD_LATEST && slot->step == s->shared.state.durable_step + 1;
     saved->status = check_run_is_new(s, slot, &saved->error);
@@ -301,7 +300,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
     s->saver.parent_in_doubt = saved->status == CKD_E_NOT_FOUND || saved->status == CKD_E_CORRUPT ||
                                saved->status == CKD_E_UNSUPPORTED || saved->status == CKD_E_IO;
     if (saved->status == CKD_OK) {
-        continue_lineage(s, &saved->checkpoint);
+        continue_from(s, &saved->checkpoint);
         s->saver.reference = s->shared.staged_max < s->shared.slot_count ? slot : NULL;
         s->saver.reference_id = s->saver.cached.of = saved->checkpoint.id;
     } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {

@@ -198,7 +198,7 @@ static void release_copies(ckd_session *s, session_slot *slot) {
  * written to tensors that were being copied. If only some groups were fenced, the other groups' tensors are taken to be
  * unchanged.
  */
-static void settle_lazy(ckd_session *s) {
+static void check_lazy(ckd_session *s) {
     pthread_mutex_lock(&s->shared.mutex);
     session_slot *slot = newest(s);
     bool open = slot && !slot->fenced;
@@ -364,7 +364,7 @@ static void publish_figures(ckd_session *s) {
 }
 
 /* Copies wait for idle time only if the last iteration had some. Otherwise all would be left to the fence. */
-static void note_idle_time(ckd_session *s) {
+static void record_idle_time(ckd_session *s) {
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.idles = s->shared.idle_since_step;
     s->shared.idle_since_step = false;
@@ -393,20 +393,20 @@ static ckd_status make_step(ckd_session *s, uint64_t step, bool save, ckd_error 
         return status;
     }
     measure_iteration(s, called);
-    settle_lazy(s);
-    note_idle_time(s);
+    check_lazy(s);
+    record_idle_time(s);
     s->trainer.fence_ns = 0; /* not part of the next iteration */
-    uint64_t settled = clock_monotonic_ns();
+    uint64_t checked = clock_monotonic_ns();
     take_persist_time(s);
     s->trainer.last_step = step;
-    if (s->trainer.alarms.told) {
+    if (s->trainer.alarms.has_metric) {
         session_judge_metric(s, step, s->trainer.metric);
-        s->trainer.alarms.told = false;
+        s->trainer.alarms.has_metric = false;
     }
     bool is_requested = requested(s);
     if (save || is_requested || s->trainer.pending || interval_due(&s->trainer.interval, step)) {
         ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
-        save_now(s, step, settled, save || is_requested);
+        save_now(s, step, checked, save || is_requested);
         (void)session_enter(s, before);
     }
     publish_figures(s);
@@ -486,14 +486,14 @@ void ckd_session_poll(ckd_session_state *out, ckd_session *s) {
 void ckd_session_metric(ckd_session *s, double metric) {
     if (session_check(s, NULL) == CKD_OK) {
         s->trainer.metric = metric;
-        s->trainer.alarms.told = true;
+        s->trainer.alarms.has_metric = true;
     }
 }
 
 void ckd_session_no_metric(ckd_session *s) {
     if (session_check(s, NULL) == CKD_OK) {
         s->trainer.metric = NAN;
-        s->trainer.alarms.told = false;
+        s->trainer.alarms.has_metric = false;
     }
 }
 

@@ -116,8 +116,8 @@ ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *
 
 /*
  * Makes a checkpoint of a good slot in a store that only the caller writes to. It is exact,
- * has the id of the slot, and the newest checkpoint there before its step as its parent: a copy of the state, but of its
- * lineage nothing. Errors: those of slot_save.
+ * has the id of the slot, and the newest checkpoint there before its step as its parent: a copy of the state, not of its
+ * lineage. Errors: those of slot_save.
  */
 ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
                           ckd_error *err);

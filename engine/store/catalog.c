@@ -28,8 +28,8 @@ static void drop_replaced_file(ckd_store *store) {
 }
 
 /*
- * To a writer an empty file is damaged, as it is to a reader. SQLite would make a catalog of it, and that would tell that
- * the writers of older intents committed nothing.
+ * An empty file counts as damaged, for a writer as for a reader. SQLite would turn it into an empty catalog, and
+ * recovery would take that as evidence that the writers of older intents committed nothing.
  */
 static catalog_mode mode_for(const ckd_store *store, const char *name, const char *path) {
     bool is_empty = strcmp(name, FILE_CATALOG) == 0 && file_bytes(path) == 0;
@@ -54,16 +54,16 @@ ckd_status store_use_memory_catalog(ckd_store *store, ckd_error *err) {
     store->catalog_in_memory = true;
     store->catalog_compared = true; /* it is made from the manifests alone */
     ckd_status status = catalog_open(&store->catalog, NULL, CATALOG_MEMORY, &store->id, 0, err);
-    reconcile_result merged;
-    return status == CKD_OK ? store_reconcile_catalog(&merged, store, err) : status;
+    reconcile_result result;
+    return status == CKD_OK ? store_reconcile_catalog(&result, store, err) : status;
 }
 
 static ckd_status open_for_reading(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
-    reconcile_result merged = {0};
+    reconcile_result result = {0};
     ckd_status status = use_file(store, FILE_CATALOG, &why);
-    THEN(status, store_reconcile_catalog(&merged, store, &why));
-    if ((status == CKD_OK && !merged.behind) || status == CKD_E_NOMEM) {
+    THEN(status, store_reconcile_catalog(&result, store, &why));
+    if ((status == CKD_OK && !result.behind) || status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
     }
     /*
@@ -103,14 +103,14 @@ static ckd_status record_older_intents(ckd_store *store, ckd_error *err) {
 }
 
 /* Fills the new catalog, durably, under its temporary name. */
-static ckd_status fill_new_file(reconcile_result *merged, ckd_store *store, ckd_error *err) {
+static ckd_status fill_new_file(reconcile_result *result, ckd_store *store, ckd_error *err) {
     drop_unfinished(store);
-    *merged = (reconcile_result){.catalog_failed = true};
+    *result = (reconcile_result){.catalog_failed = true};
     ckd_status status = use_file(store, FILE_NEW_CATALOG, err);
-    THEN(status, store_reconcile_catalog(merged, store, err));
+    THEN(status, store_reconcile_catalog(result, store, err));
     if (status == CKD_OK) {
         status = record_older_intents(store, err);
-        merged->catalog_failed = status != CKD_OK;
+        result->catalog_failed = status != CKD_OK;
     }
     return status;
 }
@@ -146,9 +146,9 @@ static ckd_status put_in_place(ckd_store *store, ckd_error *err) {
 
 /* Makes a new catalog file. The old one stays until the new one is complete. */
 static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
-    reconcile_result merged;
-    ckd_status status = fill_new_file(&merged, store, err);
-    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    reconcile_result result;
+    ckd_status status = fill_new_file(&result, store, err);
+    *catalog_failed = status != CKD_OK && result.catalog_failed;
     if (status == CKD_OK) {
         status = put_in_place(store, err);
         *catalog_failed = status != CKD_OK;
@@ -162,8 +162,8 @@ static ckd_status make_file(bool *catalog_failed, ckd_store *store, ckd_error *e
 }
 
 /* catalog_failed: whether the file itself failed. */
-static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
-    reconcile_result merged = {.catalog_failed = true};
+static ckd_status reconcile_file(bool *catalog_failed, ckd_store *store, ckd_error *err) {
+    reconcile_result result = {.catalog_failed = true};
     ckd_status status = CKD_OK;
     drop_replaced_file(store);
     bool no_file = !store->catalog || store->catalog_in_memory;
@@ -173,8 +173,8 @@ static ckd_status sync_file(bool *catalog_failed, ckd_store *store, ckd_error *e
     if (no_file) {
         status = use_file(store, FILE_CATALOG, err);
     }
-    THEN(status, store_reconcile_catalog(&merged, store, err));
-    *catalog_failed = status != CKD_OK && merged.catalog_failed;
+    THEN(status, store_reconcile_catalog(&result, store, err));
+    *catalog_failed = status != CKD_OK && result.catalog_failed;
     return status;
 }
 
@@ -201,7 +201,7 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
 ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};
     bool catalog_failed;
-    ckd_status status = sync_file(&catalog_failed, store, &why);
+    ckd_status status = reconcile_file(&catalog_failed, store, &why);
     if (catalog_failed &&
         (status == CKD_E_CORRUPT || status == CKD_E_NOT_FOUND || status == CKD_E_MISMATCH)) {
         store_message(
@@ -221,7 +221,7 @@ ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err) {
 }
 
 bool store_refresh_usable_catalog(ckd_store *store) {
-    reconcile_result merged;
+    reconcile_result result;
     uint64_t skipped = store->manifests_skipped;
     if (pthread_mutex_trylock(&store->mutex) != 0) {
         return false;
@@ -231,7 +231,7 @@ bool store_refresh_usable_catalog(ckd_store *store) {
     bool exists = file_exists(path_in(store->path, FILE_CATALOG).text);
     bool is_new = !store->catalog || store->catalog_in_memory;
     bool usable = exists && (!is_new || use_file(store, FILE_CATALOG, NULL) == CKD_OK);
-    bool in_step = usable && store_reconcile_catalog(&merged, store, NULL) == CKD_OK;
+    bool in_step = usable && store_reconcile_catalog(&result, store, NULL) == CKD_OK;
     if (usable && !in_step && is_new) {
         catalog_close(store->catalog);
         store->catalog = NULL;
@@ -283,12 +283,12 @@ static bool query_again(const ckd_store *store, ckd_status status) {
 
 /* Provides a catalog that is as new as the manifests. */
 static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) {
-    reconcile_result merged = {0};
+    reconcile_result result = {0};
     if (store->catalog && store->catalog_in_memory) {
-        return store_reconcile_catalog(&merged, store, err);
+        return store_reconcile_catalog(&result, store, err);
     }
-    if (failed == CKD_E_NOT_FOUND && store_reconcile_catalog(&merged, store, NULL) == CKD_OK &&
-        !merged.behind) {
+    if (failed == CKD_E_NOT_FOUND && store_reconcile_catalog(&result, store, NULL) == CKD_OK &&
+        !result.behind) {
         return CKD_OK;
     }
     return store_use_memory_catalog(store, err);

@@ -84,8 +84,9 @@ ckd_status settings_damage(damage_list *damage, const ckd_store *store, ckd_erro
 typedef struct file_check {
     const ckd_store *store;
     damage_list *damage;
-    const dependency_info *lineages; /* to name the checkpoints that need damaged records; may be empty */
-    size_t lineage_count;
+    /* Name the checkpoints that need damaged records; may be empty. */
+    const dependency_info *dependency_infos;
+    size_t dependency_info_count;
     bytes *payload;   /* scratch */
     const char *path; /* NULL: the file under its own name; else a file that is about to get that name */
     /* Called after each record with the bytes read, unless NULL. A status other than CKD_OK ends the check. */

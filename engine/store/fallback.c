@@ -102,12 +102,12 @@ static ckd_status check_name(ckd_store *store, const manifest_name *name, const 
 }
 
 /*
- * Once a handle, names the checkpoints of the run that are lost and newer than this one. newest: NULL if nothing is listed.
- * Training goes on without them, but not silently.
+ * Names the checkpoints of the run that are lost and newer than this one, once per handle. newest: NULL if nothing is
+ * listed. Training goes on without them, but not silently.
  */
-static void tell_lost(ckd_store *store, const char *run, const ckd_checkpoint *newest) {
+static void report_lost(ckd_store *store, const char *run, const ckd_checkpoint *newest) {
     dir_list list;
-    if (atomic_load(&store->losses_told) || damage_list_folder(&list, store, NULL) != CKD_OK) {
+    if (atomic_load(&store->losses_reported) || damage_list_folder(&list, store, NULL) != CKD_OK) {
         return;
     }
     for (size_t i = 0; i < list.count; i++) {
@@ -117,7 +117,7 @@ static void tell_lost(ckd_store *store, const char *run, const ckd_checkpoint *n
         }
         const ckd_checkpoint *c = &m.checkpoint;
         if (strcmp(c->run, run) == 0 && (!newest || c->step > newest->step)) {
-            atomic_store(&store->losses_told, true);
+            atomic_store(&store->losses_reported, true);
             store_message(
                 store,
                 "%s@%llu was committed and is lost, as its manifest is missing: ckptdelta repair may bring it back",
@@ -144,7 +144,7 @@ ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest
     }
     manifests_free(&list);
     if (status == CKD_OK) {
-        tell_lost(store, newest->run, newest);
+        report_lost(store, newest->run, newest);
     }
     return status;
 }
@@ -199,7 +199,7 @@ ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *er
     }
     manifests_free(&list);
     if (status == CKD_OK) {
-        tell_lost(store, run, NULL);
+        report_lost(store, run, NULL);
     }
     return status;
 }

@@ -35,9 +35,9 @@ static void name_members(chunk *c, const record *bundle, ckd_error *why) {
 
 /* The checkpoint that a record belongs to; NULL: it is gone. */
 static const dependency_info *owner_of(const file_check *f, const record *r) {
-    for (size_t i = 0; i < f->lineage_count; i++) {
-        if (id_equal(&f->lineages[i].id, &r->tensor->checkpoint)) {
-            return &f->lineages[i];
+    for (size_t i = 0; i < f->dependency_info_count; i++) {
+        if (id_equal(&f->dependency_infos[i].id, &r->tensor->checkpoint)) {
+            return &f->dependency_infos[i];
         }
     }
     return NULL;
@@ -70,9 +70,9 @@ static ckd_status record_for(const file_check *f, const finding *found, const ch
 static ckd_status record_for_all(const file_check *f, const ckd_id *file, const finding *found,
                                  ckd_error *err) {
     ckd_status status = record_for(f, found, "", err);
-    for (size_t i = 0; i < f->lineage_count && found->status != CKD_OK && status == CKD_OK; i++) {
-        if (names_file(&f->lineages[i], file)) {
-            status = record_for(f, found, f->lineages[i].name, err);
+    for (size_t i = 0; i < f->dependency_info_count && found->status != CKD_OK && status == CKD_OK; i++) {
+        if (names_file(&f->dependency_infos[i], file)) {
+            status = record_for(f, found, f->dependency_infos[i].name, err);
         }
     }
     return status;

@@ -58,7 +58,7 @@ void ckd_store_close(ckd_store *store) {
     free(store);
 }
 
-static void tell(const ckd_store *store, ckd_message_fn function, const char *format, va_list args) {
+static void send_message(const ckd_store *store, ckd_message_fn function, const char *format, va_list args) {
     if (function) {
         char text[1024];
         vsnprintf(text, sizeof(text), format, args);
@@ -69,7 +69,7 @@ static void tell(const ckd_store *store, ckd_message_fn function, const char *fo
 void store_message(const ckd_store *store, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    tell(store, store->options.on_message, format, args);
+    send_message(store, store->options.on_message, format, args);
     va_end(args);
 }
 
@@ -77,7 +77,7 @@ void store_info(const ckd_store *store, const char *format, ...) {
     const ckd_store_options *o = &store->options;
     va_list args;
     va_start(args, format);
-    tell(store, o->on_info ? o->on_info : o->on_message, format, args);
+    send_message(store, o->on_info ? o->on_info : o->on_message, format, args);
     va_end(args);
 }
 

@@ -90,7 +90,7 @@ struct ckd_store {
     uint64_t device_references_refused; /* part of the limit that the device could not provide */
     /* devices computed other values than the host (save/self_check.h): they code nothing more */
     atomic_bool devices_differ;
-    atomic_bool losses_told;          /* by ckd_store_check_newest and store_check_unlisted */
+    atomic_bool losses_reported;      /* by ckd_store_check_newest and store_check_unlisted */
     scrubbed_files scrubbed;          /* to be recorded with the next change of the catalog */
     intact_records intact;            /* what saves have checked of the chains on which they build */
     bool keeps_workspace;             /* sessions set it, as they save again and again */
@@ -191,7 +191,7 @@ ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err
  */
 ckd_status manifest_add_files_of(manifest *m, ckd_store *store, const ckd_id *id, ckd_error *err);
 
-/* ---- catalog_sync.c ---- */
+/* ---- catalog_reconcile.c ---- */
 typedef struct reconcile_result {
     bool behind;         /* the file differs and cannot be written, as the store was opened for reading */
     bool catalog_failed; /* the catalog failed, not the manifests */

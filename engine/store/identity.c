@@ -1,6 +1,6 @@
 /*
- * The store's identity: data/store has the id that all other files of the store repeat. If it is lost, they tell it.
- * Nothing makes a new identity where such files are: they would belong to another store from then on.
+ * The store's identity: data/store has the id that all other files of the store repeat. If data/store is lost, the id
+ * is taken from them. While such files exist, no new identity is made: they would belong to another store from then on.
  */
 #include <stdio.h>
 

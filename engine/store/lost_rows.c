@@ -33,7 +33,7 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
     bytes data = {0};
     manifest m = {.checkpoint = *checkpoint};
     pathname path = lost_file_path(store, checkpoint, end), temporary = path;
-    /* Of this checkpoint alone, as two processes may be here at once. Either writes the same. */
+    /* The name is of this checkpoint alone: two processes may write it at once. Both write the same. */
     snprintf(temporary.text + strlen(path.text), sizeof(temporary.text) - strlen(path.text), ".tmp");
     if (file_exists(path.text) && (!checkpoint->created_ns || is_kept(store, path.text))) {
         return CKD_OK;
@@ -67,8 +67,8 @@ ckd_status lost_row_keep(const ckd_store *store, const ckd_checkpoint *c, const 
 }
 
 /*
- * What the name alone tells, if the file is damaged or cannot be read now. The checkpoint stays lost: a repair cannot tell
- * whether it has found all of it.
+ * Takes what the name says, if the file is damaged or cannot be read now. The checkpoint stays lost: a repair cannot
+ * tell whether it has found all of it.
  */
 static bool read_name(manifest *out, const char *name, size_t length) {
     char text[CKD_RUN_MAX + 96];

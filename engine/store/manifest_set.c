@@ -113,14 +113,15 @@ static const manifest_entry *end_of(const manifest_set *n) {
     return n->count ? n->items + n->count : n->items; /* items may be NULL */
 }
 
-ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err) {
+ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool in_trash,
+                               ckd_error *err) {
     for (size_t i = 0; i < count; i++) {
         char hex[CKD_ID_TEXT];
         ckd_id_text(hex, &ids[i]);
         manifest_entry *first = manifest_set_find(n, &ids[i]);
-        if (!first || first->in_trash != dead) {
+        if (!first || first->in_trash != in_trash) {
             return err_set(err, CKD_E_NOT_FOUND, "there is no checkpoint %s %s", hex,
-                           dead ? "in the trash" : "in this store");
+                           in_trash ? "in the trash" : "in this store");
         }
         if (first->chosen) {
             return err_set(err, CKD_E_INVALID, "checkpoint %s is given twice", hex);

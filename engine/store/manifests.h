@@ -86,10 +86,11 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
 /* The first generation of the checkpoint; NULL: there is none. */
 manifest_entry *manifest_set_find(const manifest_set *n, const ckd_id *id);
 /*
- * Chooses checkpoints, with all their generations. Errors: NOT_FOUND (a checkpoint is missing, or its `dead` state
- * differs), INVALID (an id occurs twice).
+ * Chooses checkpoints, with all their generations. Errors: NOT_FOUND (a checkpoint is missing, or `in_trash` is
+ * different), INVALID (an id occurs twice).
  */
-ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool dead, ckd_error *err);
+ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count, bool in_trash,
+                               ckd_error *err);
 /*
  * Sets in_use on every generation of the checkpoints that intents of living writers name. Their files must stay,
  * whatever happens to the checkpoints. Under the publish lock, so that no writer begins meanwhile. Errors: IO, CORRUPT

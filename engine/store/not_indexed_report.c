@@ -165,7 +165,7 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
     return status;
 }
 
-/* Reading this many takes a second. */
+/* Reading the tensors of this many checkpoints takes a second, which a message announces. */
 #define WORTH_A_WORD 10000
 
 /* ---- writing the report ---- */

@@ -80,8 +80,9 @@ static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id 
 }
 
 /*
- * A writer died while it wrote the catalog. A writer that opens it rolls its journal back, as recovery may. Of an empty
- * file it would make a catalog without rows, which would tell that nothing was committed.
+ * A writer died while it wrote the catalog. Opening the catalog for writing rolls the journal back, which recovery may
+ * do. An empty file is not opened: SQLite would turn it into an empty catalog, which would pass as evidence that
+ * nothing was committed.
  */
 static void roll_back_catalog(const ckd_store *store) {
     catalog *c = NULL;

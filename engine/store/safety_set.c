@@ -8,12 +8,15 @@
 #include "engine/store/damage.h"
 #include "engine/store/manifests.h"
 
-/* Whose records a load of a checkpoint reads. Found out when it matters: that opens all of its files. */
+/*
+ * The checkpoints whose records a load of a checkpoint reads. Determined only if needed, as that opens all of its
+ * files.
+ */
 typedef struct needed_records {
     ckd_store *store;
     const manifest *of;
     bytes owners;
-    bool known, unknowable; /* unknowable: it cannot be found out, so that any may be needed */
+    bool known, unknowable; /* unknowable: not to be determined; any may be needed */
 } needed_records;
 
 static ckd_status find_needed(needed_records *n, ckd_error *err) {

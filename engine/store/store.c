@@ -261,7 +261,7 @@ ckd_status store_open(ckd_store **out, const char *root, ckd_open_mode mode, con
 
 /* ---- rebuilding the catalog ---- */
 
-static ckd_status renew(ckd_rebuild_result *result, ckd_store *store, ckd_error *err) {
+static ckd_status rebuild(ckd_rebuild_result *result, ckd_store *store, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, store, err);
     if (status == CKD_OK) {
@@ -288,7 +288,7 @@ ckd_status store_rebuild(ckd_rebuild_result *result, const char *path, const ckd
     ckd_store *store;
     ckd_status status = store_open_without_catalog(&store, path, options, hooks, err);
     if (status == CKD_OK) {
-        status = renew(result, store, err);
+        status = rebuild(result, store, err);
         ckd_store_close(store);
     }
     return status;

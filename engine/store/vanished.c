@@ -64,7 +64,7 @@ static ckd_status add(ckd_checkpoint **items, size_t *count, size_t *capacity, c
     return CKD_OK;
 }
 
-/* explain: the checkpoint is lost, so that it accounts for the files. */
+/* explain: the checkpoint is lost, so its files are marked as explained. */
 static bool in_strays(vanished *v, const ckd_id *checkpoint, bool explain) {
     bool found = false;
     for (size_t i = 0; i < v->stray_count; i++) {
@@ -231,7 +231,9 @@ rows_known vanished_rows_of(const ckd_store *store, const char *name) {
     return status == CKD_OK && older[0] ? ROWS_GONE : rows_after(status, store);
 }
 
-/* otherwise: the weight of rows if the catalog is older than some deletion. Errors: IO, NOMEM; then it is that, too. */
+/*
+ * otherwise: the weight of rows if the catalog is older than some deletion; also set after an error. Errors: IO, NOMEM.
+ */
 static ckd_status weigh(witness *out, const char noted[CATALOG_META], const ckd_store *store,
                         witness otherwise, ckd_error *err) {
     bool current;
@@ -494,8 +496,8 @@ static ckd_status refuse_for_now(const ckd_store *store, const rows *now, ckd_er
 }
 
 /*
- * Looks at catalog.db alone: a rebuild has saved what catalog.db.old knows. Saves nothing: the next sync of the catalog
- * does, and a full disk cannot hinder this check.
+ * Looks at catalog.db alone: a rebuild has saved what catalog.db.old knows. Saves nothing, so that a full disk cannot
+ * hinder this check: the next refresh of the catalog does.
  */
 ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err) {
     vanished v = {0};

@@ -80,8 +80,8 @@ static bool same_tensor(const record_tensor *a, const record_tensor *b) {
                       memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
 }
 
-/* Notes a duplicate. Records of a chunk are an array, so within a file the first record comes first. */
-static ckd_status note_other(view *v, view_block *block, const view_block *duplicate, ckd_error *err) {
+/* Records of a chunk are an array, so within a file the first record comes first. */
+static ckd_status add_duplicate(view *v, view_block *block, const view_block *duplicate, ckd_error *err) {
     if (!v->duplicates) {
         v->duplicates = calloc(v->block_count, sizeof(*v->duplicates));
     }
@@ -109,7 +109,7 @@ static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, si
             const record *r = blocks[i].record;
             const record *last = s->block_count ? s->blocks[s->block_count - 1].record : NULL;
             if (last && last->first == r->first && last->count == r->count) {
-                ckd_status status = note_other(v, &blocks[kept - 1], &blocks[i], err);
+                ckd_status status = add_duplicate(v, &blocks[kept - 1], &blocks[i], err);
                 if (status != CKD_OK) {
                     return status;
                 }

@@ -73,8 +73,9 @@ static ckd_status find_present(void *context, catalog *c, ckd_error *err) {
 }
 
 /*
- * Reads the manifest that the catalog names. A writer that replaced it may have died before it told the catalog. So if
- * it is gone, the catalog is compared with the manifests, and asked again. A compaction may replace it again meanwhile.
+ * Reads the manifest that the catalog names. A writer that replaced it may have died before it updated the catalog. So
+ * if the manifest is gone, the catalog is compared with the manifests, and queried again. A compaction may replace the
+ * manifest again meanwhile.
  */
 static ckd_status read_listed(manifest *out, ckd_checkpoint *found, ckd_store *store, ckd_error *err) {
     enum { TRIES = 20 };

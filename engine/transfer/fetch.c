@@ -135,7 +135,7 @@ static ckd_status report_progress(void *context, ckd_error *err) {
 }
 
 /* Called after each record: waits to keep the rate that was asked for. */
-static ckd_status keep_pace(transfer *t, uint64_t bytes_moved, ckd_error *err) {
+static ckd_status limit_rate(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
     return rate_wait(t->options->bytes_per_s, t->begun_ns, t->moved, report_progress, t, err);
@@ -226,7 +226,7 @@ static ckd_status copy_record(const file_copy *k, size_t number, ckd_error *err)
     status = append_zeros(to, r->offset - begin, err);
     THEN(status, file_append(to, t->header.data, t->header.size, err));
     THEN(status, file_append(to, t->payload.data, r->stored_size, err));
-    return status == CKD_OK ? keep_pace(t, end_of(r) - begin, err) : status;
+    return status == CKD_OK ? limit_rate(t, end_of(r) - begin, err) : status;
 }
 
 /* Copies index and footer. */
@@ -245,7 +245,7 @@ static ckd_status copy_end(const file_copy *k, ckd_error *err) {
         return transfer_explain_damage(t, k->item, status, err);
     }
     status = file_append(k->to, data, size, err);
-    return status == CKD_OK ? keep_pace(t, size, err) : status;
+    return status == CKD_OK ? limit_rate(t, size, err) : status;
 }
 
 /* Bytes of the file that an earlier copy left and that can be used: none, the header with whole records, or all. */
@@ -317,7 +317,7 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
     }
     if (!keep) {
         status = file_append(k->to, header, sizeof(header), err);
-        THEN(status, keep_pace(t, sizeof(header), err));
+        THEN(status, limit_rate(t, sizeof(header), err));
     }
     THEN(status, copy_rest(k, keep, err));
     return end_file(k->to, status, err);
@@ -408,7 +408,7 @@ static ckd_status copy_wanted(void *context, const chunk *c, const record *r, ck
     if (is_damage(status, &why)) {
         return transfer_record_damage(&k->f->damaged, &r->tensor->checkpoint, &why, err);
     }
-    return status == CKD_OK ? keep_pace(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
+    return status == CKD_OK ? limit_rate(k->t, view_stored_bytes(&b), err) : err_from(err, status, &why);
 }
 
 static ckd_status write_part(transfer *t, transfer_file *f, const char *path, chunk *from, ckd_error *err) {
@@ -451,7 +451,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
         THEN(status, check_arrived(t, path.text, f, err));
     }
     t->done = status == CKD_OK ? end : t->done;
-    return status == CKD_OK ? keep_pace(t, 0, err) : status;
+    return status == CKD_OK ? limit_rate(t, 0, err) : status;
 }
 
 /* ---- one file ---- */

@@ -191,7 +191,7 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     *item = (transfer_item){.m = *m, .state = state};
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
     snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", destination_run(p, c));
-    item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest records them without its own size */
+    item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest states them without its own size */
     return CKD_OK;
 }
 

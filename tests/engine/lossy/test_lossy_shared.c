@@ -54,7 +54,7 @@ static void save_all(ckd_store *store, const uint16_t *values) {
 /* The columns of all tensors together exceed the limit of what is kept. */
 static void test_more_columns_than_are_kept(void **state) {
     (void)state;
-    assert_true((uint64_t)TENSORS * COLUMNS * 4 > KEPT_COLUMN_BYTES);
+    assert_true((uint64_t)TENSORS * COLUMNS * 4 > CACHED_COLUMN_BYTES);
     char *dir = tempdir_create();
     uint16_t *values = malloc((COUNT + TENSORS * 16) * sizeof(*values)), *got = malloc(COUNT * sizeof(*got));
     assert_non_null(values);
@@ -97,7 +97,7 @@ static void test_more_entries_than_places(void **state) {
     columns_cache_init(c);
     cached_columns *held = NULL;
     bool mine;
-    for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) {
+    for (uint64_t i = 0; i < 2 * CACHED_COLUMNS; i++) {
         hash128 content = content_hash(&i, sizeof(i));
         cached_columns *k = columns_claim(c, &mine, &content);
         assert_true(mine && k != held);
@@ -109,9 +109,9 @@ static void test_more_entries_than_places(void **state) {
             columns_release(c, k);
         }
     }
-    for (uint64_t i = 0; i < 2 * KEPT_COLUMNS; i++) { /* the first, which was in use, and the last ones */
+    for (uint64_t i = 0; i < 2 * CACHED_COLUMNS; i++) { /* the first, which was in use, and the last ones */
         hash128 content = content_hash(&i, sizeof(i));
-        if (i == 0 || i > KEPT_COLUMNS) {
+        if (i == 0 || i > CACHED_COLUMNS) {
             cached_columns *k = columns_claim(c, &mine, &content);
             assert_true(!mine && k->columns.columns == i);
             columns_release(c, k);

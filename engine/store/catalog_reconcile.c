@@ -215,7 +215,7 @@ static ckd_status compare_all(agreement **out, const ckd_store *store, const man
 /*
  * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone. A
  * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing. A row that cannot be kept must
- * stay in the catalog, so the failure ends the merge.
+ * stay in the catalog, so the failure ends the reconciliation.
  */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
                                 const ckd_checkpoint_list *listed, const agreement *found, ckd_error *err) {
@@ -407,8 +407,8 @@ static ckd_status all_agree(bool *out, const ckd_store *store, const manifest_li
  * Reconciles with the listed manifests. Syncs data/m first, so that everything in a writer's catalog is durable, even
  * if the writer of a manifest died before its own sync.
  */
-static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const folder_marks *marks,
-                              const manifest_list *manifests, ckd_error *err) {
+static ckd_status reconcile_lists(reconcile_result *result, ckd_store *store, const folder_marks *marks,
+                                  const manifest_list *manifests, ckd_error *err) {
     ckd_checkpoint_list listed = {0};
     ckd_status status = catalog_list(&listed, store->catalog, NULL, err);
     result->catalog_failed = status != CKD_OK;
@@ -433,8 +433,8 @@ static ckd_status merge_lists(reconcile_result *result, ckd_store *store, const 
     return status;
 }
 
-static ckd_status merge(reconcile_result *result, ckd_store *store, const folder_marks *marks,
-                        const manifest_list *manifests, ckd_error *err) {
+static ckd_status reconcile(reconcile_result *result, ckd_store *store, const folder_marks *marks,
+                            const manifest_list *manifests, ckd_error *err) {
     bool agree = false;
     ckd_status status = trust_mark(store, marks->folders, err);
     if (status == CKD_OK && store->catalog_compared) {
@@ -442,7 +442,7 @@ static ckd_status merge(reconcile_result *result, ckd_store *store, const folder
     }
     result->catalog_failed = status != CKD_OK;
     if (status == CKD_OK && !agree) {
-        status = merge_lists(result, store, marks, manifests, err);
+        status = reconcile_lists(result, store, marks, manifests, err);
     }
     if (status == CKD_OK && !result->behind && (store->mode != CKD_OPEN_READ || store->catalog_in_memory)) {
         status = store_record_meta(store, DELETION_MARK_META, marks->deletions, err);
@@ -470,7 +470,7 @@ static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, boo
     }
     result->changed = !final && changed_since(&marks, store);
     if (!result->changed) {
-        status = merge(result, store, &marks, &manifests, err);
+        status = reconcile(result, store, &marks, &manifests, err);
     }
     manifests_free(&manifests);
     return status;
