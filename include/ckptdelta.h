@@ -186,10 +186,9 @@ typedef void (*ckd_message_fn)(void *context, const char *message);
 
 typedef struct ckd_store_options {
     size_t struct_size;
-    uint32_t lock_timeout_ms; /* how long to wait for a lock that another process holds; 0: 30000 */
-    uint32_t threads;         /* coding and decoding workers; 0: one per core, at most 16 */
-    ckd_message_fn on_message,
-        on_info; /* on_info: what stored policies did; NULL: on_message receives that, too */
+    uint32_t lock_timeout_ms;           /* how long to wait for a lock that another process holds; 0: 30000 */
+    uint32_t threads;                   /* coding and decoding workers; 0: one per core, at most 16 */
+    ckd_message_fn on_message, on_info; /* on_info: what stored policies did; NULL: on_message */
     void *message_context;
     int keep_trash; /* opening for writing removes nothing from the trash; for dry runs */
 } ckd_store_options;
