@@ -52,7 +52,7 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
         if (n == 0) {
             return CKD_OK;
         }
-        if (n < 0 && errno != EINTR) {
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return cli_error_sys(err, errno, path, "cannot read a blob's file");
         }
         *size += n > 0 ? (size_t)n : 0;
@@ -66,7 +66,8 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
 static ckd_status save_one(const cli_blob *blob, ckd_save *save, ckd_error *err) {
     char *data = NULL;
     size_t size = 0;
-    int fd = open(blob->path, O_RDONLY | O_CLOEXEC);
+    /* Without O_NONBLOCK, a pipe that nobody writes to is waited for in open(), which no signal ends. */
+    int fd = open(blob->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         return cli_error_sys(err, errno, blob->path, "cannot open a blob's file");
     }

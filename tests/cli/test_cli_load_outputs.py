@@ -179,18 +179,46 @@ def test_a_reader_that_does_not_read(store):
     assert b"standard output is incomplete" in process.communicate()[1]
 
 
-def test_a_blob_whose_writer_does_not_write(store, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    process = subprocess.Popen([COMMAND, "save", store.path, "a@1", store.file(state(1)), "--blob", f"x={tmp_path}/pipe"],
+def opened(process, path):
+    try:
+        return any(os.readlink(entry.path) == str(path) for entry in os.scandir(f"/proc/{process.pid}/fd"))
+    except OSError:  # a descriptor was closed meanwhile
+        return False
+
+
+@pytest.mark.parametrize("writer", [True, False])
+def test_a_blob_that_nobody_writes(store, tmp_path, writer):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([COMMAND, "save", store.path, "a@1", store.file(state(1)), "--blob", f"x={pipe}"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with open(tmp_path / "pipe", "wb"):
+    deadline = time.monotonic() + 60
+    held = open(pipe, "wb") if writer else None
+    try:
+        while not opened(process, pipe):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(timeout=60) == 128 + signal.SIGTERM
-        finally:
-            process.kill()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
     assert b"interrupted" in process.communicate()[1]
     assert not store.checkpoints()
+    if held:
+        held.close()
+
+
+def test_blobs_from_pipes(store, tmp_path):
+    """One whose writer has ended, one whose writer begins later, one that is written slowly."""
+    (tmp_path / "big").write_bytes(bytes(range(256)) * 4096)
+    os.mkfifo(tmp_path / "pipe")
+    shell = f"""(sleep 0.2; cat big >pipe) & '{COMMAND}' save '{store.path}' a@1 '{store.file(state(1))}' \
+        --blob x=<(echo 1; echo 2) --blob y=pipe --blob z=<(echo 3; sleep 0.2; echo 4) --blob e=<(true)"""
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    store.call("load", *[f"--blob={name}={tmp_path}/{name}" for name in "xyze"])
+    assert [(tmp_path / name).read_bytes() for name in "xze"] == [b"1\n2\n", b"3\n4\n", b""]
+    assert (tmp_path / "y").read_bytes() == (tmp_path / "big").read_bytes()
 
 
 # ---------------------------------------------------------------------------------------- folders that export replaces
