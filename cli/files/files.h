@@ -9,6 +9,8 @@
 #include "ckptdelta.h"
 #include "cli/output/output.h"
 
+typedef struct cli_outputs cli_outputs;
+
 /* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. */
 
 /* The blob in which `save` stores its files' metadata. No --blob may have this name. */
@@ -33,8 +35,7 @@ ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err);
 ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err);
 /* Loads all blobs into memory. Blobs loaded before are released. */
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err);
-/* Writes the loaded blobs, and adds their files to those that appear together. */
-typedef struct cli_outputs cli_outputs;
+/* Writes the loaded blobs, and adds their files to those that appear together (see below). */
 ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err);
 void cli_blobs_free(cli_blobs *blobs);
 
