@@ -102,7 +102,7 @@ static ckd_status write_blob(const char *path, const export_file *f, ckd_load *l
     void *data;
     size_t size;
     ckd_status status = ckd_load_blob(&data, &size, load, f->blob, err);
-    THEN(status, cli_output_bytes(path, false, data, size, err));
+    THEN(status, cli_output_bytes(path, false, data, size, NULL, err));
     ckd_blob_free(data);
     return status;
 }
@@ -115,8 +115,8 @@ static ckd_status write_file(file_writing *w, const cli_folder *folder, const ex
     }
     bool index = p->index && f == &p->files[p->count - 1];
     ckd_status status = f->blob ? write_blob(path, f, w->load, err)
-                        : index ? cli_output_bytes(path, false, p->index, (size_t)f->bytes, err)
-                                : file_content_write(w, &f->content, path, false, err);
+                        : index ? cli_output_bytes(path, false, p->index, (size_t)f->bytes, NULL, err)
+                                : file_content_write(w, &f->content, path, false, NULL, err);
     free(path);
     return status;
 }
@@ -218,7 +218,8 @@ static ckd_status export_checkpoint(const arguments *a, ckd_store *store, ckd_er
 static int run(const arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
-    ckd_status status = cli_folder_check(a->out, a->overwrite ? export_replaceable : NULL, &err);
+    ckd_status status = cli_output_check_outside(a->out, a->common.store, &err);
+    THEN(status, cli_folder_check(a->out, a->overwrite ? export_replaceable : NULL, &err));
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, &err));
     THEN(status, export_checkpoint(a, store, &err));
     ckd_store_close(store);

@@ -74,6 +74,7 @@ typedef struct arguments {
     const char *layout_path;
     load_choice choice;
     cli_blobs blobs;
+    char **rank_paths; /* the files of all ranks, if all are written; the layout says how many */
 } arguments;
 
 /* True if every rank of the layout gets a file in the folder --out. */
@@ -98,6 +99,11 @@ static void check_blobs(const arguments *a, struct argp_state *state) {
     const load_choice *c = &a->choice;
     if (a->explain) {
         argp_error(state, "--explain is about tensors; leave out --blob");
+    }
+    for (size_t i = 0; i < a->blobs.count; i++) {
+        if (cli_output_is_standard(a->blobs.items[i].path)) {
+            argp_error(state, "--blob needs the name of a file, not '-'");
+        }
     }
     if (!a->out && (c->glob_count || c->regions.count || c->regions.shards || a->layout_path)) {
         argp_error(state, "--out names the FILE for tensors; --blob alone writes none");
@@ -176,10 +182,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 }
 
 static ckd_status write_content(const arguments *a, const char *out, const file_content *c, ckd_load *load,
-                                ckd_error *err) {
+                                cli_outputs *set, ckd_error *err) {
     file_writing writing;
     ckd_status status = file_writing_begin(&writing, load, "loading", c->data_size, a->common.quiet, err);
-    THEN(status, file_content_write(&writing, c, out, a->force, err));
+    THEN(status, file_content_write(&writing, c, out, a->force, set, err));
     file_writing_end(&writing);
     return status;
 }
@@ -254,24 +260,33 @@ static ckd_status explain(const arguments *a, const file_content *c, ckd_store *
 
 /* ---- files ---- */
 
-static void committed(ckd_status status, const ckd_load *load) {
+/* Writes the blobs beside the tensors' files in `set`. Then all get their names, or none does. */
+static ckd_status publish(arguments *a, ckd_status status, cli_outputs *set, const ckd_load *load,
+                          ckd_error *err) {
+    THEN(status, cli_blobs_write(&a->blobs, a->force, set, err));
+    if (status != CKD_OK) {
+        cli_outputs_drop(set);
+        return status;
+    }
+    status = cli_outputs_publish(set, err);
     if (status == CKD_OK) {
         cli_committed("%s is loaded", cli_ref_text_of(ckd_load_checkpoint(load)).text);
     }
+    return status;
 }
 
 static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
                            ckd_error *err) {
     file_content c = {0};
     written w = {0};
+    cli_outputs outputs = {0};
     ckd_status status = load_choice_make(&c, &a->choice, load, b, (uint32_t)a->choice.regions.shard, err);
     if (status == CKD_OK && a->explain) {
         status = explain(a, &c, store, load, err);
     } else if (status == CKD_OK) {
-        status = write_content(a, a->out, &c, load, err);
-        THEN(status, cli_blobs_write(&a->blobs, a->force, err));
+        status = write_content(a, a->out, &c, load, &outputs, err);
+        status = publish(a, status, &outputs, load, err);
         count_written(&w, &c);
-        committed(status, load);
         THEN(status, print_result(a, &w, store, load, err));
         if (status == CKD_OK) {
             list_names(a, &c);
@@ -281,51 +296,29 @@ static ckd_status load_one(arguments *a, ckd_store *store, ckd_load *load, const
     return status;
 }
 
-/* free() the result. NULL, with an error, if there is no memory, or, with `check`, if the path exists. */
-static char *path_of_rank(const arguments *a, uint32_t rank, bool check, ckd_error *err) {
-    char *inside = layout_path_of_rank(a->choice.layout, rank), *path = NULL;
-    if (!inside || asprintf(&path, "%s/%s", a->out, inside) < 0) {
-        path = NULL;
-        cli_error_nomem(err);
-    }
-    free(inside);
-    if (path && check && cli_output_check(path, a->force, err) != CKD_OK) {
-        free(path);
-        path = NULL;
-    }
-    return path;
-}
-
-/* Checks first that all files can be written, then writes one after the other. */
 static ckd_status load_all_ranks(arguments *a, ckd_store *store, ckd_load *load, const bound_checkpoint *b,
                                  ckd_error *err) {
     written w = {0};
+    cli_outputs outputs = {0};
     ckd_status status = CKD_OK;
     for (uint32_t rank = 0; rank < a->choice.layout->world && status == CKD_OK; rank++) {
-        char *path = path_of_rank(a, rank, true, err);
-        status = path ? CKD_OK : err->status;
-        free(path);
-    }
-    for (uint32_t rank = 0; rank < a->choice.layout->world && status == CKD_OK; rank++) {
         file_content c = {0};
-        char *path = path_of_rank(a, rank, false, err);
-        status = path ? load_choice_make(&c, &a->choice, load, b, rank, err) : err->status;
+        const char *path = a->rank_paths[rank];
+        status = load_choice_make(&c, &a->choice, load, b, rank, err);
         THEN(status, cli_output_make_folders(path, err));
-        THEN(status, write_content(a, path, &c, load, err));
+        THEN(status, write_content(a, path, &c, load, &outputs, err));
         count_written(&w, &c);
         file_content_free(&c);
-        free(path);
     }
-    THEN(status, cli_blobs_write(&a->blobs, a->force, err));
-    committed(status, load);
+    status = publish(a, status, &outputs, load, err);
     return status == CKD_OK ? print_result(a, &w, store, load, err) : status;
 }
 
 /* Loads blobs only: there is no --out. */
 static ckd_status load_blobs(arguments *a, ckd_store *store, ckd_load *load, ckd_error *err) {
     const written nothing = {0};
-    ckd_status status = cli_blobs_write(&a->blobs, a->force, err);
-    committed(status, load);
+    cli_outputs outputs = {0};
+    ckd_status status = publish(a, CKD_OK, &outputs, load, err);
     return status == CKD_OK ? print_result(a, &nothing, store, load, err) : status;
 }
 
@@ -411,16 +404,69 @@ static ckd_status read_layout(arguments *a, ckd_error *err) {
     return status;
 }
 
+static ckd_status find_rank_paths(arguments *a, ckd_error *err) {
+    uint32_t world = a->choice.layout->world;
+    a->rank_paths = calloc(world, sizeof(*a->rank_paths));
+    for (uint32_t rank = 0; a->rank_paths && rank < world; rank++) {
+        char *inside = layout_path_of_rank(a->choice.layout, rank);
+        int length = inside ? asprintf(&a->rank_paths[rank], "%s/%s", a->out, inside) : -1;
+        free(inside);
+        if (length < 0) {
+            a->rank_paths[rank] = NULL;
+            return cli_error_nomem(err);
+        }
+    }
+    return a->rank_paths ? CKD_OK : cli_error_nomem(err);
+}
+
+/* Checks that every file can be written, and that none replaces another one, the layout, or a file of the store. */
+static ckd_status check_outputs(const arguments *a, ckd_error *err) {
+    size_t ranks = a->rank_paths ? a->choice.layout->world : 0, count = 0;
+    const char **paths = calloc(ranks + a->blobs.count + 2, sizeof(*paths));
+    if (!paths) {
+        return cli_error_nomem(err);
+    }
+    for (size_t i = 0; i < ranks; i++) {
+        paths[count++] = a->rank_paths[i];
+    }
+    if (a->out && !a->rank_paths) {
+        paths[count++] = a->out;
+    }
+    for (size_t i = 0; i < a->blobs.count; i++) {
+        paths[count++] = a->blobs.items[i].path;
+    }
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        status = cli_output_check_outside(paths[i], a->common.store, err);
+        THEN(status, cli_output_check(paths[i], a->force, err));
+    }
+    if (a->layout_path) {
+        paths[count++] = a->layout_path;
+    }
+    THEN(status, cli_outputs_check_distinct(paths, count, err));
+    free(paths);
+    return status;
+}
+
+static void free_rank_paths(const arguments *a) {
+    for (uint32_t rank = 0; a->rank_paths && rank < a->choice.layout->world; rank++) {
+        free(a->rank_paths[rank]);
+    }
+    free(a->rank_paths);
+}
+
 static int run(arguments *a) {
     ckd_error err;
     ckd_store *store = NULL;
-    bool one_file = a->out && !a->explain && !writes_all_ranks(a);
-    ckd_status status = one_file ? cli_output_check(a->out, a->force, &err) : CKD_OK;
-    THEN(status, cli_blobs_check_outputs(&a->blobs, a->force, &err));
-    THEN(status, read_layout(a, &err));
+    ckd_status status = read_layout(a, &err);
+    if (status == CKD_OK && writes_all_ranks(a)) {
+        status = find_rank_paths(a, &err);
+    }
+    THEN(status, check_outputs(a, &err));
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, &err));
     THEN(status, load_to_file(a, store, &err));
     ckd_store_close(store);
+    free_rank_paths(a);
     layout_release(a->choice.layout);
     return status == CKD_OK ? CLI_DONE : cli_fail_with_hint(&err, &a->common);
 }

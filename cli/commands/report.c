@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
+#include "cli/files/files.h"
 #include "cli/output/output.h"
 #include "cli/report/report.h"
 
@@ -109,6 +110,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     bool talks = !to_stdout && !a->common.json && !a->csv && !a->common.quiet;
     a->query.store = a->common.store;
     ckd_status status = a->html ? report_file_check(a->html, HTML_PAGE_MARK, a->force, err) : CKD_OK;
+    THEN(status, a->html ? cli_output_check_outside(a->html, a->common.store, err) : CKD_OK);
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
     THEN(status, report_data_make(&data, &a->query, store, err));
     if (status == CKD_OK && (talks || a->common.json || a->csv)) {

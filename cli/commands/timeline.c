@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli/commands/commands.h"
+#include "cli/files/files.h"
 #include "cli/output/output.h"
 #include "cli/report/report.h"
 
@@ -264,6 +265,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_timeline *timeline = NULL;
     ckd_status status = a->svg ? report_file_check(a->svg, SVG_MARK, a->force, err) : CKD_OK;
+    THEN(status, a->svg ? cli_output_check_outside(a->svg, a->common.store, err) : CKD_OK);
     THEN(status, cli_open_store(&store, &a->common, CKD_OPEN_READ, err));
     THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_timeline(&timeline, store, a->run, err));

@@ -39,10 +39,11 @@ typedef struct file_writing {
 ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
                               ckd_error *err);
 /*
- * Writes a file, which appears complete or not at all. Errors: those of ckd_load_tensor and of cli_output_*; CANCELLED.
+ * Writes a file, which appears complete or not at all: at once, or with the others of `set` unless that is NULL. Errors:
+ * those of ckd_load_tensor and of cli_output_*; CANCELLED.
  */
 ckd_status file_content_write(file_writing *w, const file_content *c, const char *path, bool force,
-                              ckd_error *err);
+                              cli_outputs *set, ckd_error *err);
 void file_writing_end(file_writing *w);
 
 /* The plan of an export: which tensors go into which file, and the total size, before anything is written. */
@@ -88,7 +89,7 @@ ckd_status export_plan_make(export_plan *out, const export_choice *choice, ckd_l
 void export_plan_free(export_plan *p);
 
 /* May an export replace this file, because an earlier export wrote it? A cli_replaceable_fn. */
-bool export_replaceable(const char *name, bool folder);
+bool export_replaceable(const char *path, const char *name, bool folder);
 
 /*
  * Turns ranks' files into the tensors of one checkpoint, and finds where their elements are.
@@ -212,14 +213,17 @@ void cli_optimizers_free(cli_optimizers *optimizers);
 ckd_status cli_optimizers_apply(cli_optimizers *optimizers, cli_inputs *inputs, ckd_error *err);
 
 /*
- * A folder that appears complete or not at all. Files are written into .FOLDER.tmp-PID beside it, which is renamed when
+ * A folder that appears complete or not at all. Files are written into .FOLDER.tmp-PID-N beside it, which is renamed when
  * all of them are durable. Dropping it leaves nothing behind.
  */
 
 typedef struct cli_folder cli_folder;
 
-/* May a file with this name inside the folder be replaced? `folder`: the name is a folder. */
-typedef bool (*cli_replaceable_fn)(const char *name, bool folder);
+/*
+ * May a file with this name inside the folder `path` be replaced? `folder`: the name is a folder. Then the files in it
+ * are asked for, too, by names such as "blobs/config".
+ */
+typedef bool (*cli_replaceable_fn)(const char *path, const char *name, bool folder);
 
 /*
  * EXISTS unless `path` is free or an empty folder. With `replaceable`, a folder that holds only replaceable files is

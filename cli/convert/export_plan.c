@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/files/files.h"
 
@@ -296,14 +297,50 @@ void export_plan_free(export_plan *p) {
     *p = (export_plan){0};
 }
 
+/* ---- what an export may replace ---- */
+
 /* Are there five digits at `at`, followed by `rest`? */
 static bool five_digits(const char *at, const char *rest) {
     return strspn(at, "0123456789") == 5 && strncmp(at + 5, rest, strlen(rest)) == 0;
 }
 
-bool export_replaceable(const char *name, bool folder) {
+/* Could an export have written a blob under this name? That is so if the blob's name, as it decodes, gives it again. */
+static bool is_blob_file(const char *name) {
+    char blob[NAME_MAX + 1], *to = blob;
+    for (const char *at = name + sizeof(BLOB_FOLDER); *at && to < blob + NAME_MAX; at++) {
+        unsigned byte = (unsigned char)*at;
+        if (byte == '%') {
+            if (sscanf(at, "%%%2X", &byte) != 1 || !at[1] || !at[2]) {
+                return false;
+            }
+            at += 2;
+        }
+        *to++ = (char)byte;
+    }
+    *to = '\0';
+    char *again = blob_file_name(blob);
+    bool same = again && *blob && strcmp(again, name) == 0 && strcmp(blob, METADATA_BLOB) != 0;
+    free(again);
+    return same;
+}
+
+static bool has_file(const char *path, const char *name) {
+    char *file;
+    if (asprintf(&file, "%s/%s", path, name) < 0) {
+        return false;
+    }
+    bool has = access(file, F_OK) == 0;
+    free(file);
+    return has;
+}
+
+bool export_replaceable(const char *path, const char *name, bool folder) {
     if (folder) {
-        return strcmp(name, BLOB_FOLDER) == 0;
+        return strcmp(name, BLOB_FOLDER) == 0 &&
+               (has_file(path, "model.safetensors") || has_file(path, INDEX_NAME));
+    }
+    if (strncmp(name, BLOB_FOLDER "/", sizeof(BLOB_FOLDER)) == 0) {
+        return is_blob_file(name);
     }
     return strcmp(name, "model.safetensors") == 0 || strcmp(name, INDEX_NAME) == 0 ||
            (strncmp(name, "model-", 6) == 0 && five_digits(name + 6, "-of-") &&

@@ -3,20 +3,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli/files/files.h"
 
-#define NAME_ROOM 200 /* bytes of FOLDER in the temporary name; names have at most 255 */
-#define ATTEMPTS  100
 #define ABANDONED \
     60 /* seconds: a temporary folder that nobody has locked for so long belongs to a dead process */
 
@@ -47,48 +42,62 @@ static char *folder_above(const char *path) {
     return slash ? strndup(path, (size_t)(slash + 1 - path)) : strdup("./");
 }
 
-/*
- * Finds the first entry that may not be replaced; false if there is none. errno is 0 unless the folder could not be
- * read.
- */
-static bool find_foreign(char name[NAME_MAX + 1], const char *path, cli_replaceable_fn replaceable) {
+/* What is in a folder that may be replaced. */
+typedef struct entry_search {
+    const char *path;
+    cli_replaceable_fn replaceable;
+    char found[2 * NAME_MAX + 2]; /* the first entry that may not be replaced; "" if there is none */
+} entry_search;
+
+/* Looks at the entries of the folder itself, or of one inside it. Returns an errno if it cannot be read. */
+static int search_folder(entry_search *s, const char *inside) {
+    char *path, name[sizeof(s->found)];
+    if (asprintf(&path, "%s/%s", s->path, inside) < 0) {
+        return ENOMEM;
+    }
     DIR *dir = opendir(path);
-    const struct dirent *entry = NULL;
-    bool found = false;
-    while (dir && !found && (errno = 0, entry = readdir(dir))) {
+    int failed = dir ? 0 : errno;
+    const struct dirent *entry;
+    while (!failed && !s->found[0] && (errno = 0, entry = readdir(dir))) {
         struct stat st;
+        if (is_dots(entry->d_name)) {
+            continue;
+        }
         bool exists = fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
         bool folder = exists && S_ISDIR(st.st_mode), file = exists && S_ISREG(st.st_mode);
-        found = !is_dots(entry->d_name) &&
-                !(replaceable && (folder || file) && replaceable(entry->d_name, folder));
-        if (found) {
-            snprintf(name, NAME_MAX + 1, "%s", entry->d_name);
+        snprintf(name, sizeof(name), "%s%s%s", inside, *inside ? "/" : "", entry->d_name);
+        if (!s->replaceable || !(folder || file) || !s->replaceable(s->path, name, folder)) {
+            memcpy(s->found, name, sizeof(name));
+        } else if (folder) {
+            failed = search_folder(s, name);
         }
+        errno = 0;
     }
-    int failed = dir && (entry || found) ? 0 : errno;
+    failed = failed || s->found[0] ? failed : errno;
     if (dir) {
         closedir(dir);
     }
-    errno = failed;
-    return found;
+    free(path);
+    return failed;
 }
 
 static ckd_status check_entries(const char *path, cli_replaceable_fn replaceable, ckd_error *err) {
-    char name[NAME_MAX + 1];
-    bool found = find_foreign(name, path, replaceable);
-    if (errno) {
-        return cli_error_sys(err, errno, path, "cannot read the output folder");
+    entry_search search = {.path = path, .replaceable = replaceable};
+    int failed = search_folder(&search, "");
+    if (failed) {
+        return cli_error_sys(err, failed, path, "cannot read the output folder");
     }
-    if (found && !replaceable) {
+    if (search.found[0] && !replaceable) {
         return cli_error_at(
             err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
             "the output folder is not empty; choose another one, or replace it with --overwrite");
     }
-    return found ? cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
-                                "the output folder has '%.200s', which no export has written: it is not "
-                                "replaced, not even with --overwrite; choose another one",
-                                name)
-                 : CKD_OK;
+    return search.found[0]
+               ? cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
+                              "the output folder has '%.200s', which no export has written: it is not "
+                              "replaced, not even with --overwrite; choose another one",
+                              search.found)
+               : CKD_OK;
 }
 
 ckd_status cli_folder_check(const char *path, cli_replaceable_fn replaceable, ckd_error *err) {
@@ -118,81 +127,6 @@ ckd_status cli_folder_check(const char *path, cli_replaceable_fn replaceable, ck
 
 /* ---- the temporary folder ---- */
 
-static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *place) {
-    (void)st;
-    (void)kind;
-    (void)place;
-    remove(path);
-    return 0;
-}
-
-static void remove_folder(const char *path) {
-    nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
-
-/* Returns the folder's descriptor if it could be locked; else -1. */
-static int hold_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static const char *last_name(const cli_folder *f) {
-    return f->path + (strrchr(f->path, '/') ? strlen(f->above) : 0);
-}
-
-/* Removes temporary folders of killed processes that wrote to the same path: they are as large as their output. */
-static void remove_abandoned(const cli_folder *f) {
-    char prefix[NAME_ROOM + 16], *path;
-    snprintf(prefix, sizeof(prefix), ".%.*s.tmp-", NAME_ROOM, last_name(f));
-    DIR *dir = opendir(f->above);
-    const struct dirent *entry;
-    while (dir && (entry = readdir(dir))) {
-        struct stat st;
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 ||
-            asprintf(&path, "%s%s", f->above, entry->d_name) < 0) {
-            continue;
-        }
-        int lock = hold_folder(path);
-        if (lock >= 0 && fstat(lock, &st) == 0 && time(NULL) - st.st_mtime > ABANDONED) {
-            remove_folder(path);
-        }
-        if (lock >= 0) {
-            close(lock);
-        }
-        free(path);
-    }
-    if (dir) {
-        closedir(dir);
-    }
-}
-
-/* A process in another container may have the same number, so try several names. */
-static ckd_status create_temporary(cli_folder *f, const char *what, ckd_error *err) {
-    const char *name = last_name(f);
-    size_t size = strlen(f->above) + NAME_ROOM + 64;
-    char *temporary = malloc(size);
-    if (!temporary) {
-        return cli_error_nomem(err);
-    }
-    int failed = EEXIST;
-    for (int attempt = 0; attempt < ATTEMPTS && failed == EEXIST; attempt++) {
-        snprintf(temporary, size, "%s.%.*s.%s-%ld-%d", f->above, NAME_ROOM, name, what, (long)getpid(),
-                 attempt);
-        failed = mkdir(temporary, 0777) == 0 ? 0 : errno;
-    }
-    if (failed) {
-        ckd_status status = cli_error_sys(err, failed, temporary, "cannot create a folder for the output");
-        free(temporary);
-        return status;
-    }
-    f->temporary = temporary;
-    return CKD_OK;
-}
-
 static ckd_status check_room(const cli_folder *f, uint64_t size, ckd_error *err) {
     struct statvfs v;
     if (statvfs(f->above, &v) != 0 || size / v.f_frsize < v.f_bavail) {
@@ -216,13 +150,10 @@ ckd_status cli_folder_open(cli_folder **out, const char *path, cli_replaceable_f
     f->above = f->path ? folder_above(f->path) : NULL;
     ckd_status status = f->above ? cli_output_make_folders(f->path, err) : cli_error_nomem(err);
     if (status == CKD_OK) {
-        remove_abandoned(f);
+        cli_temporaries_remove(f->path, true, ABANDONED);
         status = check_room(f, size, err);
     }
-    THEN(status, create_temporary(f, "tmp", err));
-    if (status == CKD_OK) {
-        f->held = hold_folder(f->temporary);
-    }
+    THEN(status, cli_temporary_create(&f->temporary, &f->held, f->path, "tmp", S_IFDIR | 0777, err));
     if (status != CKD_OK) {
         cli_folder_drop(f);
         return status;
@@ -258,9 +189,12 @@ static int take_place(cli_folder *f, ckd_error *err) {
         return errno;
     }
     char *temporary = f->temporary;
-    if (create_temporary(f, "old", err) != CKD_OK) {
+    int aside;
+    if (cli_temporary_create(&f->temporary, &aside, f->path, "old", S_IFDIR | 0777, err) != CKD_OK) {
+        f->temporary = temporary;
         return err->sys_errno ? err->sys_errno : ENOMEM;
     }
+    close(aside);
     int failed = rename(f->path, f->temporary) == 0 ? 0 : errno;
     if (!failed && rename(temporary, f->path) != 0) {
         failed = errno;
@@ -269,7 +203,7 @@ static int take_place(cli_folder *f, ckd_error *err) {
         }
     }
     if (failed) {
-        remove_folder(temporary);
+        cli_remove_folder(temporary);
     }
     free(temporary);
     return failed;
@@ -291,6 +225,18 @@ static int give_name(cli_folder *f, ckd_error *err) {
     return take_place(f, err);
 }
 
+/* After a power cut the folder may have its old name or none, so the old folder has to stay. */
+static ckd_status cannot_sync(cli_folder *f, ckd_error *err) {
+    char *old = f->temporary;
+    f->temporary = NULL;
+    cli_error_sys(err, err->sys_errno, f->path,
+                  "the new folder is in place, but after a power cut the old one may be back%s%.200s: cannot "
+                  "make the output's name durable",
+                  old ? "; it is kept as " : "", old ? old : "");
+    free(old);
+    return err->status;
+}
+
 ckd_status cli_folder_commit(cli_folder *f, ckd_error *err) {
     ckd_status status = cli_output_sync_folder(f->temporary, err);
     /* Another process may have created something there meanwhile. */
@@ -299,7 +245,9 @@ ckd_status cli_folder_commit(cli_folder *f, ckd_error *err) {
     if (failed) {
         status = cli_error_sys(err, failed, f->path, "cannot give the output folder its name");
     }
-    THEN(status, cli_output_sync_folder(f->above, err));
+    if (status == CKD_OK && cli_output_sync_folder(f->above, err) != CKD_OK) {
+        status = cannot_sync(f, err);
+    }
     cli_folder_drop(f);
     return status;
 }
@@ -309,7 +257,7 @@ void cli_folder_drop(cli_folder *f) {
         return;
     }
     if (f->temporary && f->temporary[0]) {
-        remove_folder(f->temporary);
+        cli_remove_folder(f->temporary);
     }
     if (f->held >= 0) {
         close(f->held);

@@ -77,9 +77,8 @@ static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t el
         return status;
     }
     w->done += size;
-    return cli_progress_update(&w->progress, w->done, w->total)
-               ? cli_error(err, CKD_E_CANCELLED, "interrupted; nothing was written")
-               : CKD_OK;
+    return cli_progress_update(&w->progress, w->done, w->total) ? cli_output_interrupted(p->output, err)
+                                                                : CKD_OK;
 }
 
 /* Cuts a whole tensor at its block boundaries, so that no block is decoded twice. */
@@ -122,7 +121,7 @@ ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb,
 }
 
 ckd_status file_content_write(file_writing *w, const file_content *c, const char *path, bool force,
-                              ckd_error *err) {
+                              cli_outputs *set, ckd_error *err) {
     cli_output *output = NULL;
     ckd_status status = cli_output_open(&output, path, force, c->header_size + c->data_size, err);
     THEN(status, cli_output_write(output, c->header, c->header_size, err));
@@ -130,7 +129,7 @@ ckd_status file_content_write(file_writing *w, const file_content *c, const char
         status = copy_tensor(w, output, c, &c->tensors[i], err);
     }
     if (status == CKD_OK) {
-        return cli_output_commit(output, err);
+        return set ? cli_outputs_add(set, output, err) : cli_output_commit(output, err);
     }
     cli_output_drop(output);
     return status;

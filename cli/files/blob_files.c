@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,11 +44,15 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
             }
             *data = grown;
         }
+        if (!cli_wait_for(fd, POLLIN)) {
+            return cli_error(err, CKD_E_CANCELLED,
+                             "interrupted while a blob's file was read; nothing is saved");
+        }
         ssize_t n = read(fd, *data + *size, capacity - *size);
         if (n == 0) {
             return CKD_OK;
         }
-        if (n < 0 && errno != EINTR) {
+        if (n < 0 && errno != EINTR && errno != EAGAIN) {
             return cli_error_sys(err, errno, path, "cannot read a blob's file");
         }
         *size += n > 0 ? (size_t)n : 0;
@@ -61,7 +66,8 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
 static ckd_status save_one(const cli_blob *blob, ckd_save *save, ckd_error *err) {
     char *data = NULL;
     size_t size = 0;
-    int fd = open(blob->path, O_RDONLY | O_CLOEXEC);
+    /* Without O_NONBLOCK, a pipe that nobody writes to is waited for in open(), which no signal ends. */
+    int fd = open(blob->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         return cli_error_sys(err, errno, blob->path, "cannot open a blob's file");
     }
@@ -80,16 +86,6 @@ ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err
     return status;
 }
 
-ckd_status cli_blobs_check_outputs(const cli_blobs *blobs, bool force, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < blobs->count && status == CKD_OK; i++) {
-        status = cli_output_is_standard(blobs->items[i].path)
-                     ? cli_error(err, CKD_E_INVALID, "--blob needs the name of a file, not '-'")
-                     : cli_output_check(blobs->items[i].path, force, err);
-    }
-    return status;
-}
-
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < blobs->count && status == CKD_OK; i++) {
@@ -101,11 +97,11 @@ ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err) {
     return status;
 }
 
-ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, ckd_error *err) {
+ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < blobs->count && status == CKD_OK; i++) {
         const cli_blob *blob = &blobs->items[i];
-        status = cli_output_bytes(blob->path, force, blob->data, blob->size, err);
+        status = cli_output_bytes(blob->path, force, blob->data, blob->size, set, err);
     }
     return status;
 }

@@ -9,6 +9,8 @@
 #include "ckptdelta.h"
 #include "cli/output/output.h"
 
+typedef struct cli_outputs cli_outputs;
+
 /* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. */
 
 /* The blob in which `save` stores its files' metadata. No --blob may have this name. */
@@ -31,12 +33,10 @@ typedef struct cli_blobs {
 ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err);
 /* Reads each file and saves it as a blob. Errors: those of the files and of ckd_save_blob. */
 ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err);
-/* EXISTS if one of the files exists, unless `force`. */
-ckd_status cli_blobs_check_outputs(const cli_blobs *blobs, bool force, ckd_error *err);
 /* Loads all blobs into memory. Blobs loaded before are released. */
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err);
-/* Writes the loaded blobs. Each file appears complete or not at all. */
-ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, ckd_error *err);
+/* Writes the loaded blobs, and adds their files to those that appear together (see below). */
+ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err);
 void cli_blobs_free(cli_blobs *blobs);
 
 /* Casts between f64, f32, f16 and bf16, and means of them; rounded once, to nearest even. */
@@ -202,8 +202,9 @@ ckd_status cli_inputs_check_unchanged(const cli_inputs *inputs, ckd_error *err);
 void cli_inputs_close(cli_inputs *inputs);
 
 /*
- * A file that appears complete or not at all. It is written under the temporary name .FILE.tmp-PID beside it, synced,
- * then renamed. Dropping it leaves nothing behind.
+ * A file that appears complete or not at all. It is written under the temporary name .FILE.tmp-PID-N beside it, synced,
+ * then renamed. Dropping it leaves nothing behind. A file that it replaces passes on its mode, and its owner and group
+ * where that is allowed.
  */
 
 typedef struct cli_output cli_output;
@@ -215,21 +216,64 @@ bool cli_output_is_standard(const char *path);
  * load that cannot be stored.
  */
 ckd_status cli_output_check(const char *path, bool force, ckd_error *err);
-/* Creates all missing parent folders of the path. */
+/* INVALID if the file or folder would be inside the store. Its folders need not exist. */
+ckd_status cli_output_check_outside(const char *path, const char *store, ckd_error *err);
+/* INVALID if two of the paths name one file. */
+ckd_status cli_outputs_check_distinct(const char *const *paths, size_t count, ckd_error *err);
+/* Creates all missing parent folders of the path, durably. */
 ckd_status cli_output_make_folders(const char *path, ckd_error *err);
-/* Creates the temporary file, and reserves `size` bytes if the file system can. */
+/* Creates the temporary file, and reserves `size` bytes if the file system can. Removes those of killed processes. */
 ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint64_t size, ckd_error *err);
+/* CANCELLED if a signal was caught while standard output took nothing. */
 ckd_status cli_output_write(cli_output *output, const void *data, size_t size, ckd_error *err);
+/* Returns CANCELLED, with what a signal has left of the output. */
+ckd_status cli_output_interrupted(const cli_output *output, ckd_error *err);
 /*
  * Syncs the file, renames it (replacing an existing file only with `force`), and syncs the directory. Always frees it.
  */
 ckd_status cli_output_commit(cli_output *output, ckd_error *err);
-/* Does all of this for bytes in memory. */
-ckd_status cli_output_bytes(const char *path, bool force, const void *data, size_t size, ckd_error *err);
+/* Does all of this for bytes in memory. set: add the file to it; NULL: commit it. */
+ckd_status cli_output_bytes(const char *path, bool force, const void *data, size_t size, cli_outputs *set,
+                            ckd_error *err);
 /* Makes the names in a folder durable. */
 ckd_status cli_output_sync_folder(const char *path, ckd_error *err);
 /* Removes the temporary file. Accepts NULL. */
 void cli_output_drop(cli_output *output);
+
+/*
+ * Files of one command, which appear together: all are complete and durable before the first one gets its name. Only a
+ * crash between two renames leaves some of them. Zero-initialise; end with cli_outputs_publish or cli_outputs_drop.
+ */
+struct cli_outputs {
+    cli_output **items;
+    size_t count;
+};
+
+/* Syncs the file and adds it under its temporary name. After a failure it is dropped. */
+ckd_status cli_outputs_add(cli_outputs *set, cli_output *output, ckd_error *err);
+/*
+ * Renames all files, then syncs each folder once. After a failure, none of the files is there, except those that have
+ * replaced others. Always frees them.
+ */
+ckd_status cli_outputs_publish(cli_outputs *set, ckd_error *err);
+void cli_outputs_drop(cli_outputs *set);
+
+/* Waits until poll() finds one of the events. False: a signal was caught. */
+bool cli_wait_for(int fd, short events);
+
+/*
+ * Creates a file or folder (by the type in `mode`) named .NAME.KIND-PID-N beside the path, and locks it. *name is
+ * malloc'ed. Whoever writes to it keeps *fd, and so the lock, until it is renamed.
+ */
+ckd_status cli_temporary_create(char **name, int *fd, const char *path, const char *kind, mode_t mode,
+                                ckd_error *err);
+/*
+ * Removes temporary files, or folders, of the kind "tmp" beside the path that nobody has locked, and that have not
+ * changed for min_age seconds. Those of killed processes are as large as their output.
+ */
+void cli_temporaries_remove(const char *path, bool folders, int min_age);
+/* Removes a folder with all that is in it. */
+void cli_remove_folder(const char *path);
 
 /* The part of each tensor to load: --shard I/N --dim D, --region NAME=[a:b,c:d]. */
 

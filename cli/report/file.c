@@ -29,7 +29,7 @@ ckd_status report_file_check(const char *path, const char *mark, bool force, ckd
 }
 
 ckd_status report_file_write(const char *path, char *text, size_t size, bool talks, ckd_error *err) {
-    ckd_status status = cli_output_bytes(path, true, text, size, err);
+    ckd_status status = cli_output_bytes(path, true, text, size, NULL, err);
     free(text);
     if (status == CKD_OK && talks) {
         fputs("wrote ", stdout);
