@@ -290,8 +290,10 @@ def test_only_what_is_tagged(bases):
     assert steps(bases) == [2, 3, 5, 6]
 
 
-@pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"]])
+@pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"],
+                                  ["--keep-newer", "0s"], ["--keep-within", "0h"]])
 def test_invalid_rules(bases, args):
+    bases.call("policy", "--keep-last", 2)  # which a rule that counts as not given would apply
     bases.call("prune", *args, expect=USAGE)
     assert len(steps(bases)) == 6
 
