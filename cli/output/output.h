@@ -69,8 +69,8 @@ int cli_fail(const ckd_error *err);
 int cli_fail_as(const ckd_error *err, int code);
 
 /*
- * Call it when checkpoints were left out and the work on the others is done. The exit status is then 4, whatever the
- * reason was: 1 would say that nothing was done.
+ * Call it when damage is known, or when checkpoints were left out and the work on the others is done. The exit status
+ * is then 4, whatever error follows: 0 would say that all is well, 1 that nothing was done.
  */
 void cli_left_out(void);
 
@@ -153,6 +153,8 @@ typedef void (*cli_put_fn)(void *to, const char *text, size_t size);
 void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size);
 /* As cli_print_clean, into a new string; NULL if out of memory. */
 char *cli_clean_copy(const char *text);
+/* Copies text with '?' for each byte that is not UTF-8; NULL if out of memory. */
+char *cli_utf8_copy(const char *text);
 /* As cli_clean_copy, with the ASCII characters of `allowed` unchanged. */
 char *cli_clean_but(const char *text, const char *allowed);
 

@@ -7,11 +7,10 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from support_cli import COMMAND, DONE, FAILED, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DONE, FAILED, failures_downwards, state, store  # noqa: F401
 
 FULL = "/dev/full"
 CLOSED = None
@@ -57,18 +56,8 @@ def test_a_save_is_committed(two, out, json):
 
 
 def under_faults(begin):
-    """`begin(n)` starts a command that cannot reach any file from its nth call on. Gives the results that are successes,
-    from the first n without an effect downwards."""
-    if os.environ.get("CKPTDELTA_SAN"):
-        pytest.skip("nothing can be preloaded under a sanitizer")
-    shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
-
-    def result(n):
-        env = dict(os.environ, LD_PRELOAD=str(shim), CAMPAIGN_FAULT=f"EIO+:{n}")
-        return subprocess.run([COMMAND, *map(str, begin())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, timeout=60, env=env)
-    first = next(n for n in itertools.count(16, 16) if (done := result(n)).returncode == DONE and not done.stderr)
-    found = list(itertools.takewhile(lambda done: done.returncode == DONE, (result(n) for n in range(first, 0, -1))))
+    """The results that are successes although no file could be reached from some call on, late ones first."""
+    found = list(itertools.takewhile(lambda done: done.returncode == DONE, failures_downwards(begin)))
     assert any(done.stderr for done in found), "no fault came after the work was done"
     return found
 
@@ -125,6 +114,32 @@ def test_copies_and_exports_are_done(two, tmp_path):
     two.call("delete", "a@1")
     check_done(call(FULL, "trash", two.path, "--restore"), "the checkpoints are restored")
     assert len(two.checkpoints()) == 2
+
+
+def damage(folder, pattern):
+    path = max(folder.glob(pattern), key=lambda p: p.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("command", [["repair"], ["parity", "--group", "2+1"]], ids=lambda c: c[0])
+def test_damage_is_the_status_even_if_the_rest_fails(two, command):
+    """The exit status says that damage is left, also if what is printed beside it cannot be looked up."""
+    damage(two.path, "data/c/*")
+    whole = two.folder / "whole"
+    shutil.copytree(two.path, whole)
+
+    def begin():
+        shutil.rmtree(two.path)
+        shutil.copytree(whole, two.path)
+        return [command[0], two.path, *command[1:], "--json"]
+    assert subprocess.run([COMMAND, *map(str, begin())], capture_output=True, timeout=60).returncode == CORRUPT
+    for done in failures_downwards(begin):
+        assert done.returncode != DONE, done.stdout + done.stderr
+        if not done.stdout and done.returncode not in (DONE, CORRUPT):
+            break  # the fault came before the work was done
 
 
 DRY = [["compact", "--max-depth", "2", "--dry-run"], ["prune", "--keep-last", "1", "--dry-run"], ["repair", "--dry-run"],
