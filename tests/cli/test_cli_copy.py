@@ -113,6 +113,11 @@ def test_refused(runs, other):
     runs.call("push", other.path, "--run", "a", "--step", "7:9", expect=NOT_FOUND, expect_message="from step 7 to 9")
     runs.call("push", other.path, "--step", "1", expect=USAGE, expect_message="several runs")
     runs.call("push", other.path, "--as", "c", expect=USAGE, expect_message="as one run")
+    runs.call("tag", "good", "a@2")
+    for named in (["a@1"], ["@good"], ["--tag", "good"], ["--step", "1", "a@1"]):
+        runs.call("push", other.path, "--run", "b", *named, expect=USAGE, expect_message="is not of the run b")
+    assert other.files().keys() == before
+    assert copied(runs.json("push", other.path, "--run", "a", "a@1", "@good", "--as", "c", "--dry-run")) == ["c@1", "c@2"]
     run("copy", other.folder / "none", other.path, expect=NOT_FOUND)
     for bad in ("--step", "9:1"), ("--step", ":"), ("--step", "x"), ("--rate", "0"), ("third",):
         runs.call("push", other.path, *bad, expect=USAGE)
