@@ -13,11 +13,8 @@ json_t *cli_json_text(const char *text) {
         return json_null();
     }
     json_t *value = json_string(text);
-    char *copy = value ? NULL : strdup(text);
+    char *copy = value ? NULL : cli_utf8_copy(text);
     if (copy) {
-        for (char *c = copy; *c; c++) {
-            *c = (*c & 0x80) ? '?' : *c;
-        }
         value = json_string(copy);
         free(copy);
     }

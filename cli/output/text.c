@@ -96,6 +96,17 @@ static size_t code_point(uint32_t *out, const unsigned char *at) {
     return size && *out >= min[size] && *out <= 0x10ffff && !surrogate ? size : 0;
 }
 
+char *cli_utf8_copy(const char *text) {
+    char *copy = strdup(text);
+    for (char *at = copy; at && *at;) {
+        uint32_t c;
+        size_t size = code_point(&c, (const unsigned char *)at);
+        *at = size ? *at : '?';
+        at += size ? size : 1;
+    }
+    return copy;
+}
+
 /*
  * Terminal controls (C0, DEL, C1), and characters that change how others are displayed: writing direction, line ends,
  * zero width.

@@ -283,7 +283,8 @@ def test_errors_are_json_with_json(named):
 
 
 @pytest.mark.parametrize("args", [["list", "s", "--jsn", "--json"], ["list", "--json"], ["save", "s", "--json", "--step"],
-                                  ["load", "s", "--json"], ["prune", "--json", "s", "--keep-last", "x"], ["show", "s", "x", "--json"]])
+                                  ["load", "s", "--json"], ["prune", "--json", "s", "--keep-last", "x"], ["show", "s", "x", "--json"],
+                                  ["lits", "s", "--json"], ["--json"], ["frobnicate", "--json"]])
 def test_wrong_usage_is_json_too(args):
     messages = run(*args, expect=USAGE).messages
     assert len(messages) == 1 and messages[0]["status"] == "INVALID"
