@@ -518,12 +518,19 @@ static int run_agent(const arguments *a) {
         return code;
     }
     THEN(status, serve(a, to_parent, &err));
+    if (status == CKD_OK) {
+        cli_committed("everything complete is durable, and the agent has ended");
+    }
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }
 
 static ckd_status drain(const arguments *a, ckd_error *err) {
     bool stops = a->action == OPT_STOP;
     ckd_status status = ckd_agent_drain(a->common.store, a->socket, stops, err);
+    if (status == CKD_OK) {
+        cli_committed(stops ? "everything complete is durable, and the agent has ended"
+                            : "everything complete is durable");
+    }
     if (status == CKD_OK && a->common.json) {
         status = cli_json_print(json_pack("{s:i, s:b}", "schema", 1, "stopped", stops), err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {

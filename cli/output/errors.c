@@ -194,7 +194,7 @@ void cli_clean_stderr(void) {
 }
 
 /* The committed work of this process; "" before cli_committed. */
-static char committed[CKD_RUN_MAX + 64];
+static char committed[512];
 
 void cli_committed(const char *format, ...) {
     va_list args;

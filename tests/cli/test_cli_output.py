@@ -100,12 +100,14 @@ CHANGES = [
     (["rebuild"], "the catalog is rebuilt"),
     (["trash", "--empty"], "the trash is emptied"),
     (["rename", "a", "b"], "a is renamed to b"),
+    (["scrub"], "the scrub is done"),
+    (["run", "a", "-q", "--", "true"], "COMMAND has succeeded"),
 ]
 
 
 @pytest.mark.parametrize("command, what", CHANGES, ids=[c[0][0] for c in CHANGES])
 def test_changes_are_done(two, command, what):
-    check_done(call(FULL, command[0], two.path, *command[1:], "--json"), what)
+    check_done(call(FULL, command[0], two.path, "--json", *command[1:]), what)
 
 
 def test_copies_and_exports_are_done(two, tmp_path):
@@ -114,6 +116,29 @@ def test_copies_and_exports_are_done(two, tmp_path):
     two.call("delete", "a@1")
     check_done(call(FULL, "trash", two.path, "--restore"), "the checkpoints are restored")
     assert len(two.checkpoints()) == 2
+
+
+@pytest.mark.parametrize("out", [FULL, PIPE])
+def test_the_exit_status_of_run_is_not_that_of_its_output(two, out):
+    done = call(out, "run", two.path, "a", "--json", "--max-futile", "1", "--", "false")
+    assert done.returncode == 93, done.stderr
+
+
+@pytest.mark.parametrize("out", [FULL, PIPE])
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_follow_runs_exec_whatever_becomes_of_its_output(two, tmp_path, out, json):
+    into, ran = tmp_path / "model", tmp_path / "ran"
+    follow = ["follow", two.path, "--into", into, *json, "--exec", f"echo $CKPTDELTA_STEP >> {ran}; kill -PIPE $$"]
+    done = call(out, *follow, "--once")
+    check_done(done, f"{into} has a@2")
+    assert ran.read_text() == "2\n" and f"signal {signal.SIGPIPE:d}" in done.stderr
+    two.save(3, state(1, 3))
+    done = call(out, *follow, "--once", "--exec-fails", "stop")
+    assert done.returncode == FAILED and "stopped, as --exec failed" in done.stderr
+    two.save(4, state(1, 4))
+    done = call(out, *follow)
+    assert done.returncode == FAILED and "cannot write to standard output" in done.stderr
+    assert ran.read_text() == "2\n3\n4\n"
 
 
 def damage(folder, pattern):
