@@ -75,7 +75,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
     switch (key) {
     case OPT_DEPTH:
         if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
-            return bad(state, "--max-depth is a number from 1 on", arg);
+            return bad(state, "--max-depth is a number from 1 to 4294967295", arg);
         }
         o->max_depth = (uint32_t)n;
         return 0;
@@ -85,7 +85,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
                    : bad(state, "--max-load-cost is a number from 1 on", arg);
     case OPT_COLD_BUT:
         if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
-            return bad(state, "--recode-but is a number from 1 on", arg);
+            return bad(state, "--recode-but is a number from 1 to 4294967295", arg);
         }
         o->cold_but_newest = (uint32_t)n;
         return 0;

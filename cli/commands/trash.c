@@ -192,7 +192,13 @@ typedef struct restoration {
 static ckd_status restore_named(restoration *r, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (; r->count < a->refs.count && status == CKD_OK; r->count++) {
-        status = find_trashed(&r->ids[r->count], r->trash, &a->refs.items[r->count], err);
+        const cli_ref *ref = &a->refs.items[r->count];
+        status = find_trashed(&r->ids[r->count], r->trash, ref, err);
+        for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+            if (memcmp(&r->ids[i], &r->ids[r->count], sizeof(r->ids[i])) == 0) {
+                status = cli_error(err, CKD_E_INVALID, "%s@%" PRIu64 " is named twice", ref->run, ref->step);
+            }
+        }
     }
     return status == CKD_OK ? ckd_store_undelete(store, r->ids, r->count, err) : status;
 }

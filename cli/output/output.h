@@ -134,7 +134,7 @@ typedef struct cli_text {
 cli_text cli_text_size(uint64_t bytes);
 /* "1.31x"; "-" if undefined */
 cli_text cli_text_ratio(uint64_t raw, uint64_t stored);
-/* "2 s", "3 min 20 s", "1 h 12 min" */
+/* "2 s", "3 min 20 s", "1 h 12 min", "400 days" */
 cli_text cli_text_duration(double seconds);
 /* "2026-01-31T23:59:59Z" from nanoseconds since 1970 */
 cli_text cli_text_time(uint64_t nanoseconds);
@@ -155,6 +155,8 @@ void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size);
 char *cli_clean_copy(const char *text);
 /* Copies text with '?' for each byte that is not UTF-8; NULL if out of memory. */
 char *cli_utf8_copy(const char *text);
+/* As cli_print_clean, as one word of a shell command: in single quotes if it needs them. */
+void cli_print_word(FILE *to, const char *text);
 /* As cli_clean_copy, with the ASCII characters of `allowed` unchanged. */
 char *cli_clean_but(const char *text, const char *allowed);
 
@@ -378,7 +380,7 @@ uint64_t cli_rate(struct argp_state *state, const char *text);
 /* Ends the process if the value of an option was refused: a status that is not CKD_OK is wrong usage. */
 void cli_check_value(struct argp_state *state, ckd_status status, const ckd_error *err);
 
-/* Parsers of values; they return false for invalid text. Numbers have decimal digits only. */
+/* Parsers of values; they return false for invalid text. Numbers are decimal, and finite. */
 bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
 bool cli_parse_size(uint64_t *out,
@@ -402,6 +404,15 @@ ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
  * now, a note says so; that is no failure.
  */
 void cli_finish_deletion(ckd_store *store, bool now);
+/* The hint how to undo a deletion. It names the checkpoints, unless there are many. */
+enum { CLI_UNDO_NAMES = 4 };
+typedef struct cli_undo {
+    cli_ref_text names[CLI_UNDO_NAMES];
+    size_t count; /* may exceed that */
+} cli_undo;
+void cli_undo_add(cli_undo *u, const ckd_checkpoint *deleted);
+/* Prints "to undo this within 24 h 0 min: ckptdelta trash ckpts --restore gpt@100". */
+void cli_undo_print(const cli_undo *u, const char *store, uint64_t undo_s);
 /*
  * Finds the checkpoint at (run, step). run NULL: the only run; if there are several, INVALID with a list of them. The
  * message of NOT_FOUND lists what exists.

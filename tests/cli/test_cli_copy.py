@@ -136,6 +136,17 @@ def test_damage_is_named(runs, other):
     assert names(other) == ["a@1", "a@2", "a@3", "a@4"] and other.json("verify")["ok"]
 
 
+def test_the_hint_names_the_store_that_is_damaged(runs, other):
+    runs.call("push", other.path, "a@4")
+    chunk, = (name for name in other.files() if str(name).startswith("data/c/"))
+    for path in runs.path / chunk, other.path / chunk:
+        path.unlink()
+    said = runs.call("push", other.path, "a@4", expect=CORRUPT).err
+    assert "the source cannot replace it" in said and f"'ckptdelta verify {other.path}'" in said
+    said = runs.call("push", other.folder / "third", "a@4", expect=CORRUPT).err
+    assert f"'ckptdelta verify {runs.path}'" in said
+
+
 def test_the_rest_is_copied(runs, other):
     """a@2 is damaged, and a@3 builds on it. All others are copied. Each that is not copied is named, also
     with -q."""

@@ -240,6 +240,7 @@ def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
     assert [c["step"] for c in named.checkpoints() if c["run"] == "d"] == [1]
     for args in (["c@10", "--step", 10], ["c@10", "--run", "c"], ["c@latest"], ["c@x"], ["@best"]):
         named.call("save", *args, named.file(state(1)), expect=USAGE)
+    assert "'latest' is none; name it as in c@100" in named.call("save", "c@latest", named.file(state(1)), expect=USAGE).err
     assert "RUN@STEP" in named.call("save", named.file(state(1)), expect=USAGE).err
 
 

@@ -110,6 +110,12 @@ def test_changes_are_done(two, command, what):
     check_done(call(FULL, command[0], two.path, "--json", *command[1:]), what)
 
 
+def test_long_names_are_not_cut(two):
+    first, second = "b" * 128, "c" * 128
+    check_done(call(FULL, "rename", two.path, "a", first), f"a is renamed to {first}")
+    check_done(call(FULL, "rename", two.path, first, second), f"{first} is renamed to {second}\n")
+
+
 def test_copies_and_exports_are_done(two, tmp_path):
     check_done(call(FULL, "push", two.path, tmp_path / "copy"), "the checkpoints are copied")
     check_done(call(FULL, "export", two.path, "--out", tmp_path / "export"), "a@2 is exported")
