@@ -33,6 +33,10 @@ json_t *cli_json_known(uint64_t size) {
     return size ? json_integer((json_int_t)size) : json_null();
 }
 
+json_t *cli_json_step(uint64_t step) {
+    return step == CKD_LATEST ? json_null() : json_integer((json_int_t)step);
+}
+
 void cli_json_append(json_t **array, json_t *item) {
     if (!*array) {
         json_decref(item);

@@ -222,6 +222,7 @@ json_t *cli_json_text(const char *text);
 json_t *cli_json_double(double value);
 json_t *cli_json_ratio(uint64_t raw, uint64_t stored);
 json_t *cli_json_known(uint64_t size); /* 0: not known, null */
+json_t *cli_json_step(uint64_t step);  /* CKD_LATEST: there is none, null */
 /* Appends `item` and takes ownership of it. On failure frees the array and sets it to NULL. */
 void cli_json_append(json_t **array, json_t *item);
 
@@ -308,7 +309,7 @@ json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, con
 /* Adds a table cell with one checkpoint's marks: "pinned @best @prod", or "-". */
 void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_checkpoint *c);
 /* Prints one checkpoint's marks, one per line with reasons, as in `show`. */
-void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint);
+void cli_marks_print(const cli_marks *m, const ckd_checkpoint *c);
 
 typedef enum cli_mark_kind { CLI_PINS, CLI_TAGS } cli_mark_kind;
 /* Prints all marks of a kind: as JSON, or as a table if `talks`. */

@@ -1,6 +1,7 @@
 """Standard output that cannot be written, or what it would tell cannot be looked up: finished changes count, with exit
 status 0; commands that only print have failed."""
 
+import errno
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 
 import pytest
 
-from support_cli import COMMAND, CORRUPT, DONE, FAILED, failures_downwards, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DONE, FAILED, failures_downwards, fault_library, state, store  # noqa: F401
 
 FULL = "/dev/full"
 CLOSED = None
@@ -20,9 +21,9 @@ PIPE = "a pipe that nobody reads"
 def call(out, *args):
     arguments = [COMMAND, *map(str, args)]
     options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "timeout": 60}
-    if out == FULL:
-        with open(FULL, "w") as device:
-            return subprocess.run(arguments, stdout=device, **options)
+    if out not in (CLOSED, PIPE):
+        with open(out, "w") as file:
+            return subprocess.run(arguments, stdout=file, **options)
     if out == PIPE:
         reading, writing = os.pipe()
         os.close(reading)
@@ -183,6 +184,14 @@ def test_output_that_cannot_be_printed_is_a_failure(two, command):
         done = call(FULL, command[0], two.path, *command[1:], *json)
         assert done.returncode == FAILED and done.stderr.count("cannot write to standard output") == 1
         assert "nevertheless" not in done.stderr
+
+
+def test_an_error_that_only_close_reports(two, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", fault_library())
+    monkeypatch.setenv("CAMPAIGN_CLOSE", "1")
+    done = call(tmp_path / "out", "list", two.path)
+    assert done.returncode == FAILED and f"cannot write to standard output: {os.strerror(errno.EIO)}" in done.stderr
+    check_done(call(tmp_path / "out", "pin", two.path, "a@1"), "the pins are changed")
 
 
 def test_a_pipe_that_is_closed_ends_a_listing_silently(two):

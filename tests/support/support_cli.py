@@ -111,16 +111,22 @@ def state(seed, step=0, width=64):
     }
 
 
-def failures_downwards(begin):
-    """`begin()` prepares a command, and returns its arguments. It cannot reach any file from its nth call on. Gives the
-    results, from the first n without an effect downwards."""
+def fault_library():
+    """The library of tests/campaign/faults.c, to preload."""
     if os.environ.get("CKPTDELTA_SAN"):
         pytest.skip("nothing can be preloaded under a sanitizer")
     shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
     assert shim.exists()
+    return str(shim)
+
+
+def failures_downwards(begin):
+    """`begin()` prepares a command, and returns its arguments. It cannot reach any file from its nth call on. Gives the
+    results, from the first n without an effect downwards."""
+    shim = fault_library()
 
     def result(n):
-        env = dict(os.environ, LD_PRELOAD=str(shim), CAMPAIGN_FAULT=f"EIO+:{n}")
+        env = dict(os.environ, LD_PRELOAD=shim, CAMPAIGN_FAULT=f"EIO+:{n}")
         return subprocess.run([COMMAND, *map(str, begin())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, timeout=60, env=env)
     whole = result(1 << 40)
