@@ -563,8 +563,8 @@ typedef struct ckd_scrub_result {
  * Verifies incrementally. It reads chunk files through as quick does, beginning with the least recently verified one.
  * Each success is recorded in the catalog, so a scrub can be interrupted at any time; the next one continues. Remaining
  * time goes to parity files, for which nothing is recorded. A rebuild of the catalog forgets the records. A scrub does
- * not block saves or garbage collection. The store must be open for writing. Errors: READ_ONLY, CANCELLED, BUSY,
- * NOSPACE, IO, NOMEM.
+ * not block saves or garbage collection. The store must be open for writing. Errors: READ_ONLY, CANCELLED (*out is set:
+ * what was found until then), BUSY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
                                    ckd_error *err);

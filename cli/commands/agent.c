@@ -192,10 +192,6 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* ------------------------------------------------------------------------------------------------------ status */
 
-static json_t *json_step(uint64_t step) {
-    return step == CKD_LATEST ? json_null() : json_integer((json_int_t)step);
-}
-
 static json_t *json_rank(const ckd_agent_session *x, uint32_t number) {
     return x->world ? json_integer(number) : json_null();
 }
@@ -230,15 +226,15 @@ static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
     json_t *sessions = json_array();
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
-        cli_json_append(&sessions,
-                        json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o}", "run",
-                                  cli_json_text(x->run), "rank", json_rank(x, x->rank), "world",
-                                  json_rank(x, x->world), "pid", (json_int_t)x->process, "connected",
-                                  x->connected, "memory_bytes", (json_int_t)x->memory_bytes, "newest_step",
-                                  json_step(x->newest_step), "durable_step", json_step(x->durable_step),
-                                  "copied_step", json_step(x->copied_step), "saved", (json_int_t)x->saved,
-                                  "failed", (json_int_t)x->failed, "trouble",
-                                  cli_json_text(x->trouble[0] ? x->trouble : NULL)));
+        cli_json_append(
+            &sessions,
+            json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o}", "run",
+                      cli_json_text(x->run), "rank", json_rank(x, x->rank), "world", json_rank(x, x->world),
+                      "pid", (json_int_t)x->process, "connected", x->connected, "memory_bytes",
+                      (json_int_t)x->memory_bytes, "newest_step", cli_json_step(x->newest_step),
+                      "durable_step", cli_json_step(x->durable_step), "copied_step",
+                      cli_json_step(x->copied_step), "saved", (json_int_t)x->saved, "failed",
+                      (json_int_t)x->failed, "trouble", cli_json_text(x->trouble[0] ? x->trouble : NULL)));
     }
     return cli_json_print(json_pack("{s:i, s:I, s:o, s:I, s:I, s:o, s:o}", "schema", 1, "pid",
                                     (json_int_t)s->process, "since",
@@ -518,12 +514,19 @@ static int run_agent(const arguments *a) {
         return code;
     }
     THEN(status, serve(a, to_parent, &err));
+    if (status == CKD_OK) {
+        cli_committed("everything complete is durable, and the agent has ended");
+    }
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }
 
 static ckd_status drain(const arguments *a, ckd_error *err) {
     bool stops = a->action == OPT_STOP;
     ckd_status status = ckd_agent_drain(a->common.store, a->socket, stops, err);
+    if (status == CKD_OK) {
+        cli_committed(stops ? "everything complete is durable, and the agent has ended"
+                            : "everything complete is durable");
+    }
     if (status == CKD_OK && a->common.json) {
         status = cli_json_print(json_pack("{s:i, s:b}", "schema", 1, "stopped", stops), err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {

@@ -58,9 +58,7 @@ static bool is_exact(const attempt *a) {
 
 /* -------------------------------------------------------------------------------------------------------- JSON */
 
-static json_t *json_step(uint64_t step) {
-    return step == SUPERVISE_NO_STEP ? json_null() : json_integer((json_int_t)step);
-}
+_Static_assert(SUPERVISE_NO_STEP == CKD_LATEST, "cli_json_step prints both as null");
 
 static json_t *json_if(bool known, int64_t value) {
     return known ? json_integer(value) : json_null();
@@ -97,13 +95,14 @@ static json_t *json_attempt(const attempt *a) {
         "signal", json_if(a->end == ATTEMPT_KILLED, a->code), "stopped_by",
         json_if(a->stopped_by > 0, a->stopped_by), "reason", json_words(a->reason), "verdict",
         json_words(a->verdict), "status", json_if(ended && a->status >= 0, a->status), "checkpoint",
-        json_words(a->from), "first_step", json_step(a->first_step), "last_step", json_step(a->last_step),
-        "steps_lost", json_if(known, (int64_t)lost), "first_save_s", json_seconds(a->first_save_ns), "hung",
-        a->hung, "hang", json_words(a->hang), "first_trained", json_step(a->first_trained), "last_trained",
-        json_step(a->last_trained), "resume_s", json_seconds(a->resume_ns), "suspect", json_words(a->suspect),
-        "hosts", json_list(a->hosts), "bad_hosts", json_list(a->bad_hosts), "excluded",
-        json_list(a->excluded), "anomaly", json_words(a->anomaly), "unhealthy", a->unhealthy, "alarms",
-        (json_int_t)a->alarms, "alarm", json_words(a->alarm), "alarm_step", json_step(a->alarm_step));
+        json_words(a->from), "first_step", cli_json_step(a->first_step), "last_step",
+        cli_json_step(a->last_step), "steps_lost", json_if(known, (int64_t)lost), "first_save_s",
+        json_seconds(a->first_save_ns), "hung", a->hung, "hang", json_words(a->hang), "first_trained",
+        cli_json_step(a->first_trained), "last_trained", cli_json_step(a->last_trained), "resume_s",
+        json_seconds(a->resume_ns), "suspect", json_words(a->suspect), "hosts", json_list(a->hosts),
+        "bad_hosts", json_list(a->bad_hosts), "excluded", json_list(a->excluded), "anomaly",
+        json_words(a->anomaly), "unhealthy", a->unhealthy, "alarms", (json_int_t)a->alarms, "alarm",
+        json_words(a->alarm), "alarm_step", cli_json_step(a->alarm_step));
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {

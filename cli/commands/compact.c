@@ -75,7 +75,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
     switch (key) {
     case OPT_DEPTH:
         if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
-            return bad(state, "--max-depth is a number from 1 on", arg);
+            return bad(state, "--max-depth is a number from 1 to 4294967295", arg);
         }
         o->max_depth = (uint32_t)n;
         return 0;
@@ -85,7 +85,7 @@ static error_t parse_number(int key, char *arg, struct argp_state *state, ckd_co
                    : bad(state, "--max-load-cost is a number from 1 on", arg);
     case OPT_COLD_BUT:
         if (!cli_parse_u64(&n, arg) || n < 1 || n > UINT32_MAX) {
-            return bad(state, "--recode-but is a number from 1 on", arg);
+            return bad(state, "--recode-but is a number from 1 to 4294967295", arg);
         }
         o->cold_but_newest = (uint32_t)n;
         return 0;
@@ -181,10 +181,10 @@ static json_t *json_item(const ckd_compacted *x) {
     bool left = x->left.status != CKD_OK;
     return json_pack("{s:s, s:o, s:b, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "checkpoint",
                      cli_ref_text_of(&x->checkpoint).text, "why", why, "done", !left, "error",
-                     left ? json_string(x->left.message) : json_null(), "blocks", (json_int_t)x->blocks,
-                     "recoded", (json_int_t)x->recoded, "bytes_before",
-                     (json_int_t)x->checkpoint.stored_bytes, "bytes_after", (json_int_t)x->bytes,
-                     "depth_before", (json_int_t)x->checkpoint.depth, "depth_after", (json_int_t)x->depth);
+                     cli_json_text(left ? x->left.message : NULL), "blocks", (json_int_t)x->blocks, "recoded",
+                     (json_int_t)x->recoded, "bytes_before", (json_int_t)x->checkpoint.stored_bytes,
+                     "bytes_after", (json_int_t)x->bytes, "depth_before", (json_int_t)x->checkpoint.depth,
+                     "depth_after", (json_int_t)x->depth);
 }
 
 static ckd_status print_json(const arguments *a, const ckd_compaction *done, ckd_error *err) {
@@ -328,7 +328,13 @@ static ckd_status run(arguments *a, ckd_error *err) {
     if (status == CKD_OK && real) {
         a->before = sizes_of(store);
     }
+    THEN(status, cli_check_run(store, a->policy.run, err));
     THEN(status, compact(&done, a, store, err));
+    ckd_error damage;
+    ckd_status damaged = status == CKD_OK ? damage_status(done, &damage) : CKD_OK;
+    if (damaged != CKD_OK) {
+        cli_left_out();
+    }
     if (status == CKD_OK && real) {
         cli_committed("the store is compacted");
         if (done->pruned && a->undo_given) {
@@ -341,7 +347,10 @@ static ckd_status run(arguments *a, ckd_error *err) {
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {
         status = print_text(a, done, err);
     }
-    THEN(status, damage_status(done, err));
+    if (status == CKD_OK && damaged != CKD_OK) {
+        *err = damage;
+        status = damaged;
+    }
     ckd_compaction_free(done);
     ckd_store_close(store);
     return status;

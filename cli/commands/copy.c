@@ -161,10 +161,17 @@ typedef struct chosen {
     size_t count;
 } chosen;
 
-static void mark(chosen *c, const ckd_id *id) {
-    for (size_t i = 0; i < c->all->count; i++) {
-        c->marks[i] = c->marks[i] || memcmp(&c->all->items[i].id, id, sizeof(*id)) == 0;
+/* Marks a checkpoint that was named. --run may stand beside it, but then names its run. */
+static ckd_status mark(chosen *c, const arguments *a, const ckd_checkpoint *found, ckd_error *err) {
+    if (a->run && strcmp(a->run, found->run) != 0) {
+        return cli_error(err, CKD_E_INVALID,
+                         "%s is not of the run %.128s that --run names; choose one of them",
+                         cli_ref_text_of(found).text, a->run);
     }
+    for (size_t i = 0; i < c->all->count; i++) {
+        c->marks[i] = c->marks[i] || cli_has_id(&c->all->items[i], &found->id);
+    }
+    return CKD_OK;
 }
 
 /* Marks the checkpoints of one choice. A range of steps belongs to the given run, or to the only one. */
@@ -175,10 +182,7 @@ static ckd_status mark_choice(chosen *c, const arguments *a, const choice *item,
     ckd_status status = item->tag ? ckd_store_find_tag(&found, from, item->tag, err)
                                   : cli_find(&found, from, a->run, range ? CKD_LATEST : item->first, err);
     if (status != CKD_OK || !range) {
-        if (status == CKD_OK) {
-            mark(c, &found.id);
-        }
-        return status;
+        return status == CKD_OK ? mark(c, a, &found, err) : status;
     }
     size_t count = 0;
     for (size_t i = 0; i < c->all->count; i++) {
@@ -207,9 +211,7 @@ static ckd_status choose_checkpoints(chosen *c, const arguments *a, ckd_store *f
     for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
         ckd_checkpoint found;
         status = cli_find_ref(&found, from, &a->refs.items[i], NULL, err);
-        if (status == CKD_OK) {
-            mark(c, &found.id);
-        }
+        THEN(status, mark(c, a, &found, err));
     }
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const ckd_checkpoint *x = &c->all->items[i];
@@ -250,11 +252,11 @@ static ckd_status print_json(const arguments *a, const ckd_copy_result *r, ckd_e
     json_t *items = json_array();
     for (size_t i = 0; i < r->count; i++) {
         const ckd_copied *c = &r->items[i];
-        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:I, s:s?}", "checkpoint",
+        cli_json_append(&items, json_pack("{s:s, s:s, s:s, s:I, s:o}", "checkpoint",
                                           cli_ref_text_of(&c->checkpoint).text, "kind",
                                           ckd_kind_name(c->checkpoint.kind), "state", state_word(c->state),
                                           "bytes", (json_int_t)c->bytes, "why",
-                                          c->left.status == CKD_OK ? NULL : c->left.message));
+                                          cli_json_text(c->left.status == CKD_OK ? NULL : c->left.message)));
     }
     return cli_json_print(json_pack("{s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "schema", 1, "dry_run",
                                     a->copy.dry_run, "copied", (json_int_t)r->checkpoints, "files",
@@ -369,6 +371,15 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     return status;
 }
 
+/* Returns the length of the store's path if the error names a file in it, otherwise 0. */
+static size_t names_file_of(const ckd_error *err, const cli_options *store) {
+    size_t length = strlen(store->store);
+    while (length > 1 && store->store[length - 1] == '/') {
+        length--;
+    }
+    return strncmp(err->file, store->store, length) == 0 && err->file[length] == '/' ? length : 0;
+}
+
 static int command(int argc, char **argv, const char *name, const char *stores, const char *doc) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
     const struct argp argp = {options_table, parse, stores, doc, children, 0, 0};
@@ -380,7 +391,8 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
                       *destination = a.pull ? &a.common : &other_store;
     ckd_error err;
     bool done = run(&a, source, destination, &err) == CKD_OK;
-    int code = done ? CLI_DONE : cli_fail_with_hint(&err, source);
+    bool there = !done && names_file_of(&err, destination) > names_file_of(&err, source);
+    int code = done ? CLI_DONE : cli_fail_with_hint(&err, there ? destination : source);
     if (code == CLI_FAILED && err.status == CKD_E_EXISTS && !a.copy.as_run) {
         cli_note("--as RUN copies a run under another name");
     }

@@ -62,6 +62,12 @@ static size_t find_newest(cli_survivors *left, const ckd_checkpoint_list *all, s
     return end;
 }
 
+void cli_damage_found(const ckd_verify_result *r) {
+    if (r->damage_count > 0) {
+        cli_left_out();
+    }
+}
+
 ckd_status cli_find_survivors(cli_survivors *out, const ckd_verify_result *r, ckd_store *store,
                               ckd_error *err) {
     *out = (cli_survivors){0};

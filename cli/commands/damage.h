@@ -14,6 +14,11 @@ typedef struct cli_survivors {
     size_t count;
     ckd_checkpoint_list *all;
 } cli_survivors;
+/*
+ * Call it as soon as the result is there: if it has damage, the exit status says so even if looking up the survivors or
+ * printing fails.
+ */
+void cli_damage_found(const ckd_verify_result *r);
 /* Finds the survivors. cli_survivors_free must follow, also on failure. */
 ckd_status cli_find_survivors(cli_survivors *out, const ckd_verify_result *r, ckd_store *store,
                               ckd_error *err);

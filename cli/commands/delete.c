@@ -60,34 +60,50 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-static ckd_status delete_named(const arguments *a, ckd_store *store, uint64_t *bytes, ckd_error *err) {
+typedef struct deletion {
+    uint64_t bytes;
+    cli_undo undo;
+} deletion;
+
+static ckd_status find_one(ckd_id *ids, size_t at, deletion *d, const arguments *a, ckd_store *store,
+                           ckd_error *err) {
+    ckd_checkpoint found;
+    ckd_status status = cli_find_ref(&found, store, &a->refs.items[at], NULL, err);
+    for (size_t i = 0; i < at && status == CKD_OK; i++) {
+        if (cli_has_id(&found, &ids[i])) {
+            status = cli_error(err, CKD_E_INVALID, "%s is named twice", cli_ref_text_of(&found).text);
+        }
+    }
+    if (status == CKD_OK) {
+        ids[at] = found.id;
+        d->bytes += found.stored_bytes;
+        cli_undo_add(&d->undo, &found);
+    }
+    return status;
+}
+
+static ckd_status delete_named(deletion *d, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_id *ids = calloc(a->refs.count, sizeof(*ids));
     ckd_status status = ids ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
-        ckd_checkpoint found;
-        status = cli_find_ref(&found, store, &a->refs.items[i], NULL, err);
-        if (status == CKD_OK) {
-            ids[i] = found.id;
-            *bytes += found.stored_bytes;
-        }
+        status = find_one(ids, i, d, a, store, err);
     }
     THEN(status, ckd_store_delete(store, ids, a->refs.count, &a->deletion, err));
     free(ids);
     return status;
 }
 
-static ckd_status print_result(const arguments *a, uint64_t bytes, ckd_error *err) {
+static ckd_status print_result(const arguments *a, const deletion *d, ckd_error *err) {
     if (a->common.json) {
         return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted", (json_int_t)a->refs.count,
-                                        "bytes", (json_int_t)bytes),
+                                        "bytes", (json_int_t)d->bytes),
                               err);
     }
     if (cli_prints_text(&a->common)) {
         printf("deleted %zu checkpoint%s, %s\n", a->refs.count, a->refs.count == 1 ? "" : "s",
-               cli_text_size(bytes).text);
+               cli_text_size(d->bytes).text);
         if (a->deletion.undo_s) {
-            printf("to undo this within %s: ckptdelta trash %s --restore\n",
-                   cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
+            cli_undo_print(&d->undo, a->common.store, a->deletion.undo_s);
         }
     }
     return CKD_OK;
@@ -95,12 +111,12 @@ static ckd_status print_result(const arguments *a, uint64_t bytes, ckd_error *er
 
 static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
-    uint64_t bytes = 0;
+    deletion d = {0};
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    THEN(status, delete_named(a, store, &bytes, err));
+    THEN(status, delete_named(&d, a, store, err));
     if (status == CKD_OK) {
         cli_finish_deletion(store, a->deletion.undo_s == 0);
-        status = print_result(a, bytes, err);
+        status = print_result(a, &d, err);
     }
     ckd_store_close(store);
     return status;

@@ -210,7 +210,8 @@ static ckd_status print_result(const arguments *a, const ckd_follow_result *r, c
         printf(r->applied ? ", %s of it written; saved %s ago\n" : "\n", cli_text_size(r->written_bytes).text,
                cli_text_duration(lag_of(&r->checkpoint)).text);
     }
-    if (status == CKD_OK && fflush(stdout) != 0) {
+    /* With --once this is reported at the end, when --exec has run. */
+    if (fflush(stdout) != 0 && status == CKD_OK && !a->once) {
         status = cli_error_sys(err, errno, "", "cannot write to standard output");
     }
     return status;
@@ -276,6 +277,8 @@ static int wait_for(pid_t child) {
 static bool run_exec(const arguments *a, const ckd_checkpoint *c) {
     extern char **environ;
     posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t defaults;
     char *argv[] = {(char *)"sh", (char *)"-c", (char *)a->exec, NULL};
     pid_t child;
     if (!a->exec) {
@@ -284,7 +287,13 @@ static bool run_exec(const arguments *a, const ckd_checkpoint *c) {
     set_environment(a, c);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-    int errnum = posix_spawn(&child, "/bin/sh", &actions, NULL, argv, environ);
+    posix_spawnattr_init(&attributes);
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &defaults);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    int errnum = posix_spawn(&child, "/bin/sh", &actions, &attributes, argv, environ);
+    posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
     int how = errnum ? 0 : wait_for(child);
     if (errnum) {
@@ -309,16 +318,15 @@ static ckd_status apply(arguments *a, ckd_follow *f, ckd_follow_result *r, ckd_e
     cli_progress_begin(&a->progress, "writing", a->common.quiet);
     ckd_status status = ckd_follow_apply(r, f, err);
     cli_progress_end(&a->progress);
-    if (status == CKD_OK && (r->applied || a->once)) {
-        status = print_result(a, r, err);
-    }
     return status;
 }
 
-static int stop_of_exec(void) {
-    ckd_error err;
-    cli_error(&err, CKD_E_STATE, "stopped, as --exec failed");
-    return cli_fail(&err);
+/* Prints what DIR has, and runs --exec, which depends on DIR alone. */
+static ckd_status announce(const arguments *a, const ckd_follow_result *r, ckd_error *err) {
+    ckd_status status = r->applied || a->once ? print_result(a, r, err) : CKD_OK;
+    return r->applied && !run_exec(a, &r->checkpoint)
+               ? cli_error(err, CKD_E_STATE, "stopped, as --exec failed")
+               : status;
 }
 
 static int follow_once(arguments *a, ckd_store *store, ckd_follow *f) {
@@ -327,8 +335,13 @@ static int follow_once(arguments *a, ckd_store *store, ckd_follow *f) {
     if (apply(a, f, &r, &err) != CKD_OK) {
         return cli_fail_with_hint(&err, &a->common);
     }
-    if (r.applied && !run_exec(a, &r.checkpoint)) {
-        return stop_of_exec();
+    cli_committed("%s has %s", a->follow.into, cli_ref_text_of(&r.checkpoint).text);
+    ckd_status status = announce(a, &r, &err);
+    if (status == CKD_E_STATE) {
+        return cli_fail_as(&err, CLI_FAILED);
+    }
+    if (status != CKD_OK) {
+        (void)cli_fail(&err); /* DIR is up to date anyway */
     }
     bool behind = report_lag(a, store, &r.checkpoint);
     return r.passed_over ? CLI_CORRUPT : behind ? CLI_FAILED : CLI_DONE;
@@ -362,8 +375,8 @@ static int follow_on(arguments *a, ckd_store *store, ckd_follow *f) {
         if (status != CKD_OK && !may_pass(&err)) {
             return cli_fail_with_hint(&err, &a->common);
         }
-        if (status == CKD_OK && r.applied && !run_exec(a, &r.checkpoint)) {
-            return stop_of_exec();
+        if (status == CKD_OK && newer && announce(a, &r, &err) != CKD_OK) {
+            return cli_fail(&err);
         }
         if (status != CKD_OK) {
             nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
@@ -412,6 +425,7 @@ static int run(arguments *a) {
     a->follow.on_progress = on_progress;
     a->follow.progress_context = &a->progress;
     cli_interrupt_catch();
+    (void)signal(SIGPIPE, SIG_IGN); /* --exec runs even if nobody reads what is printed */
     do {
         code = follow_store(a);
     } while (code == OPEN_AGAIN);

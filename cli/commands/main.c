@@ -107,18 +107,25 @@ static const struct command *find_command(const char *name) {
     return NULL;
 }
 
-static int unknown_command(const char *name) {
+/* Wrong usage is reported as JSON with --json, even if there is no command that knows the option. */
+static int unknown_command(const char *name, char **arguments) {
     const char *names[COMMAND_COUNT + ALIAS_COUNT];
     for (size_t i = 0; i < COMMAND_COUNT + ALIAS_COUNT; i++) {
         names[i] = i < COMMAND_COUNT ? commands[i].name : aliases[i - COMMAND_COUNT].name;
     }
-    const char *nearest = cli_nearest(name, names, COMMAND_COUNT + ALIAS_COUNT);
-    if (nearest) {
-        cli_note("there is no command '%s'; did you mean '%s'?", name, nearest);
-    } else {
-        cli_note("there is no command '%s'; ckptdelta --help lists them", name);
+    for (; *arguments && strcmp(*arguments, "--") != 0; arguments++) {
+        if (strcmp(*arguments, "--json") == 0) {
+            cli_errors_as_json();
+        }
     }
-    return CLI_USAGE;
+    const char *nearest = cli_nearest(name, names, COMMAND_COUNT + ALIAS_COUNT);
+    ckd_error err;
+    if (nearest) {
+        cli_error(&err, CKD_E_INVALID, "there is no command '%.300s'; did you mean '%s'?", name, nearest);
+    } else {
+        cli_error(&err, CKD_E_INVALID, "there is no command '%.300s'; ckptdelta --help lists them", name);
+    }
+    return cli_fail(&err);
 }
 
 static void print_version(FILE *to, struct argp_state *state) {
@@ -156,7 +163,7 @@ static int run(int argc, char **argv) {
     }
     const struct command *command = find_command(help ? argv[2] : name);
     if (!command) {
-        return unknown_command(help ? argv[2] : name);
+        return unknown_command(help ? argv[2] : name, argv + 1);
     }
     char *prefixed = (char *)command->prefixed, option[] = "--help";
     if (help) {

@@ -208,6 +208,9 @@ static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *s
     if (status == CKD_OK && !options.dry_run) {
         cli_committed("parity is made");
     }
+    if (status == CKD_OK) {
+        cli_damage_found((*out)->found);
+    }
     return status;
 }
 

@@ -96,37 +96,88 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* Finds all checkpoints before it changes the first. */
-static ckd_status find_all(ckd_checkpoint *found, const arguments *a, ckd_store *store, ckd_error *err) {
-    ckd_status status = CKD_OK;
+/* A checkpoint to pin or unpin. */
+typedef struct target {
+    ckd_id id;
+    cli_ref_text name; /* RUN@STEP, or its id if it was given by that */
+} target;
+
+typedef struct targets {
+    target *items;
+    size_t count;
+} targets;
+
+/* Adds a checkpoint once, however often it was named. */
+static void add_target(targets *t, const target *added) {
+    for (size_t i = 0; i < t->count; i++) {
+        if (memcmp(&t->items[i].id, &added->id, sizeof(added->id)) == 0) {
+            return;
+        }
+    }
+    t->items[t->count++] = *added;
+}
+
+static ckd_status find_targets(targets *t, const arguments *a, ckd_store *store, ckd_error *err) {
+    t->items = calloc(a->refs.count + a->id_count, sizeof(*t->items));
+    ckd_status status = t->items ? CKD_OK : cli_error_nomem(err);
     for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
-        status = cli_find_ref(&found[i], store, &a->refs.items[i], NULL, err);
+        ckd_checkpoint found;
+        status = cli_find_ref(&found, store, &a->refs.items[i], NULL, err);
+        if (status == CKD_OK) {
+            add_target(t, &(target){found.id, cli_ref_text_of(&found)});
+        }
+    }
+    for (size_t i = 0; i < a->id_count && status == CKD_OK; i++) {
+        target by_id = {.id = a->ids[i]};
+        ckd_id_text(by_id.name.text, &by_id.id);
+        add_target(t, &by_id);
     }
     return status;
 }
 
+static ckd_status check_pinned(const targets *t, ckd_store *store, ckd_error *err) {
+    ckd_pin_list *pins;
+    ckd_status status = ckd_store_pins(&pins, store, err);
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        bool pinned = false;
+        for (size_t k = 0; k < pins->count && !pinned; k++) {
+            pinned = memcmp(&pins->items[k].checkpoint, &t->items[i].id, sizeof(ckd_id)) == 0;
+        }
+        if (!pinned) {
+            status = cli_error(err, CKD_E_NOT_FOUND, "%s is not pinned; nothing was changed",
+                               t->items[i].name.text);
+        }
+    }
+    ckd_pin_list_free(pins);
+    return status;
+}
+
+static ckd_status change_each(const targets *t, const arguments *a, ckd_store *store, ckd_error *err) {
+    const char *done = a->delete ? "unpinned" : "pinned";
+    for (size_t i = 0; i < t->count; i++) {
+        ckd_status status = a->delete ? ckd_store_unpin(store, &t->items[i].id, err)
+                                      : ckd_store_pin(store, &t->items[i].id, a->reason, err);
+        if (status != CKD_OK) {
+            cli_note("%zu of %zu checkpoints %s %s, then %s failed", i, t->count, i == 1 ? "is" : "are", done,
+                     t->items[i].name.text);
+            return status;
+        }
+        if (cli_prints_text(&a->common)) {
+            printf("%s %s\n", done, t->items[i].name.text);
+        }
+    }
+    return CKD_OK;
+}
+
+/* Finds all checkpoints, and their pins, before it changes the first. */
 static ckd_status change(const arguments *a, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint *found = calloc(a->refs.count + 1, sizeof(*found));
-    ckd_status status = found ? find_all(found, a, store, err) : cli_error_nomem(err);
-    for (size_t i = 0; i < a->refs.count && status == CKD_OK; i++) {
-        status = a->delete ? ckd_store_unpin(store, &found[i].id, err)
-                           : ckd_store_pin(store, &found[i].id, a->reason, err);
-        if (status == CKD_E_NOT_FOUND && a->delete) {
-            status = cli_error(err, status, "%s is not pinned", cli_ref_text_of(&found[i]).text);
-        }
-        if (status == CKD_OK && cli_prints_text(&a->common)) {
-            printf("%s %s\n", a->delete ? "unpinned" : "pinned", cli_ref_text_of(&found[i]).text);
-        }
+    targets t = {0};
+    ckd_status status = find_targets(&t, a, store, err);
+    if (a->delete) {
+        THEN(status, check_pinned(&t, store, err));
     }
-    free(found);
-    for (size_t i = 0; i < a->id_count && status == CKD_OK; i++) {
-        status = ckd_store_unpin(store, &a->ids[i], err);
-        if (status == CKD_OK && cli_prints_text(&a->common)) {
-            char text[CKD_ID_TEXT];
-            ckd_id_text(text, &a->ids[i]);
-            printf("unpinned %s\n", text);
-        }
-    }
+    THEN(status, change_each(&t, a, store, err));
+    free(t.items);
     return status;
 }
 

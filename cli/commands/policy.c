@@ -39,7 +39,7 @@ typedef struct arguments {
 static void parse_auto(arguments *a, const char *arg, struct argp_state *state) {
     uint64_t count = 1;
     if (arg && (!cli_parse_u64(&count, arg) || count < 1 || count > UINT32_MAX)) {
-        argp_error(state, "--auto=N is a number from 1, not '%s'", arg);
+        argp_error(state, "--auto=N is a number from 1 to %" PRIu32 ", not '%s'", UINT32_MAX, arg);
     }
     a->policy.automatic = (uint32_t)count;
     a->has_more = true;

@@ -133,8 +133,13 @@ static ckd_status print_text(const arguments *a, const ckd_prune *p, ckd_error *
     }
     print_freed(a, p);
     if (p->deleted && !a->dry_run && a->deletion.undo_s) {
-        printf("to undo this within %s: ckptdelta trash %s --restore\n",
-               cli_text_duration((double)a->deletion.undo_s).text, a->common.store);
+        cli_undo undo = {.count = 0};
+        for (size_t i = 0; i < p->count; i++) {
+            if (!p->items[i].kept) {
+                cli_undo_add(&undo, &p->items[i].checkpoint);
+            }
+        }
+        cli_undo_print(&undo, a->common.store, a->deletion.undo_s);
     }
     return CKD_OK;
 }

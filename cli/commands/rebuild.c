@@ -48,6 +48,9 @@ int cmd_rebuild(int argc, char **argv) {
     ckd_status status = ckd_store_rebuild(&result, options.store, &store_options, &err);
     if (status == CKD_OK) {
         cli_committed("the catalog is rebuilt");
+        if (result.skipped > 0) {
+            cli_left_out();
+        }
         status = print_result(&options, &result, &err);
     }
     if (status == CKD_OK && result.skipped > 0) {

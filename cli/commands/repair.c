@@ -125,6 +125,9 @@ static ckd_status repair(ckd_repair_result **out, const arguments *a, ckd_store 
     if (status == CKD_OK && !options.dry_run) {
         cli_committed("the repair is done");
     }
+    if (status == CKD_OK) {
+        cli_damage_found((*out)->left);
+    }
     return status;
 }
 

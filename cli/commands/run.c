@@ -309,13 +309,6 @@ static int cut_command(arguments *a, int argc, char **argv) {
     return argc;
 }
 
-static void on_message(void *context, const char *message) {
-    const cli_options *options = context;
-    if (!options->quiet) {
-        cli_note("%s", message);
-    }
-}
-
 static ckd_status print_json(const arguments *a, const supervise_result *r, ckd_error *err) {
     return cli_json_print(json_pack("{s:i, s:o, s:I, s:i, s:o, s:o, s:b}", "schema", 1, "run",
                                     cli_json_text(a->run), "attempts", (json_int_t)r->attempts, "exit_status",
@@ -329,6 +322,18 @@ static int fail(const arguments *a, const supervise_result *r) {
     ckd_error err;
     cli_error(&err, r->kind, "%s: %s", a->run, r->reason);
     return cli_fail_as(&err, r->status);
+}
+
+/* A scheduler goes by the exit status. Whether the result can be printed must not change it. */
+static int report(const arguments *a, const supervise_result *r) {
+    ckd_error err;
+    if (r->status == CLI_DONE) {
+        cli_committed("COMMAND has succeeded");
+    }
+    if (a->common.json && print_json(a, r, &err) != CKD_OK) {
+        (void)cli_fail(&err);
+    }
+    return r->status == CLI_DONE ? CLI_DONE : fail(a, r);
 }
 
 int cmd_run(int argc, char **argv) {
@@ -353,16 +358,12 @@ int cmd_run(int argc, char **argv) {
     a.with.run = a.run;
     a.with.command = a.command;
     a.with.threads = a.common.threads;
-    a.with.on_message = on_message;
+    a.with.on_message = cli_on_message;
     a.with.message_context = &a.common;
     supervise_result result;
     ckd_error err;
-    ckd_status status = supervise_run(&result, &a.with, &err);
-    if (status == CKD_OK && a.common.json) {
-        status = print_json(&a, &result, &err);
-    }
-    if (status != CKD_OK) {
+    if (supervise_run(&result, &a.with, &err) != CKD_OK) {
         return cli_fail(&err);
     }
-    return result.status == CLI_DONE ? CLI_DONE : fail(&a, &result);
+    return report(&a, &result);
 }

@@ -155,14 +155,18 @@ static error_t parse_coding(int key, char *arg, struct argp_state *state) {
 
 bool cli_saving_take_ref(cli_saving *a, const char *argument) {
     cli_ref ref;
-    bool takes = !a->ref.run[0] && cli_parse_ref(&ref, argument) && ref.run[0] && ref.step != CKD_LATEST &&
-                 !strchr(ref.run, '/') && access(argument, F_OK) != 0;
+    bool takes = !a->ref.run[0] && cli_parse_ref(&ref, argument) && ref.run[0] && !strchr(ref.run, '/') &&
+                 access(argument, F_OK) != 0;
     a->ref = takes ? ref : a->ref;
     return takes;
 }
 
 static void check_complete(cli_saving *a, struct argp_state *state) {
     if (a->ref.run[0]) {
+        if (a->ref.step == CKD_LATEST) {
+            argp_error(state, "a save has a step of its own, and 'latest' is none; name it as in %s@100",
+                       a->ref.run);
+        }
         if (a->has_run || a->has_step) {
             argp_error(state, "the checkpoint is named twice, by an argument and by options");
         }
@@ -439,9 +443,11 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     cli_progress_end(&a->progress);
     bool was_there = existed && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
     int code = status == CKD_OK ? print_result(a, &info, store, inputs, was_there) : cli_fail(&err);
-    if (status == CKD_E_EXISTS) {
-        cli_note(
-            "--on-duplicate same-ok accepts identical content, --on-duplicate branch continues as another run");
+    if (status == CKD_E_EXISTS && a->save.on_duplicate != CKD_DUPLICATE_BRANCH) {
+        cli_note("%s--on-duplicate branch continues as another run",
+                 a->save.on_duplicate == CKD_DUPLICATE_SAME_OK
+                     ? ""
+                     : "--on-duplicate same-ok accepts identical content, ");
     }
     ckd_store_close(store);
     return code;

@@ -37,11 +37,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         state->child_inputs[0] = &a->common;
         return 0;
     case OPT_RATE:
-        a->scrub.bytes_per_s = 0;
-        if (strcmp(arg, "max") != 0 &&
-            (!cli_parse_size(&a->scrub.bytes_per_s, arg) || !a->scrub.bytes_per_s)) {
-            argp_error(state, "--rate is a size such as 20M or 1G, or max, not '%s'", arg);
-        }
+        a->scrub.bytes_per_s = strcmp(arg, "max") == 0 ? 0 : cli_rate(state, arg);
         return 0;
     case OPT_OLDER:
         a->scrub.older_than_s = cli_seconds(state, "--older-than", arg);
@@ -88,16 +84,18 @@ static ckd_status scrub(ckd_scrub_result **out, const arguments *a, ckd_store *s
     options.progress_context = &progress;
     ckd_status status = ckd_store_scrub(out, store, &options, err);
     cli_progress_end(&progress);
+    if (status == CKD_OK) {
+        cli_committed("the scrub is done");
+    }
     return status;
 }
 
-static ckd_status run(const arguments *a, ckd_error *err) {
-    ckd_store *store = NULL;
-    ckd_scrub_result *result = NULL;
+/* Reports what was found, also by a scrub that was ended early. */
+static ckd_status report(const ckd_scrub_result *result, const arguments *a, ckd_store *store,
+                         ckd_error *err) {
     cli_survivors left = {0};
-    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
-    THEN(status, scrub(&result, a, store, err));
-    THEN(status, cli_find_survivors(&left, result->found, store, err));
+    cli_damage_found(result->found);
+    ckd_status status = cli_find_survivors(&left, result->found, store, err);
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {
@@ -105,6 +103,23 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     }
     THEN(status, cli_damage_status(result->found, &left, err));
     cli_survivors_free(&left);
+    return status;
+}
+
+static ckd_status run(const arguments *a, ckd_error *err) {
+    ckd_store *store = NULL;
+    ckd_scrub_result *result = NULL;
+    ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
+    THEN(status, scrub(&result, a, store, err));
+    ckd_error found;
+    ckd_status reported = result ? report(result, a, store, &found) : CKD_OK;
+    if (reported != CKD_OK) {
+        if (status != CKD_OK) {
+            cli_note("%s", err->message);
+        }
+        *err = found;
+        status = reported;
+    }
     ckd_scrub_result_free(result);
     ckd_store_close(store);
     return status;

@@ -158,7 +158,7 @@ static void print_checkpoint(const shown *s) {
         printf(" = %g\n", c->metric);
     }
     print_suspect(s);
-    cli_marks_print(&s->marks, &c->id);
+    cli_marks_print(&s->marks, c);
     printf("chain         %s", cli_ref_text_of(c).text);
     size_t left = s->all->count;
     for (const ckd_checkpoint *p = next_in_chain(s, c, &left); p; p = next_in_chain(s, p, &left)) {

@@ -159,16 +159,24 @@ static ckd_status check_one(const ckd_checkpoint *c, ckd_store *store, ckd_error
     return status;
 }
 
-/* Verifies all stored bytes of the restored checkpoints, without decoding. */
+/*
+ * Verifies all stored bytes of the restored checkpoints, without decoding. Reports the first that is damaged, or else
+ * the first that could not be verified.
+ */
 static ckd_status check_restored(const ckd_trash *trash, const ckd_id *ids, size_t count, ckd_store *store,
                                  ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < trash->count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < trash->count && status != CKD_E_CORRUPT; i++) {
         bool restored = false;
         for (size_t k = 0; k < count && !restored; k++) {
-            restored = memcmp(&ids[k], &trash->items[i].checkpoint.id, sizeof(ids[k])) == 0;
+            restored = cli_has_id(&trash->items[i].checkpoint, &ids[k]);
         }
-        status = restored ? check_one(&trash->items[i].checkpoint, store, err) : CKD_OK;
+        ckd_error found;
+        ckd_status checked = restored ? check_one(&trash->items[i].checkpoint, store, &found) : CKD_OK;
+        if (checked == CKD_E_CORRUPT || (checked != CKD_OK && status == CKD_OK)) {
+            *err = found;
+            status = checked;
+        }
     }
     return status;
 }
@@ -184,7 +192,13 @@ typedef struct restoration {
 static ckd_status restore_named(restoration *r, const arguments *a, ckd_store *store, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (; r->count < a->refs.count && status == CKD_OK; r->count++) {
-        status = find_trashed(&r->ids[r->count], r->trash, &a->refs.items[r->count], err);
+        const cli_ref *ref = &a->refs.items[r->count];
+        status = find_trashed(&r->ids[r->count], r->trash, ref, err);
+        for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
+            if (memcmp(&r->ids[i], &r->ids[r->count], sizeof(r->ids[i])) == 0) {
+                status = cli_error(err, CKD_E_INVALID, "%s@%" PRIu64 " is named twice", ref->run, ref->step);
+            }
+        }
     }
     return status == CKD_OK ? ckd_store_undelete(store, r->ids, r->count, err) : status;
 }
@@ -211,9 +225,9 @@ static ckd_status print_restored(const arguments *a, const restoration *r, ckd_e
         json_t *left = json_array();
         for (size_t i = 0; i < r->trash->count; i++) {
             if (r->left[i].status != CKD_OK) {
-                cli_json_append(&left, json_pack("{s:s, s:s}", "checkpoint",
+                cli_json_append(&left, json_pack("{s:s, s:o}", "checkpoint",
                                                  cli_ref_text_of(&r->trash->items[i].checkpoint).text, "why",
-                                                 r->left[i].message));
+                                                 cli_json_text(r->left[i].message)));
             }
         }
         return cli_json_print(
@@ -262,8 +276,16 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     } else if (status == CKD_OK) {
         cli_committed("the checkpoints are restored");
     }
+    ckd_error damage;
+    ckd_status checked = status == CKD_OK ? check_restored(r.trash, r.ids, r.count, store, &damage) : CKD_OK;
+    if (checked == CKD_E_CORRUPT) {
+        cli_left_out();
+    }
     THEN(status, print_restored(a, &r, err));
-    THEN(status, check_restored(r.trash, r.ids, r.count, store, err));
+    if (status == CKD_OK && checked != CKD_OK) {
+        *err = damage;
+        status = checked;
+    }
     THEN(status, report_left(&r, err));
     free(r.ids);
     free(r.left);

@@ -153,6 +153,7 @@ static ckd_status verify(ckd_verify_result **out, const arguments *a, ckd_store 
 static ckd_status print_result(const arguments *a, const ckd_verify_result *result, ckd_store *store,
                                ckd_error *err) {
     cli_survivors left = {0};
+    cli_damage_found(result);
     ckd_status status = cli_find_survivors(&left, result, store, err);
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);

@@ -33,7 +33,9 @@ ckd_status layout_parse_mesh(layout_parsing *p) {
         uint64_t size;
         if (!layout_is_name(word, length) || !layout_next_number(&size, &value, '\0') || size < 1 ||
             size > CKD_WORLD_MAX) {
-            return layout_invalid(p, "an axis of the mesh is NAME=SIZE, such as tp=4, not '%.60s'", word);
+            return layout_invalid(p,
+                                  "an axis of the mesh is NAME=SIZE, such as tp=4, at most %d, not '%.60s'",
+                                  CKD_WORLD_MAX, word);
         }
         if (is_taken(word, length)) {
             return layout_invalid(p, "an axis cannot be called %.*s, which is an option of rules",

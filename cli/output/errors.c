@@ -194,7 +194,7 @@ void cli_clean_stderr(void) {
 }
 
 /* The committed work of this process; "" before cli_committed. */
-static char committed[CKD_RUN_MAX + 64];
+static char committed[512];
 
 void cli_committed(const char *format, ...) {
     va_list args;
@@ -204,9 +204,15 @@ void cli_committed(const char *format, ...) {
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
+/* Some file systems report only on close that data could not be written. A duplicate is closed, so stdout stays open. */
+static int close_error(void) {
+    int copy = dup(STDOUT_FILENO);
+    return copy >= 0 && close(copy) != 0 ? errno : 0;
+}
+
 int cli_flush_output(int code) {
     bool failed = ferror(stdout) != 0;
-    int errnum = fflush(stdout) != 0 ? errno : 0;
+    int errnum = fflush(stdout) != 0 ? errno : close_error();
     if ((!failed && !errnum) || code != CLI_DONE) {
         return code;
     }

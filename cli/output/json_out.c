@@ -13,11 +13,8 @@ json_t *cli_json_text(const char *text) {
         return json_null();
     }
     json_t *value = json_string(text);
-    char *copy = value ? NULL : strdup(text);
+    char *copy = value ? NULL : cli_utf8_copy(text);
     if (copy) {
-        for (char *c = copy; *c; c++) {
-            *c = (*c & 0x80) ? '?' : *c;
-        }
         value = json_string(copy);
         free(copy);
     }
@@ -34,6 +31,10 @@ json_t *cli_json_ratio(uint64_t raw, uint64_t stored) {
 
 json_t *cli_json_known(uint64_t size) {
     return size ? json_integer((json_int_t)size) : json_null();
+}
+
+json_t *cli_json_step(uint64_t step) {
+    return step == CKD_LATEST ? json_null() : json_integer((json_int_t)step);
 }
 
 void cli_json_append(json_t **array, json_t *item) {

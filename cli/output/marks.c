@@ -1,11 +1,6 @@
 #include "cli/output/output.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-static bool same(const ckd_id *a, const ckd_id *b) {
-    return memcmp(a, b, sizeof(*a)) == 0;
-}
 
 ckd_status cli_marks_read(cli_marks *out, ckd_store *store, ckd_error *err) {
     *out = (cli_marks){0};
@@ -72,9 +67,9 @@ json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, con
 
 /* -------------------------------------------------------------------------------------------------------- text */
 
-static const ckd_pin *pin_of(const cli_marks *m, const ckd_id *checkpoint) {
+static const ckd_pin *pin_of(const cli_marks *m, const ckd_checkpoint *c) {
     for (size_t i = 0; i < m->pins->count; i++) {
-        if (same(&m->pins->items[i].checkpoint, checkpoint)) {
+        if (cli_has_id(c, &m->pins->items[i].checkpoint)) {
             return &m->pins->items[i];
         }
     }
@@ -84,20 +79,20 @@ static const ckd_pin *pin_of(const cli_marks *m, const ckd_id *checkpoint) {
 void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_checkpoint *c) {
     enum { ROOM = 160 }; /* more tags are cut off */
     char text[ROOM + CKD_RUN_MAX + 8];
-    bool pinned = pin_of(m, &c->id) != NULL;
+    bool pinned = pin_of(m, c) != NULL;
     size_t used = (size_t)snprintf(text, sizeof(text), "%s%s%s", c->suspect ? "suspect" : "",
                                    c->suspect && pinned ? " " : "", pinned ? "pinned" : "");
     for (size_t i = 0; i < m->tags->count && used < ROOM; i++) {
         const ckd_tag *tag = &m->tags->items[i];
-        if (same(&tag->checkpoint, &c->id)) {
+        if (cli_has_id(c, &tag->checkpoint)) {
             used += (size_t)snprintf(text + used, sizeof(text) - used, "%s@%s", used ? " " : "", tag->tag);
         }
     }
     cli_table_cell(t, "%s", used ? text : "-");
 }
 
-void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint) {
-    const ckd_pin *pin = pin_of(m, checkpoint);
+void cli_marks_print(const cli_marks *m, const ckd_checkpoint *c) {
+    const ckd_pin *pin = pin_of(m, c);
     if (pin) {
         printf("pinned        %s",
                pin->status == CKD_OK ? cli_text_time(pin->pinned_ns).text : "by a pin that cannot be read");
@@ -109,7 +104,7 @@ void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint) {
     }
     bool any = false;
     for (size_t i = 0; i < m->tags->count; i++) {
-        if (same(&m->tags->items[i].checkpoint, checkpoint)) {
+        if (cli_has_id(c, &m->tags->items[i].checkpoint)) {
             printf("%s%s", any ? ", " : "tags          ", m->tags->items[i].tag);
             any = true;
         }

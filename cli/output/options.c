@@ -25,11 +25,35 @@ bool cli_parse_u64(uint64_t *out, const char *text) {
     return true;
 }
 
+/* Skips decimal digits. Returns whether there are any. */
+static bool skip_digits(const char **at) {
+    size_t count = strspn(*at, "0123456789");
+    *at += count;
+    return count > 0;
+}
+
+/* strtod would also take spaces, hexadecimal numbers and words. */
+static bool is_decimal(const char *at) {
+    at += *at == '+' || *at == '-';
+    bool digits = skip_digits(&at);
+    if (*at == '.') {
+        at++;
+        digits |= skip_digits(&at);
+    }
+    if (digits && (*at == 'e' || *at == 'E')) {
+        at++;
+        at += *at == '+' || *at == '-';
+        digits = skip_digits(&at);
+    }
+    return digits && !*at;
+}
+
 bool cli_parse_double(double *out, const char *text) {
-    char *end;
-    errno = 0;
-    *out = strtod(text, &end);
-    return *text && !*end && errno == 0 && isfinite(*out);
+    if (!is_decimal(text)) {
+        return false;
+    }
+    *out = strtod(text, NULL);
+    return isfinite(*out);
 }
 
 bool cli_parse_size(uint64_t *out, const char *text) {
@@ -339,6 +363,23 @@ void cli_finish_deletion(ckd_store *store, bool now) {
     if (now && ckd_store_collect(NULL, store, NULL, &why) != CKD_OK) {
         cli_note("the checkpoints are deleted, their files stay for now: %s", why.message);
     }
+}
+
+void cli_undo_add(cli_undo *u, const ckd_checkpoint *deleted) {
+    if (u->count < CLI_UNDO_NAMES) {
+        u->names[u->count] = cli_ref_text_of(deleted);
+    }
+    u->count++;
+}
+
+void cli_undo_print(const cli_undo *u, const char *store, uint64_t undo_s) {
+    printf("to undo this within %s: ckptdelta trash ", cli_text_duration((double)undo_s).text);
+    cli_print_word(stdout, store);
+    fputs(" --restore", stdout);
+    for (size_t i = 0; i < u->count && u->count <= CLI_UNDO_NAMES; i++) {
+        printf(" %s", u->names[i].text);
+    }
+    puts(u->count <= CLI_UNDO_NAMES ? "" : " RUN@STEP...");
 }
 
 /* Formats "a (12 checkpoints, newest step 300), b (1 checkpoint, newest step 5)": as many as fit. */

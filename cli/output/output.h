@@ -69,8 +69,8 @@ int cli_fail(const ckd_error *err);
 int cli_fail_as(const ckd_error *err, int code);
 
 /*
- * Call it when checkpoints were left out and the work on the others is done. The exit status is then 4, whatever the
- * reason was: 1 would say that nothing was done.
+ * Call it when damage is known, or when checkpoints were left out and the work on the others is done. The exit status
+ * is then 4, whatever error follows: 0 would say that all is well, 1 that nothing was done.
  */
 void cli_left_out(void);
 
@@ -134,7 +134,7 @@ typedef struct cli_text {
 cli_text cli_text_size(uint64_t bytes);
 /* "1.31x"; "-" if undefined */
 cli_text cli_text_ratio(uint64_t raw, uint64_t stored);
-/* "2 s", "3 min 20 s", "1 h 12 min" */
+/* "2 s", "3 min 20 s", "1 h 12 min", "400 days" */
 cli_text cli_text_duration(double seconds);
 /* "2026-01-31T23:59:59Z" from nanoseconds since 1970 */
 cli_text cli_text_time(uint64_t nanoseconds);
@@ -153,6 +153,10 @@ typedef void (*cli_put_fn)(void *to, const char *text, size_t size);
 void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size);
 /* As cli_print_clean, into a new string; NULL if out of memory. */
 char *cli_clean_copy(const char *text);
+/* Copies text with '?' for each byte that is not UTF-8; NULL if out of memory. */
+char *cli_utf8_copy(const char *text);
+/* As cli_print_clean, as one word of a shell command: in single quotes if it needs them. */
+void cli_print_word(FILE *to, const char *text);
 /* As cli_clean_copy, with the ASCII characters of `allowed` unchanged. */
 char *cli_clean_but(const char *text, const char *allowed);
 
@@ -218,6 +222,7 @@ json_t *cli_json_text(const char *text);
 json_t *cli_json_double(double value);
 json_t *cli_json_ratio(uint64_t raw, uint64_t stored);
 json_t *cli_json_known(uint64_t size); /* 0: not known, null */
+json_t *cli_json_step(uint64_t step);  /* CKD_LATEST: there is none, null */
 /* Appends `item` and takes ownership of it. On failure frees the array and sets it to NULL. */
 void cli_json_append(json_t **array, json_t *item);
 
@@ -304,7 +309,7 @@ json_t *cli_json_tags(const cli_marks *m, const ckd_checkpoint_list *listed, con
 /* Adds a table cell with one checkpoint's marks: "pinned @best @prod", or "-". */
 void cli_marks_cell(cli_table *t, const cli_marks *m, const ckd_checkpoint *c);
 /* Prints one checkpoint's marks, one per line with reasons, as in `show`. */
-void cli_marks_print(const cli_marks *m, const ckd_id *checkpoint);
+void cli_marks_print(const cli_marks *m, const ckd_checkpoint *c);
 
 typedef enum cli_mark_kind { CLI_PINS, CLI_TAGS } cli_mark_kind;
 /* Prints all marks of a kind: as JSON, or as a table if `talks`. */
@@ -377,7 +382,7 @@ uint64_t cli_rate(struct argp_state *state, const char *text);
 /* Ends the process if the value of an option was refused: a status that is not CKD_OK is wrong usage. */
 void cli_check_value(struct argp_state *state, ckd_status status, const ckd_error *err);
 
-/* Parsers of values; they return false for invalid text. Numbers have decimal digits only. */
+/* Parsers of values; they return false for invalid text. Numbers are decimal, and finite. */
 bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
 bool cli_parse_size(uint64_t *out,
@@ -401,6 +406,15 @@ ckd_status cli_load_begin(ckd_load **out, ckd_store *store, const ckd_id *checkp
  * now, a note says so; that is no failure.
  */
 void cli_finish_deletion(ckd_store *store, bool now);
+/* The hint how to undo a deletion. It names the checkpoints, unless there are many. */
+enum { CLI_UNDO_NAMES = 4 };
+typedef struct cli_undo {
+    cli_ref_text names[CLI_UNDO_NAMES];
+    size_t count; /* may exceed that */
+} cli_undo;
+void cli_undo_add(cli_undo *u, const ckd_checkpoint *deleted);
+/* Prints "to undo this within 24 h 0 min: ckptdelta trash ckpts --restore gpt@100". */
+void cli_undo_print(const cli_undo *u, const char *store, uint64_t undo_s);
 /*
  * Finds the checkpoint at (run, step). run NULL: the only run; if there are several, INVALID with a list of them. The
  * message of NOT_FOUND lists what exists.

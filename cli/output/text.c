@@ -33,10 +33,16 @@ cli_text cli_text_ratio(uint64_t raw, uint64_t stored) {
     return out;
 }
 
+#define DAY_S (24 * 3600.0)
+
 cli_text cli_text_duration(double seconds) {
     cli_text out;
-    if (!(seconds < 1e9)) {
+    if (!isfinite(seconds)) {
         snprintf(out.text, sizeof(out.text), "long");
+        return out;
+    }
+    if (seconds >= 100 * DAY_S) {
+        snprintf(out.text, sizeof(out.text), "%.0f days", seconds / DAY_S);
         return out;
     }
     unsigned long whole = (unsigned long)(seconds + 0.5);
@@ -94,6 +100,17 @@ static size_t code_point(uint32_t *out, const unsigned char *at) {
     }
     bool surrogate = *out >= 0xd800 && *out < 0xe000;
     return size && *out >= min[size] && *out <= 0x10ffff && !surrogate ? size : 0;
+}
+
+char *cli_utf8_copy(const char *text) {
+    char *copy = strdup(text);
+    for (char *at = copy; at && *at;) {
+        uint32_t c;
+        size_t size = code_point(&c, (const unsigned char *)at);
+        *at = size ? *at : '?';
+        at += size ? size : 1;
+    }
+    return copy;
 }
 
 /*
@@ -161,5 +178,24 @@ void cli_put_json(cli_put_fn put, void *to, const char *text, size_t size) {
 void cli_print_clean(FILE *to, const char *text) {
     char *clean = cli_clean_copy(text);
     fputs(clean ? clean : "(out of memory)", to);
+    free(clean);
+}
+
+void cli_print_word(FILE *to, const char *text) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@%+=:,./_-";
+    if (*text && !text[strspn(text, plain)]) {
+        fputs(text, to);
+        return;
+    }
+    char *clean = cli_clean_copy(text);
+    fputc('\'', to);
+    for (const char *at = clean ? clean : "(out of memory)"; *at; at++) {
+        if (*at == '\'') {
+            fputs("'\\''", to);
+        } else {
+            fputc(*at, to);
+        }
+    }
+    fputc('\'', to);
     free(clean);
 }

@@ -42,9 +42,18 @@ static const struct argp_option options_table[] = {
 static uint64_t number(struct argp_state *state, const char *name, const char *text, uint64_t max) {
     uint64_t value;
     if (!cli_parse_u64(&value, text) || value < 1 || value > max) {
-        argp_error(state, "%s is a number from 1, not '%s'", name, text);
+        argp_error(state, "%s is a number from 1 to %" PRIu64 ", not '%s'", name, max, text);
     }
     return value;
+}
+
+/* No time at all would count as an option that was not given. */
+static uint64_t period(struct argp_state *state, const char *name, const char *text) {
+    uint64_t seconds = cli_seconds(state, name, text);
+    if (seconds == 0) {
+        argp_error(state, "%s is a time from 1s, not '%s'", name, text);
+    }
+    return seconds;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {
@@ -69,10 +78,10 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         p->highest_is_best = 1;
         return 0;
     case OPT_NEW:
-        p->keep_new_s = cli_seconds(state, "--keep-newer", arg);
+        p->keep_new_s = period(state, "--keep-newer", arg);
         return 0;
     case OPT_WITHIN:
-        p->keep_within_s = cli_seconds(state, "--keep-within", arg);
+        p->keep_within_s = period(state, "--keep-within", arg);
         return 0;
     case OPT_DAILY:
         p->keep_daily = (uint32_t)number(state, "--keep-daily", arg, UINT32_MAX);

@@ -108,7 +108,8 @@ static ckd_status check_owner(const ckd_follow *f, ckd_error *err) {
     for (size_t i = 0; status == CKD_OK && i < list.count; i++) {
         if (follow_is_model_file(list.names[i]) && !follow_state_find(&f->state, list.names[i])) {
             status = err_set(err, CKD_E_EXISTS,
-                             "%s has model files that no follower wrote, such as %s; overwrite replaces them",
+                             "%s has model files that no follower wrote, such as %s; --overwrite (in a "
+                             "program: overwrite) replaces them",
                              into, list.names[i]);
         }
     }

@@ -145,9 +145,13 @@ static void remember(scrubbing *s, uint32_t timeout_ms) {
 static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     bool right;
     uint64_t begun = clock_wall_ns(), end = s->limiter.done + f->listed->file.size;
+    ckd_verify_result *found = s->result->found;
+    uint64_t files = found->files, read = found->bytes;
     ckd_status status = throttled_check_file(&right, NULL, &s->check, f->listed, err);
     s->limiter.done = end;
     if (status != CKD_OK) {
+        found->files = files; /* it was not read to its end, so it is still due */
+        found->bytes = read;
         return status;
     }
     if (!s->done.count) {
@@ -166,11 +170,12 @@ static bool out_of_time(const scrubbing *s) {
 
 static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
     ckd_status status = rate_limiter_add(&s->limiter, 0, err);
-    for (*at = 0; *at < s->due && status == CKD_OK; ++*at) {
+    for (*at = 0; *at < s->due && status == CKD_OK;) {
         if (out_of_time(s) && *at > 0) {
             break;
         }
         status = scrub_file(s, &s->files[*at], err);
+        *at += status == CKD_OK;
         if (clock_monotonic_ns() - s->written_ns > REMEMBER_NS) {
             remember(s, 0);
         }
@@ -229,9 +234,12 @@ static ckd_status scrub(scrubbing *s, ckd_error *err) {
     if (status == CKD_OK && at == s->due) {
         status = scrub_parity(s, err);
     }
-    return status == CKD_OK ? damage_add_dependents(&s->damage, s->live.dependency_infos,
-                                                    s->live.dependency_info_count, err)
-                            : status;
+    if (status != CKD_OK && status != CKD_E_CANCELLED) {
+        return status;
+    }
+    ckd_status named = damage_add_dependents(&s->damage, s->live.dependency_infos,
+                                             s->live.dependency_info_count, status == CKD_OK ? err : NULL);
+    return status == CKD_OK ? named : status;
 }
 
 ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
@@ -262,12 +270,12 @@ ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_s
     free(s.files);
     free(s.done.ids);
     free(s.damaged.ids);
-    if (status != CKD_OK) {
+    if (status == CKD_OK || status == CKD_E_CANCELLED) {
+        *out = s.result;
+    } else {
         ckd_scrub_result_free(s.result);
-        return status;
     }
-    *out = s.result;
-    return CKD_OK;
+    return status;
 }
 
 void ckd_scrub_result_free(ckd_scrub_result *result) {

@@ -8,6 +8,7 @@
  *   CAMPAIGN_CLOCK=SECONDS   CLOCK_REALTIME is this much ahead, or behind
  *   CAMPAIGN_FAULT=WHAT:N    at the Nth call of those below: `kill` ends the process, `short` moves fewer bytes
  *                            than requested, `EIO`, `ENOSPC`, `EINTR` fail; `EIO+:N` fails from then on
+ *   CAMPAIGN_CLOSE=1         closing a descriptor of the file that standard output is fails with EIO, as on NFS
  *
  * Calls on standard input, output and error are not counted, nor are those of the C library itself.
  */
@@ -173,6 +174,17 @@ CALL(renameat2, (int from_fd, const char *from, int to_fd, const char *to, unsig
 CALL(link, (const char *from, const char *to), (from, to))
 CALL(unlink, (const char *path), (path))
 CALL(mkdir, (const char *path, mode_t mode), (path, mode))
+
+int close(int fd) {
+    struct stat closed, out;
+    bool is_output = fd > 2 && getenv("CAMPAIGN_CLOSE") && fstat(fd, &closed) == 0 && fstat(1, &out) == 0 &&
+                     closed.st_dev == out.st_dev && closed.st_ino == out.st_ino;
+    int result = REAL(close)(fd);
+    if (is_output) {
+        errno = EIO;
+    }
+    return is_output ? -1 : result;
+}
 
 /* The error is the result, as POSIX says. */
 int fallocate64(int fd, int mode, off64_t offset, off64_t size) {

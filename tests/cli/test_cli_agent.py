@@ -197,6 +197,9 @@ def test_status_and_explain(node):
     until(lambda: "the trainer is dead" in node.agent("--explain").out)
     until(lambda: "It is durable" in node.agent("--explain").out)
     assert node.agent("--drain").out == "everything complete is durable\n"
+    with open("/dev/full", "w") as full:
+        lost = subprocess.run([COMMAND, "agent", node.store, "--socket", node.socket, "--drain", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert lost.returncode == 0 and "nevertheless everything complete is durable" in lost.stderr
     for option, stopped in ("--drain", False), ("--stop", True):
         done = node.agent(option, "--json").json()
         check_documented(done, f"`agent {option}`")

@@ -96,7 +96,9 @@ def test_damage_is_reported(chain):
 def test_nothing_to_do(store):
     store.save(1, {"w": np.ones(4, np.float32)})
     assert "rewrote 0 of 1" in run("compact", store.path).out
-    run("compact", store.path, "--run", "x", "--keep-last", 1, expect=NOT_FOUND)
+    for args in (["x"], ["--run", "x"], ["x", "--dry-run"], ["x", "--keep-last", 1]):
+        run("compact", store.path, *args, expect=NOT_FOUND)
+    assert "rewrote 0 of 1" in run("compact", store.path, "a").out
 
 
 def drifting(store, steps, fidelity):

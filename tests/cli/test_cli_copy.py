@@ -113,6 +113,11 @@ def test_refused(runs, other):
     runs.call("push", other.path, "--run", "a", "--step", "7:9", expect=NOT_FOUND, expect_message="from step 7 to 9")
     runs.call("push", other.path, "--step", "1", expect=USAGE, expect_message="several runs")
     runs.call("push", other.path, "--as", "c", expect=USAGE, expect_message="as one run")
+    runs.call("tag", "good", "a@2")
+    for named in (["a@1"], ["@good"], ["--tag", "good"], ["--step", "1", "a@1"]):
+        runs.call("push", other.path, "--run", "b", *named, expect=USAGE, expect_message="is not of the run b")
+    assert other.files().keys() == before
+    assert copied(runs.json("push", other.path, "--run", "a", "a@1", "@good", "--as", "c", "--dry-run")) == ["c@1", "c@2"]
     run("copy", other.folder / "none", other.path, expect=NOT_FOUND)
     for bad in ("--step", "9:1"), ("--step", ":"), ("--step", "x"), ("--rate", "0"), ("third",):
         runs.call("push", other.path, *bad, expect=USAGE)
@@ -129,6 +134,17 @@ def test_damage_is_named(runs, other):
     said = runs.call("push", other.path, expect=CORRUPT).err
     assert "b@1 in" in said and newest.name in said and "ckptdelta verify" in said
     assert names(other) == ["a@1", "a@2", "a@3", "a@4"] and other.json("verify")["ok"]
+
+
+def test_the_hint_names_the_store_that_is_damaged(runs, other):
+    runs.call("push", other.path, "a@4")
+    chunk, = (name for name in other.files() if str(name).startswith("data/c/"))
+    for path in runs.path / chunk, other.path / chunk:
+        path.unlink()
+    said = runs.call("push", other.path, "a@4", expect=CORRUPT).err
+    assert "the source cannot replace it" in said and f"'ckptdelta verify {other.path}'" in said
+    said = runs.call("push", other.folder / "third", "a@4", expect=CORRUPT).err
+    assert f"'ckptdelta verify {runs.path}'" in said
 
 
 def test_the_rest_is_copied(runs, other):

@@ -239,13 +239,13 @@ def test_model_files_of_others_stay(store, into):
     store.save(1, state(1, 1))
     into.mkdir()
     (into / "model.safetensors").write_bytes(b"theirs")
-    assert "overwrite" in follow(store, into, expect=FAILED).err
+    assert "--overwrite" in follow(store, into, expect=FAILED).err
     assert (into / "model.safetensors").read_bytes() == b"theirs"
     follow(store, into, "--overwrite")
     check(store, into, 1)
     (into / "model-00001-of-00002.safetensors").write_bytes(b"theirs")
     store.save(2, state(1, 2))
-    assert "model-00001-of-00002.safetensors; overwrite" in follow(store, into, expect=FAILED).err
+    assert "model-00001-of-00002.safetensors; --overwrite" in follow(store, into, expect=FAILED).err
     assert (into / "model-00001-of-00002.safetensors").read_bytes() == b"theirs" and step_of(into) == 1
     follow(store, into, "--overwrite")
     check(store, into, 2)

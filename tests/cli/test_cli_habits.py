@@ -240,6 +240,7 @@ def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
     assert [c["step"] for c in named.checkpoints() if c["run"] == "d"] == [1]
     for args in (["c@10", "--step", 10], ["c@10", "--run", "c"], ["c@latest"], ["c@x"], ["@best"]):
         named.call("save", *args, named.file(state(1)), expect=USAGE)
+    assert "'latest' is none; name it as in c@100" in named.call("save", "c@latest", named.file(state(1)), expect=USAGE).err
     assert "RUN@STEP" in named.call("save", named.file(state(1)), expect=USAGE).err
 
 
@@ -283,7 +284,8 @@ def test_errors_are_json_with_json(named):
 
 
 @pytest.mark.parametrize("args", [["list", "s", "--jsn", "--json"], ["list", "--json"], ["save", "s", "--json", "--step"],
-                                  ["load", "s", "--json"], ["prune", "--json", "s", "--keep-last", "x"], ["show", "s", "x", "--json"]])
+                                  ["load", "s", "--json"], ["prune", "--json", "s", "--keep-last", "x"], ["show", "s", "x", "--json"],
+                                  ["lits", "s", "--json"], ["--json"], ["frobnicate", "--json"]])
 def test_wrong_usage_is_json_too(args):
     messages = run(*args, expect=USAGE).messages
     assert len(messages) == 1 and messages[0]["status"] == "INVALID"

@@ -1,6 +1,7 @@
 """--json: the output has exactly the fields and types of docs/cli.md, with the right values."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -338,3 +339,15 @@ def test_json_is_utf8(store):
     store.save(1, {"\u20ac": np.ones(1, np.float32)})
     raw = subprocess.run([COMMAND, "show", store.path, "--json"], stdout=subprocess.PIPE, check=True, timeout=60).stdout
     assert json.loads(raw.decode("utf-8"))["tensors"][0]["name"] == "\u20ac"
+
+
+def test_only_bytes_that_are_not_utf8_are_replaced(store, tmp_path):
+    """Messages name paths, which may be any bytes."""
+    source = os.fsencode(tmp_path) + b"/st\xff\xe2\x82\xac\xe2\x82"
+    for step in (1, 2):
+        subprocess.run([COMMAND, "save", source, "--run", "a", "--step", str(step), "--base", "-q", store.file(state(1, step))], check=True, timeout=60)
+    next(iter(Path(os.fsdecode(source)).glob("data/c/*"))).unlink()
+    done = subprocess.run([COMMAND, "copy", source, store.path, "--json"], capture_output=True, timeout=60)
+    assert done.returncode == CORRUPT
+    left, = (c["why"] for c in json.loads(done.stdout)["checkpoints"] if c["state"] == "left")
+    assert "/st?\u20ac??" in left and all("/st?\u20ac??" in json.loads(line)["message"] for line in done.stderr.splitlines())

@@ -1,8 +1,10 @@
 """pin and tag: what they keep and print, and that a tag may be used wherever a checkpoint is named."""
 
+import shutil
+
 import pytest
 
-from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, check_documented, state, store  # noqa: F401
+from support_cli import CORRUPT, FAILED, NOT_FOUND, USAGE, check_documented, failures_downwards, state, store  # noqa: F401
 
 
 @pytest.fixture
@@ -45,6 +47,32 @@ def test_pins(bases):
     bases.call("delete", "a@1")
     assert "no checkpoint at step 1" in bases.call("pin", "a@2", "a@1", expect=NOT_FOUND).err
     assert [p["checkpoint"] for p in bases.json("pin")["pins"]] == ["a@5"]
+
+
+def test_unpinning_is_checked_before_it_begins(bases):
+    bases.call("pin", "a@1", "a@2")
+    unknown = "0123456789abcdef0123456789abcdef"
+    for wrong in "a@3", unknown:
+        refused = bases.call("pin", "--delete", "--json", "a@1", "a@2", wrong, expect=NOT_FOUND)
+        assert f"{wrong} is not pinned; nothing was changed" in refused.err
+    left = bases.json("pin")["pins"]
+    assert {p["checkpoint"] for p in left} == {"a@1", "a@2"}
+    by_id, = (p["id"] for p in left if p["checkpoint"] == "a@1")
+    assert bases.call("pin", "--delete", "a@1", "a@1", by_id).out == "unpinned a@1\n"
+
+
+def test_pins_that_are_changed_before_a_failure_are_counted(bases):
+    bases.call("pin", "a@1", "a@2")
+    whole = bases.folder / "whole"
+    shutil.copytree(bases.path, whole)
+
+    def begin():
+        shutil.rmtree(bases.path)
+        shutil.copytree(whole, bases.path)
+        return ["pin", bases.path, "--delete", "a@1", "a@2"]
+    found = next(said for done in failures_downwards(begin) if "checkpoints" in (said := done.stderr))
+    assert "1 of 2 checkpoints is unpinned, then a@2 failed" in found
+    assert "a@1" not in [p["checkpoint"] for p in bases.json("pin")["pins"]]
 
 
 def test_tags(bases):

@@ -1,17 +1,17 @@
 """Standard output that cannot be written, or what it would tell cannot be looked up: finished changes count, with exit
 status 0; commands that only print have failed."""
 
+import errno
 import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from support_cli import COMMAND, DONE, FAILED, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DONE, FAILED, failures_downwards, fault_library, state, store  # noqa: F401
 
 FULL = "/dev/full"
 CLOSED = None
@@ -21,9 +21,9 @@ PIPE = "a pipe that nobody reads"
 def call(out, *args):
     arguments = [COMMAND, *map(str, args)]
     options = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "timeout": 60}
-    if out == FULL:
-        with open(FULL, "w") as device:
-            return subprocess.run(arguments, stdout=device, **options)
+    if out not in (CLOSED, PIPE):
+        with open(out, "w") as file:
+            return subprocess.run(arguments, stdout=file, **options)
     if out == PIPE:
         reading, writing = os.pipe()
         os.close(reading)
@@ -57,18 +57,8 @@ def test_a_save_is_committed(two, out, json):
 
 
 def under_faults(begin):
-    """`begin(n)` starts a command that cannot reach any file from its nth call on. Gives the results that are successes,
-    from the first n without an effect downwards."""
-    if os.environ.get("CKPTDELTA_SAN"):
-        pytest.skip("nothing can be preloaded under a sanitizer")
-    shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
-
-    def result(n):
-        env = dict(os.environ, LD_PRELOAD=str(shim), CAMPAIGN_FAULT=f"EIO+:{n}")
-        return subprocess.run([COMMAND, *map(str, begin())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, timeout=60, env=env)
-    first = next(n for n in itertools.count(16, 16) if (done := result(n)).returncode == DONE and not done.stderr)
-    found = list(itertools.takewhile(lambda done: done.returncode == DONE, (result(n) for n in range(first, 0, -1))))
+    """The results that are successes although no file could be reached from some call on, late ones first."""
+    found = list(itertools.takewhile(lambda done: done.returncode == DONE, failures_downwards(begin)))
     assert any(done.stderr for done in found), "no fault came after the work was done"
     return found
 
@@ -111,12 +101,20 @@ CHANGES = [
     (["rebuild"], "the catalog is rebuilt"),
     (["trash", "--empty"], "the trash is emptied"),
     (["rename", "a", "b"], "a is renamed to b"),
+    (["scrub"], "the scrub is done"),
+    (["run", "a", "-q", "--", "true"], "COMMAND has succeeded"),
 ]
 
 
 @pytest.mark.parametrize("command, what", CHANGES, ids=[c[0][0] for c in CHANGES])
 def test_changes_are_done(two, command, what):
-    check_done(call(FULL, command[0], two.path, *command[1:], "--json"), what)
+    check_done(call(FULL, command[0], two.path, "--json", *command[1:]), what)
+
+
+def test_long_names_are_not_cut(two):
+    first, second = "b" * 128, "c" * 128
+    check_done(call(FULL, "rename", two.path, "a", first), f"a is renamed to {first}")
+    check_done(call(FULL, "rename", two.path, first, second), f"{first} is renamed to {second}\n")
 
 
 def test_copies_and_exports_are_done(two, tmp_path):
@@ -125,6 +123,55 @@ def test_copies_and_exports_are_done(two, tmp_path):
     two.call("delete", "a@1")
     check_done(call(FULL, "trash", two.path, "--restore"), "the checkpoints are restored")
     assert len(two.checkpoints()) == 2
+
+
+@pytest.mark.parametrize("out", [FULL, PIPE])
+def test_the_exit_status_of_run_is_not_that_of_its_output(two, out):
+    done = call(out, "run", two.path, "a", "--json", "--max-futile", "1", "--", "false")
+    assert done.returncode == 93, done.stderr
+
+
+@pytest.mark.parametrize("out", [FULL, PIPE])
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_follow_runs_exec_whatever_becomes_of_its_output(two, tmp_path, out, json):
+    into, ran = tmp_path / "model", tmp_path / "ran"
+    follow = ["follow", two.path, "--into", into, *json, "--exec", f"echo $CKPTDELTA_STEP >> {ran}; kill -PIPE $$"]
+    done = call(out, *follow, "--once")
+    check_done(done, f"{into} has a@2")
+    assert ran.read_text() == "2\n" and f"signal {signal.SIGPIPE:d}" in done.stderr
+    two.save(3, state(1, 3))
+    done = call(out, *follow, "--once", "--exec-fails", "stop")
+    assert done.returncode == FAILED and "stopped, as --exec failed" in done.stderr
+    two.save(4, state(1, 4))
+    done = call(out, *follow)
+    assert done.returncode == FAILED and "cannot write to standard output" in done.stderr
+    assert ran.read_text() == "2\n3\n4\n"
+
+
+def damage(folder, pattern):
+    path = max(folder.glob(pattern), key=lambda p: p.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("command", [["repair"], ["parity", "--group", "2+1"]], ids=lambda c: c[0])
+def test_damage_is_the_status_even_if_the_rest_fails(two, command):
+    """The exit status says that damage is left, also if what is printed beside it cannot be looked up."""
+    damage(two.path, "data/c/*")
+    whole = two.folder / "whole"
+    shutil.copytree(two.path, whole)
+
+    def begin():
+        shutil.rmtree(two.path)
+        shutil.copytree(whole, two.path)
+        return [command[0], two.path, *command[1:], "--json"]
+    assert subprocess.run([COMMAND, *map(str, begin())], capture_output=True, timeout=60).returncode == CORRUPT
+    for done in failures_downwards(begin):
+        assert done.returncode != DONE, done.stdout + done.stderr
+        if not done.stdout and done.returncode not in (DONE, CORRUPT):
+            break  # the fault came before the work was done
 
 
 DRY = [["compact", "--max-depth", "2", "--dry-run"], ["prune", "--keep-last", "1", "--dry-run"], ["repair", "--dry-run"],
@@ -137,6 +184,14 @@ def test_output_that_cannot_be_printed_is_a_failure(two, command):
         done = call(FULL, command[0], two.path, *command[1:], *json)
         assert done.returncode == FAILED and done.stderr.count("cannot write to standard output") == 1
         assert "nevertheless" not in done.stderr
+
+
+def test_an_error_that_only_close_reports(two, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", fault_library())
+    monkeypatch.setenv("CAMPAIGN_CLOSE", "1")
+    done = call(tmp_path / "out", "list", two.path)
+    assert done.returncode == FAILED and f"cannot write to standard output: {os.strerror(errno.EIO)}" in done.stderr
+    check_done(call(tmp_path / "out", "pin", two.path, "a@1"), "the pins are changed")
 
 
 def test_a_pipe_that_is_closed_ends_a_listing_silently(two):

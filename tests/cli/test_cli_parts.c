@@ -51,6 +51,7 @@ static void test_other_figures(void **state) {
     assert_string_equal(cli_text_duration(59.4).text, "59 s");
     assert_string_equal(cli_text_duration(59.6).text, "1 min 0 s");
     assert_string_equal(cli_text_duration(3725).text, "1 h 2 min");
+    assert_string_equal(cli_text_duration(9999 * 24 * 3600.0).text, "9999 days");
     assert_string_equal(cli_text_duration(INFINITY).text, "long");
     assert_string_equal(cli_text_duration(NAN).text, "long");
     assert_string_equal(cli_text_time(0).text, "1970-01-01T00:00:00Z");

@@ -97,6 +97,28 @@ def test_it_says_when_space_is_freed(store):
     assert "deleted 2 of 4 checkpoints, which frees" in out and " now\n" in out
 
 
+def test_the_hint_restores_what_was_deleted(store):
+    """And nothing else that is in the trash; pasted into a shell."""
+    store.path = store.folder / "it's a store"
+    for step in range(1, 10):
+        store.save(step, state(1, step), "--base")
+    store.call("delete", "a@1")
+    said = store.call("delete", "a@2", "a@3", "--undo", "99999d").out.splitlines()[-1]
+    assert said.startswith("to undo this within 99999 days: ckptdelta trash ") and said.endswith(" --restore a@2 a@3")
+    subprocess.run(["sh", "-c", said.split(": ", 1)[1].replace("ckptdelta", f"'{COMMAND}'", 1)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    assert steps(store) == list(range(2, 10))
+    assert store.call("prune", "--keep-last", 5).out.endswith("--restore a@2 a@3 a@4\n")
+    assert store.call("delete", "a@5", "a@6", "a@7", "a@8", "a@9").out.endswith("--restore RUN@STEP...\n")
+
+
+def test_a_checkpoint_is_named_once(bases):
+    bases.call("tag", "best", "a@1")
+    for twice in ["a@1", "a@1"], ["a@1", "@best"]:
+        assert "a@1 is named twice" in bases.call("delete", *twice, expect=USAGE).err
+    bases.call("delete", "a@2")
+    assert "a@2 is named twice" in bases.call("trash", "--restore", "a@2", "a@2", expect=USAGE).err
+
+
 def test_each_run_by_itself(bases):
     for step in (1, 2, 3):
         bases.save(step, state(2, step), "--base", run_name="b")
@@ -305,8 +327,10 @@ def test_only_what_is_tagged(bases):
     assert steps(bases) == [2, 3, 5, 6]
 
 
-@pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"]])
+@pytest.mark.parametrize("args", [["--keep-daily", "0"], ["--keep-weekly", "x"], ["--keep-monthly", "-1"], ["--keep-within", "3"], ["--keep-tag"],
+                                  ["--keep-newer", "0s"], ["--keep-within", "0h"]])
 def test_invalid_rules(bases, args):
+    bases.call("policy", "--keep-last", 2)  # which a rule that counts as not given would apply
     bases.call("prune", *args, expect=USAGE)
     assert len(steps(bases)) == 6
 

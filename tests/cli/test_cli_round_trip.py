@@ -188,7 +188,9 @@ def test_same_ok(store):
     assert "already" in again.out
     said = store.save(1, state(1), "--on-duplicate", "same-ok", "--json", metadata={"k": "v"}).json()
     assert said["checkpoints"] == before == store.checkpoints()
-    store.save(1, state(2), "--on-duplicate", "same-ok", expect=FAILED)
+    other = store.save(1, state(2), "--on-duplicate", "same-ok", expect=FAILED).err
+    assert "--on-duplicate branch" in other and "same-ok" not in other
+    assert "--on-duplicate same-ok" in store.save(1, state(2), expect=FAILED).err
     store.save(1, state(1), "--on-duplicate", "same-ok", metadata={"k": "other"}, expect=FAILED)
     fewer = state(1)
     del fewer["step"]
@@ -246,8 +248,12 @@ def test_metric(store):
     first, second = store.checkpoints()
     assert (first["metric_name"], first["metric"]) == ("val_loss", 0.25)
     assert (second["metric_name"], second["metric"]) == (None, None)
-    for bad in ("val_loss", "=1", "val_loss=", "val_loss=x", "val_loss=nan", "n" * 32 + "=1"):
+    for bad in ("val_loss", "=1", "val_loss=", "val_loss=x", "val_loss=nan", "n" * 32 + "=1", "loss= 5", "loss=0x10", "loss=inf", "loss=1e999",
+                "loss=.", "loss=1e", "loss=1e+", "loss=1 "):
         store.save(3, state(1), "--metric", bad, expect=USAGE)
+    for step, good in enumerate(("1e-320", "-.5", "+5.E-1", "17"), 3):
+        store.save(step, state(1), "--metric", f"loss={good}")
+        assert store.checkpoints()[-1]["metric"] == float(good)
 
 
 # ----------------------------------------------------------------------------------------------------- load

@@ -1,5 +1,6 @@
 """scrub: what it reads, what it remembers as verified, and how it reports damage."""
 
+import json
 import signal
 import subprocess
 
@@ -61,6 +62,24 @@ def test_time_and_interruption(store):
     assert process.returncode == 128 + signal.SIGINT and "what it verified is remembered" in err
     assert store.json("scrub", "--rate", "max")["files"] <= some["files_left"]
     assert store.json("scrub")["files"] == 0
+
+
+def test_an_ended_scrub_reports_the_damage_that_it_has_found(store):
+    rng = np.random.default_rng(1)
+    for step in (1, 2):
+        store.save(step, {"w": rng.standard_normal(1 << 18).astype(np.float32)}, "--base")
+    chunks(store)[0].unlink()  # a file that was never verified comes first, and its absence is seen at once
+    store.json("scrub", "--rate", "max", expect=CORRUPT)
+    process = subprocess.Popen([COMMAND, "scrub", store.path, "--rate", "10K", "--older-than", "0s", "--json"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    found = json.loads(out)
+    check_documented(found, "`scrub`")
+    assert process.returncode == CORRUPT and not found["ok"] and found["files_left"] == 1
+    assert "what it verified is remembered" in err and "1 place is damaged; 1 checkpoint cannot be loaded" in err
 
 
 @pytest.mark.parametrize("args", [["--rate", "0"], ["--rate", "x"], ["--older-than", "7"], ["--max-time", "x"], ["x"]])

@@ -1,5 +1,6 @@
 """Runs the command as a user would, and checks what docs/cli.md promises."""
 
+import itertools
 import json
 import os
 import re
@@ -108,6 +109,30 @@ def state(seed, step=0, width=64):
         "exp_avg.layers.0.weight": (weight * np.float32(0.1)), "exp_avg_sq.layers.0.weight": weight * weight,
         "step": np.array(step, dtype=np.int64),
     }
+
+
+def fault_library():
+    """The library of tests/campaign/faults.c, to preload."""
+    if os.environ.get("CKPTDELTA_SAN"):
+        pytest.skip("nothing can be preloaded under a sanitizer")
+    shim = Path(os.environ.get("CKPTDELTA_BUILD") or "build/current").resolve() / "tests/libcampaign_faults.so"
+    assert shim.exists()
+    return str(shim)
+
+
+def failures_downwards(begin):
+    """`begin()` prepares a command, and returns its arguments. It cannot reach any file from its nth call on. Gives the
+    results, from the first n without an effect downwards."""
+    shim = fault_library()
+
+    def result(n):
+        env = dict(os.environ, LD_PRELOAD=shim, CAMPAIGN_FAULT=f"EIO+:{n}")
+        return subprocess.run([COMMAND, *map(str, begin())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=60, env=env)
+    whole = result(1 << 40)
+    same = lambda done: (done.returncode, done.stderr) == (whole.returncode, whole.stderr)  # noqa: E731
+    first = next(n for n in itertools.count(16, 16) if same(result(n)))
+    return (result(n) for n in range(first, 0, -1))
 
 
 # ---------------------------------------------------------------------------------------------- docs/cli.md

@@ -141,9 +141,15 @@ static void test_scrub_continues_where_it_ended(void **state) {
     o.on_progress = cancel;
     cancel_at = 0; /* before the first file */
     assert_int_equal(ckd_store_scrub(&r, store, &o, &err), CKD_E_CANCELLED);
-    assert_null(r);
+    assert_int_equal(r->found->files, 0);
+    assert_int_equal(r->files_left, 8);
+    ckd_scrub_result_free(r);
     cancel_at = whole / 2;
     assert_int_equal(ckd_store_scrub(&r, store, &o, &err), CKD_E_CANCELLED);
+    assert_in_range(r->found->files, 2, 5);
+    assert_int_equal(r->found->files + r->files_left, 8);
+    assert_int_equal(r->found->bytes + r->bytes_left, whole);
+    ckd_scrub_result_free(r);
     scrubbed s = scrub(store);
     assert_in_range(s.files, 3, 6);
     assert_int_equal(scrub(store).files, 0);
@@ -163,6 +169,7 @@ static void test_the_oldest_comes_first(void **state) {
     /* All files are about as large, and two of them larger than this. */
     cancel_at = file_bytes(chunk_path(*state, 0)) + 200;
     assert_int_equal(ckd_store_scrub(&r, store, &o, NULL), CKD_E_CANCELLED);
+    ckd_scrub_result_free(r);
     ckd_store_close(store);
     store = open_store(*state, CKD_OPEN_WRITE);
     assert_int_equal(scrub(store).files, 1);
