@@ -176,6 +176,28 @@ def test_a_session_that_nobody_closes_is_closed_before_its_memory_goes(store):
     assert all(torch.equal(stored[k], v) for k, v in weights.items())
 
 
+def test_calls_leave_nothing_to_the_garbage_collector(store):
+    """Trainers switch it off."""
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), every=2) as session:
+        training.step(), session.step()
+        gc.collect()
+        gc.disable(), gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for step in range(1, 5):
+                training.step(), session.step()
+                store.save(training.parts(), run="b", step=step, progress=lambda *_: None)
+                store.state_dict(run="b"), store.verify(), store.tensors(run="b")
+                with pytest.raises(ckptdelta.NotFoundError):
+                    store.find(run="c")
+            gc.collect()
+            left = [thing for thing in gc.garbage if type(thing).__module__.partition(".")[0] in ("ckptdelta", "_cffi_backend")]
+        finally:
+            gc.set_debug(0), gc.enable(), gc.garbage.clear()
+        session.wait()
+    assert left == []
+
+
 def in_child(function):
     """Whether it returned true in a forked child."""
     child = os.fork()

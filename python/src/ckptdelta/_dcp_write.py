@@ -89,8 +89,8 @@ class _Open:
             return False
         info, options = ffi.new("ckd_checkpoint *"), self.options.options
         wanted = bytes(options.checkpoint_id.bytes)
-        with self.store._using() as store:
-            status = lib.ckd_store_find(info, store, options.run, options.step, ffi.NULL)
+        with self.store._turn():
+            status = lib.ckd_store_find(info, self.store._handle, options.run, options.step, ffi.NULL)
         if status == lib.CKD_OK and bytes(info.id.bytes) == wanted:
             return True
         branches = options.on_duplicate == lib.CKD_DUPLICATE_BRANCH  # only the library knows of which name
@@ -265,8 +265,8 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         store = opened(self._store, readonly=False)
         owner = ffi.gc(ffi.new("pyckd_save *"), partial(_abort, store._owner))
         try:
-            with store._using() as handle:
-                call.check(lib.pyckd_save_begin(owner, handle, options, call.err))
+            with store._turn():
+                call.check(lib.pyckd_save_begin(owner, store._handle, options, call.err))
         except BaseException:
             lib.pyckd_save_abort(owner)
             store.close()

@@ -462,8 +462,8 @@ class Session(Reporter):
     def _older(self, than: Checkpoint) -> Checkpoint | None:
         call, info = Call(), ffi.new("ckd_checkpoint *")
         try:
-            with self._store._using() as store:
-                call.check(lib.ckd_store_previous(info, store, than.run.encode(), than.step, call.err))
+            with self._store._turn():
+                call.check(lib.ckd_store_previous(info, self._store._handle, than.run.encode(), than.step, call.err))
         except NotFoundError:
             return None
         return checkpoint_from(info)
