@@ -71,6 +71,12 @@ def test_a_rank_that_raises_does_not_wait_for_the_others(tmp_path):
         assert [c.step for c in store.checkpoints("gpt")] == [1] and store.verify()
 
 
+def test_a_process_that_leaves_its_session_open_does_not_wait_for_the_others(tmp_path):
+    support_ranked.launch("unclosed", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")] in ([], [1]) and store.verify()
+
+
 def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):
     support_ranked.launch("death_of_one", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:

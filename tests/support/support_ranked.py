@@ -1,10 +1,12 @@
 """Processes of a gloo group that share a Session."""
 
+import contextlib
 import functools
 import json
 import os
 import random
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -431,6 +433,28 @@ def left(rank, world, folder):
         except KeyError:
             gone.touch()
         torch.distributed.barrier()
+
+
+def unclosed(rank, world, folder):
+    """A rank raises, and nobody closes its session. The end of its process does, before another rank lets the save go on."""
+    mesh = open_world(rank, world)
+    training, gone = Training("ddp", rank, mesh), folder / "gone"
+    ckptdelta._session_start.LEAVE_S = 0.1
+    store = ckptdelta.open(folder / "store")
+    session = ckptdelta.Session(store, "gpt", **training.parts(), every=1)
+    training.step()
+    session.step()
+    if rank:
+        weakref.finalize._exitfunc()  # what the module weakref has registered with atexit
+        gone.touch()
+        os._exit(0)
+    end = time.monotonic() + 20
+    while not gone.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert gone.exists(), "rank 1 does not end"
+    with contextlib.suppress(ckptdelta.Error):  # rank 1 has had no time to complete the save
+        session.close()
+    os._exit(0)
 
 
 def trouble(rank, world, folder):
