@@ -288,6 +288,47 @@ def test_what_a_forward_pass_writes_to_is_copied_when_step_returns(store, kind):
         assert torch.equal(store.state_dict(run="a", step=step, only="model")["model"]["weight"], weight), step
 
 
+def write(tensor, value):
+    with torch.no_grad():
+        tensor.fill_(value)
+
+
+def test_a_write_before_the_copy_is_complete_takes_the_save_back(store):
+    """One that torch counts. From then on the tensor is copied when step() returns."""
+    model = torch.nn.Linear(1000, 1000, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ckptdelta.Session(store, "a", model=model, optimizer=optimizer, every=1) as session:
+        for step in range(1, 5):
+            optimizer.step()
+            write(model.weight, step)
+            if step == 2:
+                with pytest.raises(ckptdelta.StateError, match=r"step 1 is taken back: model.weight was written to .* session.fence"):
+                    session.step()
+                assert session.save() is False  # the call has done its own work
+            else:
+                session.step()
+            write(model.weight, -step)  # as an evaluation with averaged weights does
+    assert [c.step for c in store.checkpoints()] == [2, 3, 4]
+    for step in (2, 3, 4):
+        assert store.state_dict(run="a", step=step)["model"]["weight"].unique().tolist() == [step]
+
+
+def test_writes_after_a_fence_and_those_of_the_optimizer_are_no_others(store):
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), every=1) as session:
+        for _ in range(4):
+            training.step(), session.step()
+            session.fence()
+            write(next(training.model.parameters()), 0.5)
+        assert session._writes.names == set()
+        session.step()
+        write(next(training.model.parameters()), 1.0)
+        with pytest.raises(ckptdelta.StateError, match="step 5 is taken back"):
+            session.wait()
+        assert session.save() is True
+    assert [c.step for c in store.checkpoints()] == [1, 2, 3, 4, 5]
+
+
 def containers(full):
     """Members of a state, and a view of each that the training keeps."""
     inner = {"epoch": 3} if full else {"epoch": 0}
