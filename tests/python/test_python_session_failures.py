@@ -313,6 +313,21 @@ def test_a_write_before_the_copy_is_complete_takes_the_save_back(store):
         assert store.state_dict(run="a", step=step)["model"]["weight"].unique().tolist() == [step]
 
 
+def test_a_save_that_found_its_checkpoint_does_not_delete_it(store):
+    weight = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+    for number in (1, 2):
+        session = ckptdelta.Session(store, "a", model=weight, optimizer=optimizer, every=1, rng=False, on_duplicate="same")
+        optimizer.step(), session.step()
+        if number == 2:
+            time.sleep(0.2)  # for the copy
+            write(weight.bias, 5.0)
+            with pytest.raises(ckptdelta.StateError, match="stays, as it may be older"):
+                session.close()
+        session.close()
+    assert [c.step for c in store.checkpoints()] == [1] and store.verify()
+
+
 def test_writes_after_a_fence_and_those_of_the_optimizer_are_no_others(store):
     training = Training(1)
     with ckptdelta.Session(store, "a", **training.parts(), every=1) as session:

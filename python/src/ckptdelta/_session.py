@@ -148,7 +148,7 @@ class Session(Reporter):
         self._owner = ffi.new("pyckd_session *")
         # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
         self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path, self._process if self._ranks is not None else 0)
-        self._writes = Writes(store)
+        self._writes = Writes(store, keeps=on_duplicate == "same")
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
         self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]

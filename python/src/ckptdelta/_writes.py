@@ -19,15 +19,18 @@ class Writes:
 
     torch counts the operations that change a tensor in place. It does not count those on ``tensor.data``, nor those of other packages.
 
+    Args:
+        keeps: never delete a checkpoint: it may have been there before, with the same content.
+
     Attributes:
         names: the tensors that were written to. They are copied before step() returns.
         found: those of the newest save whose checkpoint is not deleted yet.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, keeps: bool) -> None:
         self.names: set[str] = set()
         self.found: list[str] = []
-        self._store, self._step = store, -1
+        self._store, self._keeps, self._step = store, keeps, -1
         self._watched: list[tuple[str, Any, int]] = []
 
     def watch(self, step: int, tensors: Iterable[Tensor]) -> None:
@@ -47,7 +50,9 @@ class Writes:
     def take_back(self, saved: Checkpoint | None) -> StateError:
         """Deletes the checkpoint of the save, if that is the newest one that was made. Returns the failure of the save."""
         names, self.found, left = self.found, [], ""
-        if saved is not None and saved.step == self._step:
+        if saved is not None and saved.step == self._step and self._keeps:
+            left = f"; {saved} stays, as it may be older than this save: compare it before you use it"
+        elif saved is not None and saved.step == self._step:
             try:
                 self._store.delete(run=saved.run, step=saved.step, undo_s=0)
             except NotFoundError:
