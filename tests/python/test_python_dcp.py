@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -16,6 +17,7 @@ pytestmark = [needs_package, needs_torch,
               pytest.mark.skipif(torch is not None and not HAS_GLOO, reason="this torch was built without gloo")]
 if HAS_GLOO and ckptdelta is not None:
     import torch.distributed.checkpoint as dcp
+    from ckptdelta import _dcp_write
     from ckptdelta.dcp import StorageReader, StorageWriter
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -164,29 +166,96 @@ def test_a_wrong_option_is_told_at_once(path):
         StorageWriter(path, fidelity="exactly")
 
 
-def test_async_saves_go_on_while_the_state_changes(path):
-    with_group = torch.distributed.is_initialized()
-    if not with_group:
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+@pytest.fixture
+def group():
+    """Asynchronous saves need one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_async_saves_go_on_while_the_state_changes(path, group):
+    state = {"w": torch.zeros(200, 200), "n": 0}
+    writer = StorageWriter(path, "gpt")
+    futures = []
+    for step in (1, 2, 3):
+        state["w"] += step
+        state["n"] = step
+        for future in futures:
+            future.result()
+        futures.append(dcp.async_save(state, storage_writer=writer, checkpoint_id=str(step)))
+        state["w"] += 0.25
+    futures[-1].result()
+    for step, value in ((1, 1.0), (2, 3.25), (3, 6.5)):
+        back = {"w": torch.ones(200, 200), "n": -1}
+        load(back, path, step)
+        assert bool((back["w"] == value).all()) and back["n"] == step
+
+
+def test_nothing_ends_a_save_that_a_thread_is_writing(path, group):
+    state, writer, planner = {"w": torch.ones(300), "v": torch.ones(3)}, StorageWriter(path, "gpt"), support_dcp.Waiting()
+    future = dcp.async_save(state, storage_writer=writer, checkpoint_id="1", planner=planner)
+    assert planner.entered.wait(60)
     try:
-        state = {"w": torch.zeros(200, 200), "n": 0}
-        writer = StorageWriter(path, "gpt")
-        futures = []
-        for step in (1, 2, 3):
-            state["w"] += step
-            state["n"] = step
-            for future in futures:
-                future.result()
-            futures.append(dcp.async_save(state, storage_writer=writer, checkpoint_id=str(step)))
-            state["w"] += 0.25
-        futures[-1].result()
-        for step, value in ((1, 1.0), (2, 3.25), (3, 6.5)):
-            back = {"w": torch.ones(200, 200), "n": -1}
-            load(back, path, step)
-            assert bool((back["w"] == value).all()) and back["n"] == step
+        with pytest.raises(ckptdelta.StateError, match="wait for it"):
+            writer.close()
+        assert isinstance(failure(dcp.save, state, storage_writer=writer, checkpoint_id="2"), ckptdelta.StateError)
+        _dcp_write._end_all(writer._held, writer._busy)  # as at the end of the process
     finally:
-        if not with_group:
-            torch.distributed.destroy_process_group()
+        planner.going_on.set()
+    future.result()
+    assert writer.checkpoint.step == 1
+    dcp.save(state, storage_writer=writer, checkpoint_id="3")
+    with ckptdelta.open(path) as store:
+        assert [c.step for c in store.checkpoints()] == [1, 3] and store.verify()
+
+
+def test_a_save_that_was_ended_before_its_commit_fails(path):
+    class Closed(StorageWriter):
+        def write_data(self, plan, planner):
+            result = super().write_data(plan, planner)
+            self.close()
+            return result
+
+    class Crossed(StorageWriter):
+        """Another save begins, and is written but not complete when this one is to be committed."""
+        saves = 1
+
+        def write_data(self, plan, planner):
+            result = super().write_data(plan, planner)
+            if self.saves == 1:
+                self.saves = 2
+                dcp.save({"v": torch.ones(2)}, storage_writer=self, checkpoint_id="gpt@2")
+            return result
+
+        def finish(self, metadata, results):
+            if self.saves == 1:
+                super().finish(metadata, results)
+            self.saves = 1
+
+    for kind in (Closed, Crossed):
+        error = failure(dcp.save, {"w": torch.ones(3)}, storage_writer=kind(path), checkpoint_id="gpt@1")
+        assert isinstance(error, ckptdelta.StateError) and "wait for each save" in str(error)
+    with ckptdelta.open(path) as store:
+        assert store.checkpoints() == []
+
+
+def test_a_save_does_not_take_the_name_of_another_one(path):
+    writer = StorageWriter(path, "gpt")
+
+    def elsewhere(*calls):
+        thread = threading.Thread(target=lambda: [call() for call in calls])
+        thread.start(), thread.join()
+
+    writer.reset("1")
+    elsewhere(lambda: writer.reset("2"))
+    with pytest.raises(ckptdelta.StateError, match="under way"):
+        writer.set_up_storage_writer(True)
+    writer.reset("1")
+    writer.set_up_storage_writer(True)
+    elsewhere(lambda: writer.reset("2"), lambda: writer.set_up_storage_writer(True))
+    with pytest.raises(ckptdelta.StateError, match="under way"):
+        writer.prepare_global_plan([])
 
 
 def test_a_save_that_fails_leaves_no_checkpoint(path):
@@ -452,6 +521,10 @@ def test_a_rank_that_fails_leaves_no_checkpoint_and_later_saves_work(tmp_path):
 
 def test_writers_that_are_dropped_are_not_taken_for_dead_ones(tmp_path):
     support_dcp.launch("dropped", 2, tmp_path)
+
+
+def test_a_save_on_all_ranks_does_not_end_one_that_is_under_way(tmp_path):
+    support_dcp.launch("overlapping", 2, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["death", "late_death"])

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import support_safetensors as st
+from support_interrupts import interrupted
 from support_python import ckptdelta, environment, needs_package, needs_torch, torch
 
 pytestmark = [needs_package, needs_torch]
@@ -195,6 +196,24 @@ def test_an_interrupt_ends_a_wait(store, tmp_path):
     assert (process.returncode, out) == (-signal.SIGINT, "") and "KeyboardInterrupt" in err
 
 
+def test_an_interrupt_at_any_place_leaves_the_follower_usable(store, tmp_path):
+    save(store, 1)
+    with ckptdelta.Follow(store.path, tmp_path / "model", member="model") as follow:
+        follow.apply()
+        for place in interrupted(lambda: (follow.applied, follow.wait(0))):
+            assert not is_held(follow._turns._lock), place
+            assert follow.applied.step == 1, place
+        assert place > 10
+
+
+def is_held(lock):
+    """By another thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False) and (lock.release() or True)))
+    thread.start(), thread.join()
+    return not found[0]
+
+
 def test_a_call_that_would_wait_for_itself_is_refused(store, tmp_path):
     """From a callback, a signal handler, and a child that is forked while another thread waits."""
     save(store, 1)
@@ -213,7 +232,7 @@ def test_a_call_that_would_wait_for_itself_is_refused(store, tmp_path):
     with ckptdelta.Follow(store.path, tmp_path / "model", member="model") as follow:
         waiting = threading.Thread(target=follow.wait, daemon=True)
         waiting.start()
-        wait_until(follow._lock.locked)
+        wait_until(lambda: is_held(follow._turns._lock))
         child = os.fork()
         if not child:
             signal.alarm(20)  # ends it if it hangs

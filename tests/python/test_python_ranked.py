@@ -65,10 +65,20 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
         assert store.verify()
 
 
+def test_a_write_before_the_copy_is_complete_takes_the_save_of_all_ranks_back(tmp_path):
+    support_ranked.launch("written", 2, tmp_path)
+
+
 def test_a_rank_that_raises_does_not_wait_for_the_others(tmp_path):
     support_ranked.launch("left", 2, tmp_path)
     with ckptdelta.open(tmp_path / "store") as store:
         assert [c.step for c in store.checkpoints("gpt")] == [1] and store.verify()
+
+
+def test_a_process_that_leaves_its_session_open_does_not_wait_for_the_others(tmp_path):
+    support_ranked.launch("unclosed", 2, tmp_path)
+    with ckptdelta.open(tmp_path / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")] in ([], [1]) and store.verify()
 
 
 def test_a_rank_that_dies_costs_no_checkpoint(tmp_path):

@@ -176,6 +176,28 @@ def test_a_session_that_nobody_closes_is_closed_before_its_memory_goes(store):
     assert all(torch.equal(stored[k], v) for k, v in weights.items())
 
 
+def test_calls_leave_nothing_to_the_garbage_collector(store):
+    """Trainers switch it off."""
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), every=2) as session:
+        training.step(), session.step()
+        gc.collect()
+        gc.disable(), gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for step in range(1, 5):
+                training.step(), session.step()
+                store.save(training.parts(), run="b", step=step, progress=lambda *_: None)
+                store.state_dict(run="b"), store.verify(), store.tensors(run="b")
+                with pytest.raises(ckptdelta.NotFoundError):
+                    store.find(run="c")
+            gc.collect()
+            left = [thing for thing in gc.garbage if type(thing).__module__.partition(".")[0] in ("ckptdelta", "_cffi_backend")]
+        finally:
+            gc.set_debug(0), gc.enable(), gc.garbage.clear()
+        session.wait()
+    assert left == []
+
+
 def in_child(function):
     """Whether it returned true in a forked child."""
     child = os.fork()
@@ -264,6 +286,62 @@ def test_what_a_forward_pass_writes_to_is_copied_when_step_returns(store, kind):
             optimizer.step()
     for step, weight in states.items():
         assert torch.equal(store.state_dict(run="a", step=step, only="model")["model"]["weight"], weight), step
+
+
+def write(tensor, value):
+    with torch.no_grad():
+        tensor.fill_(value)
+
+
+def test_a_write_before_the_copy_is_complete_takes_the_save_back(store):
+    """One that torch counts. From then on the tensor is copied when step() returns."""
+    model = torch.nn.Linear(1000, 1000, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ckptdelta.Session(store, "a", model=model, optimizer=optimizer, every=1) as session:
+        for step in range(1, 5):
+            optimizer.step()
+            write(model.weight, step)
+            if step == 2:
+                with pytest.raises(ckptdelta.StateError, match=r"step 1 is taken back: model.weight was written to .* session.fence"):
+                    session.step()
+                assert session.save() is False  # the call has done its own work
+            else:
+                session.step()
+            write(model.weight, -step)  # as an evaluation with averaged weights does
+    assert [c.step for c in store.checkpoints()] == [2, 3, 4]
+    for step in (2, 3, 4):
+        assert store.state_dict(run="a", step=step)["model"]["weight"].unique().tolist() == [step]
+
+
+def test_a_save_that_found_its_checkpoint_does_not_delete_it(store):
+    weight = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+    for number in (1, 2):
+        session = ckptdelta.Session(store, "a", model=weight, optimizer=optimizer, every=1, rng=False, on_duplicate="same")
+        optimizer.step(), session.step()
+        if number == 2:
+            time.sleep(0.2)  # for the copy
+            write(weight.bias, 5.0)
+            with pytest.raises(ckptdelta.StateError, match="stays, as it may be older"):
+                session.close()
+        session.close()
+    assert [c.step for c in store.checkpoints()] == [1] and store.verify()
+
+
+def test_writes_after_a_fence_and_those_of_the_optimizer_are_no_others(store):
+    training = Training(1)
+    with ckptdelta.Session(store, "a", **training.parts(), every=1) as session:
+        for _ in range(4):
+            training.step(), session.step()
+            session.fence()
+            write(next(training.model.parameters()), 0.5)
+        assert session._writes.names == set()
+        session.step()
+        write(next(training.model.parameters()), 1.0)
+        with pytest.raises(ckptdelta.StateError, match="step 5 is taken back"):
+            session.wait()
+        assert session.save() is True
+    assert [c.step for c in store.checkpoints()] == [1, 2, 3, 4, 5]
 
 
 def containers(full):

@@ -19,6 +19,7 @@ import pytest
 
 import support_safetensors as st
 from support_cli import run
+from support_interrupts import interrupted
 from support_python import ckptdelta, environment, needs_package
 
 pytestmark = needs_package
@@ -407,6 +408,19 @@ def test_interrupts_at_any_moment_lose_no_commit(store):
     for checkpoint in committed:
         assert bits(store.state_dict(run="a", step=checkpoint.step)["w"]) == bits(state["w"])
     assert not os.listdir(os.path.join(store.path, "data/i")), "no save is under way"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt where memory is freed
+def test_an_interrupt_at_any_place_leaves_the_store_usable(store):
+    """For this thread, and for another one, which would wait for ever if the lock were still held."""
+    store.save({"w": np.ones(3)}, run="a", step=1)
+    for place in interrupted(lambda: store.state_dict(run="a")):
+        other = threading.Thread(target=store.find, daemon=True)
+        other.start()
+        other.join(20)
+        assert not other.is_alive(), place
+        assert store.find().step == 1, place
+    assert place > 100
 
 
 # ------------------------------------------------------------------------------------------------- threads and forks

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 import unittest.mock
@@ -283,6 +284,44 @@ def dropped(rank, world, folder):
         dist.barrier()
     assert lines == [], lines
     assert not list((folder / "store/data/i").iterdir())
+
+
+class Waiting(dcp.DefaultSavePlanner):
+    """A planner whose save stops in the middle, and goes on when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.going_on = threading.Event(), threading.Event()
+
+    def resolve_data(self, item):
+        self.entered.set()
+        assert self.going_on.wait(120)
+        return super().resolve_data(item)
+
+
+def overlapping(rank, world, folder):
+    """All ranks begin a save while another one is under way, for which one rank still writes: the second fails, and the first does not."""
+    import ckptdelta
+    from ckptdelta.dcp import StorageWriter
+
+    mesh = open_world(rank, world)
+    groups = [dist.new_group(backend="gloo") for _ in range(2)]
+    writer, planner, written = StorageWriter(folder / "store", "gpt"), Waiting(), threading.Event()
+    if rank == 0:
+        planner.going_on.set()
+        seal = writer.write_data
+        writer.write_data = lambda *arguments: (seal(*arguments), written.set())[0]
+    state = {name: value for name, value in extras(3, mesh).items() if name in ("rows", "plain")}
+    first = dcp.async_save(state, storage_writer=writer, checkpoint_id="1", planner=planner, process_group=groups[0])
+    assert (planner.entered if rank else written).wait(120)
+    dist.barrier()
+    fails_with("under way", state_dict=state, storage_writer=writer, checkpoint_id="2", process_group=groups[1])
+    planner.going_on.set()
+    first.result()
+    dcp.save(state, storage_writer=writer, checkpoint_id="3")
+    writer.close()
+    with ckptdelta.open(folder / "store") as store:
+        assert [c.step for c in store.checkpoints("gpt")] == [1, 3] and (rank or store.verify())
 
 
 class Dying(dcp.DefaultSavePlanner):

@@ -1,10 +1,12 @@
 """Processes of a gloo group that share a Session."""
 
+import contextlib
 import functools
 import json
 import os
 import random
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -431,6 +433,47 @@ def left(rank, world, folder):
         except KeyError:
             gone.touch()
         torch.distributed.barrier()
+
+
+def unclosed(rank, world, folder):
+    """A rank raises, and nobody closes its session. The end of its process does, before another rank lets the save go on."""
+    mesh = open_world(rank, world)
+    training, gone = Training("ddp", rank, mesh), folder / "gone"
+    ckptdelta._session_start.LEAVE_S = 0.1
+    store = ckptdelta.open(folder / "store")
+    session = ckptdelta.Session(store, "gpt", **training.parts(), every=1)
+    training.step()
+    session.step()
+    if rank:
+        weakref.finalize._exitfunc()  # what the module weakref has registered with atexit
+        gone.touch()
+        os._exit(0)
+    end = time.monotonic() + 20
+    while not gone.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert gone.exists(), "rank 1 does not end"
+    with contextlib.suppress(ckptdelta.Error):  # rank 1 has had no time to complete the save
+        session.close()
+    os._exit(0)
+
+
+def written(rank, world, folder):
+    """On one rank, something writes to a parameter while it is copied: the checkpoint of that step goes."""
+    mesh = open_world(rank, world)
+    training = Training("ddp", rank, mesh)
+    with ckptdelta.open(folder / "store") as store:
+        with ckptdelta.Session(store, "gpt", **training.parts(), every=1) as session:
+            for step in range(1, 4):
+                training.step()
+                if step == 2 and rank:
+                    fails(ckptdelta.StateError, "step 1 is taken back", session.step)
+                else:
+                    session.step()
+                if rank:
+                    with torch.no_grad():
+                        training.model.module.up.weight.add_(0)
+        dist.barrier()
+        assert [c.step for c in store.checkpoints("gpt")] == [2, 3] and (rank or store.verify())
 
 
 def trouble(rank, world, folder):

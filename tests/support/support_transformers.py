@@ -75,6 +75,46 @@ def main(folder):
         except KeyboardInterrupt:
             assert callbacks
         torch.distributed.barrier()
+    failures(folder, settings)
+
+
+class Odd(Exception):
+    """An error that pickle cannot restore."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what} because of {why}")
+
+
+class Failing(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+    """Its state, which rank 0 saves, fails once training has begun."""
+    begun = False
+
+    def on_step_end(self, args, state, control, **_):
+        self.begun = True
+
+    def state(self):
+        if self.begun and torch.distributed.get_rank() == 0:
+            raise Odd("no state", "a test")
+        return {"args": {}, "attributes": {}}
+
+
+def failures(folder, settings):
+    """What fails on rank 0 fails on both: with the same class if it is one of ckptdelta."""
+    import ckptdelta
+    from ckptdelta.transformers import Trainer
+    unknown = (Interrupt(9), "99", [ckptdelta.NotFoundError] * 2, "99")
+    odd = (Failing(), None, [Odd, ckptdelta.StateError], "no state because of a test")
+    for callback, resume, kinds, text in (unknown, odd):
+        trainer = Trainer(model=gpt2(), args=arguments(f"{folder}/out", **settings), train_dataset=data(40), callbacks=[callback],
+                          store=f"{folder}/store", run="failing")
+        rank = trainer.args.process_index
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except Exception as error:
+            assert type(error) is kinds[rank] and text in str(error) and str(error).startswith("rank 0: ") == (rank == 1), error
+        else:
+            raise AssertionError("the training did not fail")
+        torch.distributed.barrier()
 
 
 if __name__ == "__main__":

@@ -102,6 +102,14 @@ class Parts:
             self.progress(self.total, self.total)
 
 
+class Callback:
+    """Of a call: the function that receives its progress, and what that has raised."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.exception: BaseException | None = None
+
+
 class Call:
     """One call of the library, or several that share a progress callback. Use check() on each status.
 
@@ -110,14 +118,13 @@ class Call:
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.err = ffi.new("ckd_error *")
-        self.progress = progress
-        self.exception: BaseException | None = None
-        self.handle = ffi.new_handle(self)
+        self.callback = Callback(progress)
+        self.handle = ffi.new_handle(self.callback)  # a handle of the call would be a cycle, which waits for the garbage collector
 
     def check(self, status: int) -> None:
         """Raises the exception of a callback, else that of the status."""
-        if self.exception is not None:
-            exception, self.exception = self.exception, None
+        if self.callback.exception is not None:
+            exception, self.callback.exception = self.callback.exception, None
             raise exception
         if status != 0:
             raise self.error(status)
@@ -146,8 +153,8 @@ def _keep(kind: type[BaseException], exception: BaseException, trace: TracebackT
 @ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator, unused-ignore]
 def pyckd_on_progress(context: Any, done: int, total: int) -> int:
     # Also without a callback of the user's: here Python handles signals, so that Ctrl-C ends a long save.
-    call = ffi.from_handle(context)
-    return 1 if call.progress is not None and call.progress(done, total) is False else 0
+    progress = ffi.from_handle(context).progress
+    return 1 if progress is not None and progress(done, total) is False else 0
 
 
 @ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]

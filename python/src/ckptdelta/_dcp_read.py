@@ -108,7 +108,8 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         call = Call()
         try:
             self._opened = opened(self._store, readonly=True)
-            with self._opened._using() as store:
+            with self._opened._turn():
+                store = self._opened._handle
                 info = find_checkpoint(store, run, step, call, healthy=True)
                 self._load = ffi.gc(ffi.new("pyckd_load *"), partial(end_load, self._opened._owner))
                 call.check(lib.pyckd_load_begin(self._load, store, ffi.addressof(info, "id"), ffi.NULL, call.err))

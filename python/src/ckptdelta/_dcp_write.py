@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
@@ -89,21 +91,28 @@ class _Open:
             return False
         info, options = ffi.new("ckd_checkpoint *"), self.options.options
         wanted = bytes(options.checkpoint_id.bytes)
-        with self.store._using() as store:
-            status = lib.ckd_store_find(info, store, options.run, options.step, ffi.NULL)
+        with self.store._turn():
+            status = lib.ckd_store_find(info, self.store._handle, options.run, options.step, ffi.NULL)
         if status == lib.CKD_OK and bytes(info.id.bytes) == wanted:
             return True
         branches = options.on_duplicate == lib.CKD_DUPLICATE_BRANCH  # only the library knows of which name
         return bool(branches and wanted.hex() in {checkpoint.id for checkpoint in self.store.checkpoints()})
 
 
-def _end_all(held: list[_Open]) -> None:
-    """Of a writer that is no more. Without this, what it holds would look like the leftovers of a process that died."""
-    while held:
+def _end_all(held: list[_Open], busy: threading.Lock) -> None:
+    """Of a writer that is no more. Without this, what it holds would look like the leftovers of a process that died.
+
+    At the exit of the process, a thread may still be saving. Its save stays, because the thread uses it.
+    """
+    while held and not busy.locked():
         try:
             held.pop().end()
         except Exception as error:  # nobody could take it
             logger.debug("the end of a StorageWriter: %s", error)
+
+
+UNDER_WAY = ("a save with this StorageWriter is under way: wait for it (the future that dcp.async_save() has returned), or use another "
+             "StorageWriter")
 
 
 class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
@@ -113,8 +122,9 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
     own; if a rank fails, the save fails on all, and there is no checkpoint. Tensors are stored as deltas on the newest
     checkpoint of the run before `step`, whatever its layout. Values that are no tensors become one record without pickle.
 
-    A writer can be used for any number of saves, one after another, and may be sent to another process. close() releases what
-    it holds of the last save; so does the next save, or its deletion.
+    A writer can be used for any number of saves, one after another, and may be sent to another process. Wait for the future of
+    dcp.async_save() before the next save: until then it is refused. close() releases what the writer holds of the last save; so
+    does the next save, or its deletion.
 
     Args:
         store: an open store or its directory, which is made if there is none. The writer opens it for itself.
@@ -132,7 +142,8 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         checkpoint: what the last save has committed; None before that, and on ranks other than 0.
 
     Errors come as DCP's CheckpointException, which names the rank. Those of Store.save(), and InvalidError for an item that
-    cannot be stored, for a save without collectives by several processes, and if there is no run or step.
+    cannot be stored, for a save without collectives by several processes, and if there is no run or step. StateError for a save
+    that begins while another one is under way.
     """
 
     def __init__(self, store: str | os.PathLike[str] | Store, run: str | None = None, *, step: int | None = None,
@@ -151,19 +162,18 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=staging_bytes)
         options_of(self._options)  # tells now what cannot be
         self._is_coordinator = True
-        self._plans: list[Any] = []
         self._hold()
 
     def _hold(self) -> None:
         self._held: list[_Open] = []  # at most one
-        weakref.finalize(self, _end_all, self._held)
-
-    @property
-    def _open(self) -> _Open | None:
-        return self._held[0] if self._held else None
+        self._busy = threading.Lock()  # of the thread that uses what is held
+        self._plans: list[Any] = []
+        self._named: int | None = None  # the thread that has named the next save, until it begins
+        self._next: tuple[int, str, int] | None = None  # the thread of the save that is planned, its run and step
+        weakref.finalize(self, _end_all, self._held, self._busy)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_held": [], "_plans": []}
+        return {name: value for name, value in vars(self).items() if name not in ("_held", "_busy", "_plans", "_named", "_next")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -173,28 +183,52 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         return f"<ckptdelta.dcp.StorageWriter {self.checkpoint_id or 'without a step'}>"
 
     def close(self) -> None:
-        """Releases what the writer holds of the last save. More calls do nothing; the writer can be used again."""
+        """Releases what the writer holds of the last save. More calls do nothing; the writer can be used again.
+
+        Errors: StateError (a thread is saving: wait for the future of dcp.async_save()).
+        """
+        with self._turn():
+            self._end()
+
+    def _end(self) -> None:
         if self._held:
             self._held.pop().end()
+
+    def _turn(self) -> AbstractContextManager[bool]:
+        """``with self._turn():`` is for whatever uses the save that is held. It does not wait for a save, which would end before it is complete."""
+        if self._busy.locked():
+            raise StateError(UNDER_WAY)
+        return self._busy
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
+        super().reset(checkpoint_id)
+        self._named = threading.get_ident()
 
     def storage_meta(self) -> Any:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self.close()
+        # What is held stays until write_data(): it may be this rank's part of a save that others are still writing.
+        self._turn()
+        thread, named, self._named = threading.get_ident(), self._named, None
+        if named not in (None, thread):
+            raise StateError(UNDER_WAY)
         if self.run is None or self.step is None:
             raise InvalidError("there is no run or no step to save: pass checkpoint_id='RUN@STEP', or set them in the StorageWriter")
         many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if not kwargs.get("use_collectives", True) and (many or not is_coordinator):
             raise InvalidError("use_collectives=False is not supported: without collectives nobody knows when all ranks have "
                                "written their parts")
-        self._is_coordinator, self.checkpoint = is_coordinator, None
+        self._is_coordinator, self.checkpoint, self._next = is_coordinator, None, (thread, self.run, self.step)
 
     def prepare_local_plan(self, plan: Any) -> Any:
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
         """On the coordinator: names the checkpoint, and says which rank writes what is in several plans."""
+        thread, run, step = self._next or (None, None, None)
+        if thread != threading.get_ident():
+            raise StateError(UNDER_WAY)
         known = self._plans if len(self._plans) == len(plans) else [None] * len(plans)
         plans = [plan if getattr(plan, "usable", True) else old for plan, old in zip(plans, known)]
         if None in plans:
@@ -211,8 +245,8 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         seen: set[Any] = set()
         result = []
         for rank, plan in enumerate(plans):
-            task: dict[str, Any] = {"id": bytes(new.bytes), "rank": rank, "world": len(plans), "run": self.run, "step": self.step,
-                                    "parent": parent, "metric": self.metric, "roles": {}, "skip": set()}
+            task: dict[str, Any] = {"id": bytes(new.bytes), "rank": rank, "world": len(plans), "run": run, "step": step, "parent": parent,
+                                    "metric": self.metric, "roles": {}, "skip": set()}
             mine: set[Any] = set()
             for item in plan.items:
                 if _key(item) in seen:
@@ -243,21 +277,22 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
             raise StateError("the plan has not been through prepare_global_plan() of this StorageWriter")
         options = options_of(dataclasses.replace(self._options, **{name: task[name] for name in ("run", "step", "parent", "metric")}))
         call = Call()
-        self._begin(task, options, call)
-        assert self._open is not None
-        try:
-            self._write_items(plan, planner, options, call)
-            part = b"" if self._is_coordinator else self._seal(call)
-        except BaseException:
-            self.close()
-            raise
+        with self._turn():
+            self._end()
+            try:
+                save = self._begin(task, options, call)
+                self._write_items(plan, planner, save, call)
+                part = b"" if self._is_coordinator else self._seal(save, call)
+            except BaseException:
+                self._end()
+                raise
+        items = save.items
+        delivered = (task["id"], task["rank"], part, items.scalars, items.values, {name: (s.blob, s.position) for name, s in items.streams.items()})
         result: Any = Future()
-        items = self._open.items
-        delivered = (task["rank"], part, items.scalars, items.values, {name: (s.blob, s.position) for name, s in items.streams.items()})
         result.set_result([WriteResult(index=MetadataIndex(fqn="ckptdelta"), size_in_bytes=len(part), storage_data=delivered)])
         return result
 
-    def _begin(self, task: dict[str, Any], prepared: Prepared, call: Call) -> None:
+    def _begin(self, task: dict[str, Any], prepared: Prepared, call: Call) -> _Open:
         options = prepared.options
         options.rank, options.world = task["rank"], task["world"]
         options.checkpoint_id.bytes = task["id"]
@@ -265,34 +300,37 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         store = opened(self._store, readonly=False)
         owner = ffi.gc(ffi.new("pyckd_save *"), partial(_abort, store._owner))
         try:
-            with store._using() as handle:
-                call.check(lib.pyckd_save_begin(owner, handle, options, call.err))
+            with store._turn():
+                call.check(lib.pyckd_save_begin(owner, store._handle, options, call.err))
         except BaseException:
             lib.pyckd_save_abort(owner)
             store.close()
             raise
         self._held[:] = [_Open(store, owner, Items(), prepared)]
+        return self._held[0]
 
-    def _write_items(self, plan: Any, planner: Any, prepared: Prepared, call: Call) -> None:
+    def _write_items(self, plan: Any, planner: Any, save: _Open, call: Call) -> None:
         task = plan.storage_data
         # An empty tensor can have several pieces with one key.
         items = list({_key(item): item for item in plan.items if _key(item) not in task["skip"]}.values())
         stored = [item for item in items if _is_stored(item)]
         tensors = [_as_tensor(item) for item in stored]
         roles = [_Role(role, weight, largest, False) for role, weight, largest in (task["roles"][t.name] for t in tensors)]
-        for i in in_order(tensors, roles, prepared.lossy, {}):
-            self._write_tensor(stored[i], planner.resolve_data(stored[i]), tensors[i], roles[i], call)
+        for i in in_order(tensors, roles, save.options.lossy, {}):
+            tensor, alive = self._native_tensor(stored[i], planner.resolve_data(stored[i]), tensors[i], roles[i])
+            call.check(lib.ckd_save_tensor(save.owner.save, tensor, call.err))
+            del alive
         number = 0
         for item in items:
             if item.type == WriteItemType.BYTE_IO:
-                number += self._write_value(item, planner, f"dcp/{task['rank']}/{number}", call)
+                number += self._write_value(item, planner, f"dcp/{task['rank']}/{number}", save, call)
             elif _is_scalar(item):
-                assert self._open is not None
                 dtype, data = scalar_bytes(planner.resolve_data(item).detach())
-                self._open.items.scalars[item.index.fqn] = (dtype, data.hex())
+                save.items.scalars[item.index.fqn] = (dtype, data.hex())
 
-    def _write_tensor(self, item: Any, array: Any, t: Tensor, role: _Role, call: Call) -> None:
-        assert self._open is not None
+    @staticmethod
+    def _native_tensor(item: Any, array: Any, t: Tensor, role: _Role) -> tuple[Any, Any]:
+        """(ckd_tensor, what must stay alive while it is used)."""
         chunk = item.tensor_data.chunk
         whole = 0 in item.tensor_data.size
         lengths = tuple(item.tensor_data.size) if whole else tuple(chunk.sizes)
@@ -302,13 +340,11 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
                                 f"{list(lengths)}", path=t.name)
         tensor, alive = native_tensor(t, role, LIBRARY.source(array, host=True))
         set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf.shape)
-        call.check(lib.ckd_save_tensor(self._open.owner.save, tensor, call.err))
-        del alive
+        return tensor, alive
 
-    def _write_value(self, item: Any, planner: Any, blob: str, call: Call) -> int:
+    def _write_value(self, item: Any, planner: Any, blob: str, save: _Open, call: Call) -> int:
         """Plain values go to the record, others to a blob. Returns how many blobs it took."""
-        assert self._open is not None
-        name, items = item.index.fqn, self._open.items
+        name, items = item.index.fqn, save.items
         position: int | None = None
         data: Any = None
         if _gives_objects(planner):
@@ -327,62 +363,66 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
                 harmless(bytes(data), name, PICKLE)
         # An empty buffer may have no memory at all.
         source = ffi.from_buffer(data) if len(data) else ffi.new("char[]", 1)
-        call.check(lib.ckd_save_blob(self._open.owner.save, blob.encode(), source, len(data), call.err))
+        call.check(lib.ckd_save_blob(save.owner.save, blob.encode(), source, len(data), call.err))
         items.streams[name] = Stream(blob, position)
         return 1
 
-    def _seal(self, call: Call) -> bytes:
+    @staticmethod
+    def _seal(save: _Open, call: Call) -> bytes:
         """Makes this rank's part durable. Returns it as bytes for the coordinator."""
-        assert self._open is not None
         part = ffi.gc(ffi.new("ckd_part *"), lib.ckd_part_free)
-        call.check(lib.ckd_save_seal(part, self._open.owner.save, call.err))
-        self._open.sealed = True
+        call.check(lib.ckd_save_seal(part, save.owner.save, call.err))
+        save.sealed = True
         return bytes(ffi.buffer(part.data, part.size))
 
     # -------------------------------------------------------------------------------------------------- coordinator
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Commits what all ranks have written."""
-        if self._open is None:
-            raise StateError("finish() without write_data()")
-        try:
-            call = Call()
-            parts: list[bytes] = [b""] * len(results)
-            everything = Items()
-            own = 0
-            for result in results:
-                rank, part, scalars, values, streams = result[0].storage_data
-                parts[rank] = part
-                own = own if part else rank
-                everything.update(Items(scalars, values, {name: Stream(*s) for name, s in streams.items()}))
-            tensors = {name: Described(dtype_name(m.properties.dtype), tuple(m.size), bool(m.properties.requires_grad))
-                       for name, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
-            record = dump(Record(tensors, everything, metadata.planner_data))
-            call.check(lib.ckd_save_blob(self._open.owner.save, BLOB.encode(), ffi.from_buffer(record), len(record), call.err))
-            self._commit(parts, own, call)
-        finally:
-            self.close()
+        with self._turn():
+            save = self._held[0] if self._held else None
+            ids = {result[0].storage_data[0] for result in results}
+            if save is None or ids != {bytes(save.options.options.checkpoint_id.bytes)}:
+                raise StateError("close(), or another save with this StorageWriter, has ended this save before it was complete: wait for each save")
+            try:
+                self._commit(save, metadata, [result[0].storage_data[1:] for result in results])
+            finally:
+                self._end()
 
-    def _commit(self, parts: list[bytes], own: int, call: Call) -> None:
-        """Commits the parts of the other ranks and this one's own, number `own`."""
-        assert self._open is not None
-        owner, info = self._open.owner, ffi.new("ckd_checkpoint *")
+    def _commit(self, save: _Open, metadata: Any, delivered: list[tuple[Any, ...]]) -> None:
+        call = Call()
+        parts: list[bytes] = [b""] * len(delivered)
+        everything = Items()
+        own = 0
+        for rank, part, scalars, values, streams in delivered:
+            parts[rank] = part
+            own = own if part else rank
+            everything.update(Items(scalars, values, {name: Stream(*s) for name, s in streams.items()}))
+        tensors = {name: Described(dtype_name(m.properties.dtype), tuple(m.size), bool(m.properties.requires_grad))
+                   for name, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
+        record = dump(Record(tensors, everything, metadata.planner_data))
+        call.check(lib.ckd_save_blob(save.owner.save, BLOB.encode(), ffi.from_buffer(record), len(record), call.err))
+        info = ffi.new("ckd_checkpoint *")
         try:
             if len(parts) == 1:
-                call.check(lib.pyckd_save_commit(info, owner, call.err))
+                call.check(lib.pyckd_save_commit(info, save.owner, call.err))
             else:
-                parts[own] = self._seal(call)
-                buffers = [ffi.from_buffer(part) for part in parts]
-                array = ffi.new("ckd_part[]", len(parts))
-                for item, buffer, part in zip(array, buffers, parts):
-                    item.data, item.size = ffi.cast("void *", buffer), len(part)
-                call.check(lib.pyckd_save_publish(info, owner, array, len(parts), call.err))
+                self._publish(info, save, parts, own, call)
         except KeyboardInterrupt:
-            if owner.committed:
+            if save.owner.committed:
                 logger.warning("the interrupt came after the commit: the checkpoint is in the store")
             raise
         self.checkpoint = done = checkpoint_from(info)
-        logger.info("%s: saved %s, %d bytes of %d", self._open.store.path, done, done.stored_bytes, done.raw_bytes)
+        logger.info("%s: saved %s, %d bytes of %d", save.store.path, done, done.stored_bytes, done.raw_bytes)
+
+    def _publish(self, info: Any, save: _Open, parts: list[bytes], own: int, call: Call) -> None:
+        """Commits the parts of the other ranks and this one's own, number `own`."""
+        parts[own] = self._seal(save, call)
+        buffers = [ffi.from_buffer(part) for part in parts]
+        array = ffi.new("ckd_part[]", len(parts))
+        for item, buffer, part in zip(array, buffers, parts):
+            item.data, item.size = ffi.cast("void *", buffer), len(part)
+        call.check(lib.pyckd_save_publish(info, save.owner, array, len(parts), call.err))
 
 
 def _gives_objects(planner: Any) -> bool:

@@ -7,17 +7,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
 from ._arrays import library_named, set_region
-from ._call import Call, Notices, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Notices, Progress, logger, path_bytes, text
 from ._catalog import Where, end_load, find_checkpoint, id_text, native_text, run_and_step
 from ._errors import CancelledError, InvalidError, NotFoundError, StateError
 from ._native import ffi, lib
+from ._turns import Turns
 
 _SLICE = 1.0
 """Seconds for which a wait stays in the library: Python handles signals in between."""
@@ -90,8 +91,7 @@ class Follow:
         if not os.path.isdir(above):
             raise NotFoundError(f"the folder {above}, in which {self.into} would be, does not exist")
         self._process, self._poll = os.getpid(), poll
-        self._lock, self._handle_lock, self._stopped = threading.Lock(), threading.RLock(), threading.Event()
-        self._user: int | None = None  # the thread that holds the lock
+        self._turns, self._handle_lock, self._stopped = Turns(), threading.RLock(), threading.Event()
         self._call, self._closed = Call(), False
         self._label = ffi.new_handle(Notices(self.path))
         self._store_options = store_options(threads, lock_timeout, self._label)
@@ -133,18 +133,8 @@ class Follow:
             return False
         return True
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """For one thread at a time. After a fork, another thread may have held the lock for ever."""
-        check_process(self._process)
-        if self._user == threading.get_ident():
-            raise StateError(f"a callback or a signal handler called the follower of {self.into} in whose call it runs: only stop() may be called")
-        with self._lock:
-            self._user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._user = None
+    def _turn(self) -> AbstractContextManager[bool]:
+        return self._turns.next(f"a callback or a signal handler called the follower of {self.into} in whose call it runs: only stop() may be called")
 
     def _check(self) -> None:
         if self._closed:
@@ -178,7 +168,7 @@ class Follow:
         """Ends following. The folder stays as it is. More calls do nothing."""
         if self._process == os.getpid():
             self.stop()
-            with self._alone(), self._handle_lock:
+            with self._turn(), self._handle_lock:
                 self._closed = True
                 lib.pyckd_follow_close(self._owner)
 
@@ -194,7 +184,7 @@ class Follow:
         newer = ffi.new("int *")
         while True:
             left = _SLICE if end is None else min(_SLICE, max(0.0, end - time.monotonic()))
-            with self._alone():
+            with self._turn():
                 self._check()
                 if self._stopped.is_set():
                     return False
@@ -234,16 +224,16 @@ class Follow:
         Errors: NotFoundError (there is no store or checkpoint yet), StateError (all are suspect), MismatchError (no tensor is chosen),
         CorruptError (all are damaged, and the folder is empty), ExistsError, CancelledError, NoSpaceError, InputOutputError.
         """
-        with self._alone():
+        with self._turn():
             self._check()
             if not self._owner.follow and not self._open():
                 raise NotFoundError(f"there is no store at {self.path} yet")
             found = ffi.new("ckd_follow_result *")
-            self._call.progress = progress
+            self._call.callback.progress = progress
             try:
                 self._call.check(lib.ckd_follow_apply(found, self._owner.follow, self._call.err))
             finally:
-                self._call.progress = None
+                self._call.callback.progress = None
             version = _version(found)
         if version.applied:
             logger.info("%s: %s has %s, %d bytes of %d written", self.path, self.into, version, version.written_bytes, version.bytes)
@@ -252,7 +242,7 @@ class Follow:
     @property
     def applied(self) -> Version | None:
         """What the folder has; None: nothing yet. Does not look at the store."""
-        with self._alone():
+        with self._turn():
             self._check()
             found = ffi.new("ckd_follow_result *")
             lib.ckd_follow_applied(found, self._owner.follow)

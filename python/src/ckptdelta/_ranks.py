@@ -77,7 +77,7 @@ class Ranks:
 
     def check(self, failure: Exception | None) -> None:
         """Raises this rank's failure, else that of the first rank that has one."""
-        self._raise(failure, self.gather(_told(failure)))
+        self._raise(failure, self.gather(told(failure)))
 
     def _raise(self, failure: Exception | None, found: list[str | None]) -> None:
         if failure is not None:
@@ -88,7 +88,7 @@ class Ranks:
 
     def place(self, found: Checkpoint | None, failure: Exception | None) -> Checkpoint | None:
         """The checkpoint that all ranks restore; None: none of them has found one. Errors: the failure of a rank; StateError."""
-        answers = self.gather((_told(failure), None if found is None else (found.run, found.step, found.id)))
+        answers = self.gather((told(failure), None if found is None else (found.run, found.step, found.id)))
         self._raise(failure, [text for text, _ in answers])
         for rank, (_, other) in enumerate(answers):
             if other != answers[0][1]:
@@ -101,7 +101,7 @@ class Ranks:
 
         Errors: the failure of a rank; InvalidError (the ranks' states have different tensors).
         """
-        mine = Answer(_told(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
+        mine = Answer(told(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
         answers: list[Answer] = self.gather(mine)
         self._raise(failure, [answer.error for answer in answers])
         if any(answer.shared != answers[0].shared for answer in answers):
@@ -147,7 +147,8 @@ class Ranks:
         return options, name
 
 
-def _told(failure: Exception | None) -> str | None:
+def told(failure: Exception | None) -> str | None:
+    """What the other ranks hear of a failure."""
     if failure is None:
         return None
     return str(failure) if isinstance(failure, Error) else f"{type(failure).__name__}: {failure}"

@@ -211,13 +211,19 @@ class Registered:
         """Can the state be saved with this registration? Same tensors, at the same places, and room for the record."""
         return len(state.record) <= len(self._record) and state.layout() == self._layout
 
-    def moved_in(self, state: Snapshot) -> Iterator[str]:
-        """Names of tensors that are somewhere else now."""
+    def fenced(self, state: Snapshot) -> Iterator[Tensor]:
+        """The tensors that the library copies until the fence."""
+        yield from (t for t, (*_, place, fenced) in zip(state.tensors, self._layout) if place is not None and fenced)
+
+    def count_moves(self, counts: dict[str, int], state: Snapshot) -> None:
+        """Tensors that move again and again are read from a buffer, so that no further registration is needed."""
         before = {name: place for name, *_, place, _ in self._layout}
         for name, *_, place, _ in state.layout():
             there = before.get(name)
             if place is not None and there is not None and place[0] != there[0]:
-                yield name
+                counts[name] = counts.get(name, 0) + 1
+                if counts[name] > 1:
+                    state.moved.add(name)
 
     def fill(self, state: Snapshot) -> None:
         """Copies what is read from buffers, and the settings of the optimizers' last step. The session must not be copying."""

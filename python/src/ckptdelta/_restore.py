@@ -483,7 +483,8 @@ def _read(load: Any, batch: list[_Request], call: Call, done: int, total: int) -
         if request.memory.finish:
             request.memory.finish()
     done += sum(request.nbytes for request in batch)
-    if call.progress is not None and call.progress(done, total) is False:
+    progress = call.callback.progress
+    if progress is not None and progress(done, total) is False:
         raise CancelledError("the progress callback cancelled the load: what was read so far has been written")
     return done
 

@@ -26,10 +26,11 @@ from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
 from ._restore import Restorer
 from ._save import Options, options_of
-from ._session_start import LEAVE_S, Start, close_left, place_told
+from ._session_start import LEAVE_S, Start, close_left, older_than, place_told
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
+from ._writes import Writes
 
 _NEVER = 1 << 62  # the session is asked to save; it does not decide itself
 _MAX_STEP = (1 << 63) - 1
@@ -59,7 +60,7 @@ class Session(Reporter):
 
     Calls may come from one thread at a time, in the process that made the session. Parameters of an optimizer whose step() does not
     call torch's hooks are copied before step() returns. Other code that writes to parameters between step() and the next step of their
-    optimizer must call fence() first.
+    optimizer must call fence() first. If the session notices that it has not, it deletes the checkpoint, and the save fails.
 
     With torch.distributed, all ranks of a group make the session together, and all call step(), save(), restore() and close() in the
     same order. Each rank saves its parts of distributed tensors (FSDP, DTensor). Replicated parameters (DDP) are saved once. `loader`
@@ -113,6 +114,7 @@ class Session(Reporter):
         if not 0 < timeout < 4e6:
             raise InvalidError(f"timeout is {timeout!r}, it must be a number of seconds up to 4,000,000")
         self._ranks, self._timeout = ranks_of(group, alone), timeout
+        self._is_first = self._ranks is None or self._ranks.rank == 0  # it says what all ranks would say alike
         if self._ranks is not None:
             check_schedule(every, every_s, overhead, restore_older)
         self._store, self._restore_older, self._max_lag = store, restore_older, max_lag
@@ -127,7 +129,7 @@ class Session(Reporter):
             target_ratio=target_ratio, max_error=max_error, max_load_cost=max_load_cost, staging_bytes=0)
         self._interval = Interval(every, every_s, overhead)
         self._process, self._lock, self._closed = os.getpid(), threading.RLock(), False
-        label = ffi.new_handle(Notices(store.path, first=self._is_first(), heard=store._notices.said))
+        label = ffi.new_handle(Notices(store.path, first=self._is_first, heard=store._notices.said))
         self._store_options = store_options(threads, lock_timeout, label)
         self._reported = -1  # the last step that the trainer reported or restored
         self._staged = -1    # the last one that was copied since the last restore
@@ -146,6 +148,7 @@ class Session(Reporter):
         self._owner = ffi.new("pyckd_session *")
         # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
         self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path, self._process if self._ranks is not None else 0)
+        self._writes = Writes(store, keeps=on_duplicate == "same")
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
         self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]
@@ -336,9 +339,21 @@ class Session(Reporter):
     # ------------------------------------------------------------------------------------------------------ the library
 
     def _fence(self) -> None:
+        if self._writes.end():
+            self._staged = -1
         lib.ckd_session_fence(self._owner.session)
         for device in self._copying:  # a training may step on another stream than the one of its last snapshot
             wait_for(device)
+        if self._ranks is None:  # else the save may wait for other ranks
+            self._settle()
+
+    def _settle(self) -> None:
+        """If something else has written to what was being copied, the snapshot is of no step. The library, which does not know that, commits it."""
+        if self._writes.found:
+            self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_DURABLE))
+            saved, last = self._saved()
+            failure = self._writes.take_back(last if saved > self._base else None)
+            self._failure = self._failure or failure
 
     def _check_process(self) -> None:
         """Must run before any lock is taken: another thread may have held the lock at the fork."""
@@ -389,6 +404,8 @@ class Session(Reporter):
 
     def _end(self) -> None:
         """Closes the library's session when its saves are durable. Their failure is kept."""
+        self._fence()
+        self._settle()
         if not self._owner.session:
             return
         self._past = self._costs()
@@ -402,10 +419,6 @@ class Session(Reporter):
         call, info = Call(), ffi.new("ckd_checkpoint *")
         call.check(lib.ckd_session_restore(info, self._owner.session, step, call.err))
         return checkpoint_from(info)
-
-    def _is_first(self) -> bool:
-        """Does this process say what all ranks would say alike?"""
-        return self._ranks is None or self._ranks.rank == 0
 
     def _is_fresh(self) -> bool:
         return bool(self._owner.session) and self._registered is None
@@ -446,7 +459,7 @@ class Session(Reporter):
             try:
                 return self._store._restore(found.run, found.step, self._place_all, rank=rank)
             except Error as error:
-                older = self._older(found) if self._restore_older and is_damage(error) else None
+                older = older_than(self._store, found) if self._restore_older and is_damage(error) else None
                 if older is None:
                     raise
                 logger.warning("%s is damaged (%s): %s is restored instead", found, error, older)
@@ -459,24 +472,16 @@ class Session(Reporter):
             state = {key: value for key, value in state.items() if key != "rng"}
         restorer.place_root(state, root, whole=True)
 
-    def _older(self, than: Checkpoint) -> Checkpoint | None:
-        call, info = Call(), ffi.new("ckd_checkpoint *")
-        try:
-            with self._store._using() as store:
-                call.check(lib.ckd_store_previous(info, store, than.run.encode(), than.step, call.err))
-        except NotFoundError:
-            return None
-        return checkpoint_from(info)
-
     def _begin(self, costs: Costs, metric: float | None) -> None:
         """Makes a snapshot. Memory of optimizers is copied until the fence."""
         begun = time.monotonic()
         # Without a step of an optimizer since, the last snapshot may still be copied. The next one has to wait for that anyway.
         self._fence()
+        self._settle()
         state, again = self._take_apart()
         if again:
             if self._registered is not None:
-                self._count_moves(self._registered, state)
+                self._registered.count_moves(self._moves, state)
             self._end()
         registered = self._registered or self._register(state)
         registered.fill(state)
@@ -485,6 +490,7 @@ class Session(Reporter):
         self._told = self._reported
         self._copying = set(registered.devices) if registered.has_fenced else set()
         self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))
+        self._writes.watch(self._reported, registered.fenced(state))
         if self._poll().staged_step == self._reported:
             self._staged = self._reported
             if self._updates is not None:
@@ -499,6 +505,7 @@ class Session(Reporter):
         except Exception as error:  # whatever an object's state_dict() raises
             failure = error
         state.moved = {name for name, count in self._moves.items() if count > 1}
+        state.fenced -= {t.leaf.key for t in state.tensors if t.name in self._writes.names}
         fits = self._registered is not None and self._told != self._reported and self._registered.fits(state)
         if self._ranks is not None:
             # A group that a rank has left, or that was late, makes no more saves.
@@ -506,13 +513,6 @@ class Session(Reporter):
         if failure is not None:
             raise failure
         return state, self._registered is not None and not fits
-
-    def _count_moves(self, registered: Registered, state: Snapshot) -> None:
-        """Tensors that move again and again are read from a buffer, so that no further registration is needed."""
-        for name in registered.moved_in(state):
-            self._moves[name] = self._moves.get(name, 0) + 1
-            if self._moves[name] > 1:
-                state.moved.add(name)
 
     def _register(self, state: Snapshot) -> Registered:
         if self._ranks is not None and not self._compared:
@@ -554,12 +554,16 @@ class Session(Reporter):
             self._failed = int(now.failed)
             if self._failure is None:  # the library tells each failure once
                 self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_STAGED))
+        if not now.under_way:
+            self._settle()
         self._log()
         self._raise_failure()
 
     def _wait(self) -> None:
+        self._fence()
         if self._owner.session:
             self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_DURABLE))
+        self._settle()
         self._log()
         self._raise_failure()
 
@@ -592,5 +596,5 @@ class Session(Reporter):
         saved, done = self._saved()
         if saved != self._logged:
             self._logged = saved
-            level = logging.INFO if self._is_first() else logging.DEBUG
+            level = logging.INFO if self._is_first else logging.DEBUG
             logger.log(level, "%s: saved %s, %d bytes of %d", self._store.path, done, done.stored_bytes, done.raw_bytes)

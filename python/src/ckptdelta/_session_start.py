@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ._call import Call, logger
+from ._catalog import checkpoint_from
 from ._errors import Error, ExistsError, NotFoundError, nearest
 from ._native import ffi, lib
 from ._ranks import Ranks
@@ -62,6 +63,16 @@ def place_told(place: Callable[[int], Checkpoint], step: int, name: str) -> Chec
         if not name or f"{found.run}@{found.step}" == name:
             return found
     raise NotFoundError(f"{name}, which CKPTDELTA_CHECKPOINT names, cannot be restored: {found.run}@{found.step} has the same step")
+
+
+def older_than(store: Store, than: Checkpoint) -> Checkpoint | None:
+    call, info = Call(), ffi.new("ckd_checkpoint *")
+    try:
+        with store._turn():
+            call.check(lib.ckd_store_previous(info, store._handle, than.run.encode(), than.step, call.err))
+    except NotFoundError:
+        return None
+    return checkpoint_from(info)
 
 
 class Start:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._call import Call, Notices, Parts, Progress, check_process, logger, path_bytes, text
+from ._call import Call, Notices, Parts, Progress, logger, path_bytes, text
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
                        step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
@@ -27,6 +26,7 @@ from ._record import BLOB, dump
 from ._restore import Restorer, only_within
 from ._retention import DAY, Policy, Pruned, delete_options, ids_of, native_policy, policy_from, prune, trashed
 from ._save import Content, Options, options_of, save_all
+from ._turns import Turns
 from ._types import Checkpoint, Fidelity, Role, TensorInfo, Verification
 from ._updates import Updates
 
@@ -64,8 +64,7 @@ class Store:
         self._options = (readonly, threads, lock_timeout)
         self._again = partial(open, create=create, readonly=readonly, threads=threads, lock_timeout=lock_timeout)
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._user: int | None = None
+        self._turns = Turns()
         self._notices = Notices(self.path)
         label = ffi.new_handle(self._notices)
         self._owner = ffi.gc(ffi.new("pyckd_store *"), partial(_close, label))
@@ -90,27 +89,18 @@ class Store:
     def close(self) -> None:
         """Closes the store when the calls of other threads have returned. More calls do nothing."""
         if self._process == os.getpid():
-            self._check_user()
-            with self._lock:
+            with self._turn():
                 lib.pyckd_store_close(self._owner)
 
-    def _check_user(self) -> None:
-        if self._user == threading.get_ident():
-            raise StateError("a callback called the store whose call it belongs to")
+    def _turn(self) -> AbstractContextManager[bool]:
+        """``with self._turn():`` is this thread's turn to use the handle."""
+        return self._turns.next("a callback called the store whose call it belongs to")
 
-    @contextmanager
-    def _using(self) -> Iterator[Any]:
-        """The handle, for one thread at a time."""
-        check_process(self._process)
-        self._check_user()
-        with self._lock:
-            if not self._owner.store:
-                raise StateError(f"the store {self.path} is closed")
-            self._user = threading.get_ident()
-            try:
-                yield self._owner.store
-            finally:
-                self._user = None
+    @property
+    def _handle(self) -> Any:
+        if not self._owner.store:
+            raise StateError(f"the store {self.path} is closed")
+        return self._owner.store
 
     # ------------------------------------------------------------------------------------------------------- save
 
@@ -176,8 +166,8 @@ class Store:
         """Saves the tensors and the record of a state."""
         options = options_of(chosen)
         call = Call(progress)
-        with self._using() as store:
-            info = save_all(self._owner, store, options, content, call)
+        with self._turn():
+            info = save_all(self._owner, self._handle, options, content, call)
         done = checkpoint_from(info)
         logger.info("%s: saved %s, %d bytes of %d", self.path, done, done.stored_bytes, done.raw_bytes)
         return done
@@ -353,7 +343,8 @@ class Store:
                  tensors: str | None = None, progress: Progress | None = None, rank: int = 0) -> Checkpoint:
         """rank: this process in a session of several ranks; it gets its own members."""
         call = Call(progress)
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             info = find_checkpoint(store, run, step, call, healthy=True)
             load = ffi.gc(ffi.new("pyckd_load *"), partial(end_load, self._owner))
             try:
@@ -375,9 +366,9 @@ class Store:
     def checkpoints(self, run: str | None = None) -> list[Checkpoint]:
         """All checkpoints, or those of one run, by run and step."""
         call = Call()
-        with self._using() as store:
+        with self._turn():
             found = ffi.gc(ffi.new("ckd_checkpoint_list **"), lib.pyckd_checkpoints_free)
-            call.check(lib.ckd_store_list(found, store, native_text(run, "run") if run is not None else ffi.NULL, call.err))
+            call.check(lib.ckd_store_list(found, self._handle, native_text(run, "run") if run is not None else ffi.NULL, call.err))
             return [checkpoint_from(found[0].items[i]) for i in range(found[0].count)]
 
     list = checkpoints
@@ -388,18 +379,19 @@ class Store:
 
     def find(self, *, run: str | None = None, step: int | None = None) -> Checkpoint:
         """One checkpoint: of the only run, the newest, unless told otherwise. Errors: NotFoundError, InvalidError (several runs)."""
-        with self._using() as store:
-            return checkpoint_from(find_checkpoint(store, run, step, Call()))
+        with self._turn():
+            return checkpoint_from(find_checkpoint(self._handle, run, step, Call()))
 
     def _to_load(self, run: str | None, step: int | None) -> Checkpoint:
         """The checkpoint that load() loads: the newest that is not suspect, unless its step is given."""
-        with self._using() as store:
-            return checkpoint_from(find_checkpoint(store, run, step, Call(), healthy=True))
+        with self._turn():
+            return checkpoint_from(find_checkpoint(self._handle, run, step, Call(), healthy=True))
 
     def tensors(self, *, run: str | None = None, step: int | None = None) -> Sequence[TensorInfo]:
         """The tensors of a checkpoint, in the order in which they were saved. Errors: as for find()."""
         call = Call()
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             info = find_checkpoint(store, run, step, call)
             found = ffi.gc(ffi.new("ckd_tensor_list **"), lib.pyckd_tensors_free)
             call.check(lib.ckd_store_tensors(found, store, ffi.addressof(info, "id"), call.err))
@@ -425,8 +417,8 @@ class Store:
 
         Errors: NotFoundError, MismatchError (the dtype or shape differs), InvalidError (the box), CorruptError, InputOutputError.
         """
-        with self._using() as store:
-            return changes(self._owner, store, tensor, before, after, box, tensors)
+        with self._turn():
+            return changes(self._owner, self._handle, tensor, before, after, box, tensors)
 
     # -------------------------------------------------------------------------------------------------- retention
 
@@ -449,7 +441,8 @@ class Store:
         """
         options, call = delete_options(undo_s), Call()
         steps = [step_number(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [step_number(step)]
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             found = [checkpoint_from(find_checkpoint(store, run, one, call)) for one in steps]
             call.check(lib.ckd_store_delete(store, ids_of([one.id for one in found]), len(found), options, call.err))
             if options.undo_s == 0:
@@ -464,7 +457,8 @@ class Store:
         """
         call = Call()
         steps = [step_number(one) for one in dict.fromkeys(step)] if isinstance(step, Iterable) else [step_number(step)]
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             trash = trashed(store, call)
             there = {}
             for i in range(trash[0].count):
@@ -490,7 +484,8 @@ class Store:
         """
         call = Call()
         name = native_text(run, "run") if run is not None else ffi.NULL
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             owner = prune(store, policy, name, dry_run, call)
             done = owner[0]
             items = [done.items[i] for i in range(done.count)]
@@ -514,7 +509,8 @@ class Store:
         """
         call = Call()
         name = native_text(run, "run") if run is not None else ffi.NULL
-        with self._using() as store:
+        with self._turn():
+            store = self._handle
             if policy is None:
                 call.check(lib.ckd_store_clear_policy(store, name, call.err))
             else:
@@ -524,9 +520,9 @@ class Store:
         """The stored policy that applies to a run: its own, else the one of all runs. None: there is none."""
         call = Call()
         found = ffi.new("ckd_stored_policy *")
-        with self._using() as store:
+        with self._turn():
             try:
-                call.check(lib.ckd_store_policy(found, store, native_text(run, "run") if run is not None else ffi.NULL, call.err))
+                call.check(lib.ckd_store_policy(found, self._handle, native_text(run, "run") if run is not None else ffi.NULL, call.err))
             except NotFoundError:
                 return None
         return policy_from(found.policy)
@@ -537,8 +533,8 @@ class Store:
         Returns: the number of bytes freed. Errors: BusyError (loads and saves did not end within lock_timeout), and those of
         delete().
         """
-        with self._using() as store:
-            return self._collect(store, Call())
+        with self._turn():
+            return self._collect(self._handle, Call())
 
     def _collect_now(self, store: Any) -> None:
         """After a deletion, which has been made whatever comes of this."""
@@ -580,9 +576,9 @@ class Store:
         options.run, options.quick, options.sample, options.seed = name, quick, sample, seed
         options.step, options.one_step = step_number(step) if step is not None else 0, step is not None
         options.on_progress, options.progress_context = lib.pyckd_on_progress, call.handle
-        with self._using() as store:
+        with self._turn():
             found = ffi.gc(ffi.new("ckd_verify_result **"), lib.pyckd_verified_free)
-            call.check(lib.ckd_store_verify(found, store, options, call.err))
+            call.check(lib.ckd_store_verify(found, self._handle, options, call.err))
             return verification_from(found[0])
 
 

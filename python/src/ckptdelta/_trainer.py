@@ -21,7 +21,8 @@ from typing import Any
 from . import _trainer_state as parts
 from . import _trainer_saves as saves
 from ._call import logger
-from ._errors import InvalidError, NotFoundError, UnsupportedError
+from ._errors import Error, InvalidError, NotFoundError, StateError, UnsupportedError, class_of
+from ._ranks import told
 from ._store import Store
 from ._trainer_saves import Saves
 from ._types import Checkpoint, Fidelity
@@ -150,19 +151,24 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
             logger.log(level, message, *args)
 
     def _agreed(self, decide: Callable[[], Any]) -> Any:
-        """Runs a function on rank 0, and returns its result, or raises its error, on all ranks."""
+        """Runs a function on rank 0, and returns its result, or raises its error, on all ranks. An error of another package, which the
+        other ranks may be unable to restore, is a StateError there."""
         if self.args.world_size <= 1:
             return decide()
         from accelerate.utils import broadcast_object_list
-        answer: list[Any] = [None, None]
+        result, failure = None, None
         if self.is_world_process_zero():
             try:
-                answer[0] = decide()
-            except Exception as error:
-                answer[1] = error  # otherwise the other ranks would wait for this one
+                result = decide()
+            except Exception as error:  # otherwise the other ranks would wait for this one
+                failure = error
+        status = failure.status if isinstance(failure, Error) else StateError.status
+        answer: list[Any] = [result, told(failure), status]
         broadcast_object_list(answer)
+        if failure is not None:
+            raise failure
         if answer[1] is not None:
-            raise answer[1]
+            raise class_of(answer[2])(f"rank 0: {answer[1]}")
         return answer[0]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
