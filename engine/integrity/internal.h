@@ -148,8 +148,8 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
  * Makes groups of these files alone, as the settings of their runs ask, or like the old group where there is none. The
- * caller holds the publish lock, and has read the files and found them undamaged. *covered: files with a new group, also
- * after a failure. Errors: BUSY (another process makes parity), those of parity_write.
+ * caller holds the publish lock and the parity lock, and has read the files and found them undamaged. *covered: files
+ * with a new group, also after a failure. Errors: those of reading a setting and of parity_write.
  */
 ckd_status parity_renew_cover(size_t *covered, const ckd_store *store, const parity_files *selected,
                               const parity_group *old, ckd_error *err);

@@ -295,7 +295,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, const coll
 /*
  * Removes generations of listed checkpoints that newer ones have replaced. Chunk files go first, then manifests: an old
  * manifest without files does no harm below a newer one, and a file that no manifest names would stay forever. The
- * caller holds the publish lock and the exclusive reader lock. checked: NULL: only counts, and needs no reader lock.
+ * caller holds the publish lock and the exclusive reader lock. checked: NULL: only counts, and needs no lock.
  * Errors: as manifest_set_read; STATE, IO.
  */
 static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, checked_files *checked,
@@ -364,7 +364,8 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     }
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
-        ckd_collected replaced = {0};
+        /* A try that ends with BUSY must not count what the next one counts again. */
+        ckd_collected replaced = {0}, trash = {0};
         collection how = {.all = a->all, .force = a->force};
         /* First, as it rolls back what an update that failed left in the catalog. The removals read its rows. */
         how.keep_tombstones = !store_refresh_usable_catalog(a->store);
@@ -373,9 +374,15 @@ static ckd_status try_collect(void *context, ckd_error *err) {
         status =
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
-            status = a->checked->more ? CKD_OK : collect(a->out, a->store, &how, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
+            status = a->checked->more ? CKD_OK : collect(&trash, a->store, &how, err);
+        }
+        if (status == CKD_OK) {
+            a->out->checkpoints += trash.checkpoints;
+            a->out->waiting += trash.waiting;
+            a->out->files += trash.files;
+            a->out->bytes += trash.bytes;
         }
         lock_release(readers);
     }
@@ -397,8 +404,7 @@ static ckd_status count_only(const attempt *a, ckd_error *err) {
     file_lock *publish;
     ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status == CKD_OK) {
-        status = a->only_replaced ? remove_replaced(a->out, a->store, NULL, false, err)
-                                  : collect(a->out, a->store, &(collection){.all = a->all, .dry = true}, err);
+        status = collect(a->out, a->store, &(collection){.all = a->all, .dry = true}, err);
         lock_release(publish);
     }
     return status;
@@ -449,7 +455,8 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files
     if (status != CKD_E_BUSY) {
         return err_from(err, status, &why);
     }
-    status = count_only(&a, err);
+    /* Without a lock, whose holder must not make a finished compaction fail. Nothing depends on the number. */
+    status = remove_replaced(&result, store, NULL, false, err);
     *left = result.files;
     return status;
 }

@@ -197,9 +197,55 @@ static void test_marked_group_is_no_cover(void **state) {
     store_check_clean(*state);
 }
 
+/* ---- beside a call that makes parity ---- */
+
+/* Another process has the parity lock until a collection tries to take it for the third time. */
+typedef struct rival {
+    file_lock *held;
+    unsigned tries;
+    size_t reads; /* of chunk files, while the lock is held */
+} rival;
+
+static int give_way(void *context, file_op step, const char *path) {
+    rival *r = context;
+    r->reads += r->held && step == FILE_OP_READ && strstr(path, "/" DIR_CHUNKS "/");
+    if (step == FILE_OP_LOCK && strstr(path, FILE_PARITY_LOCK) && ++r->tries == 3) {
+        lock_release(r->held);
+        r->held = NULL;
+    }
+    return 0;
+}
+
+/* Each try ends before a file is read. In the end each removed file is counted once. */
+static void test_waiting_collection_reads_once(void **state) {
+    rival r = {0};
+    ckd_collected gone;
+    ckd_error err = {0};
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    for (uint64_t step = 0; step < 4; step++) {
+        save_base(store, SCENE_RUN, step);
+    }
+    assert_int_equal(make_parity(store, 4, 1).groups, 1);
+    delete_step(store, SCENE_RUN, 1);
+    assert_int_equal(
+        lock_acquire(&r.held, store_path_of(*state, FILE_PARITY_LOCK), LOCK_EXCLUSIVE, true, 0, NULL),
+        CKD_OK);
+    file_set_fault_hook(give_way, &r);
+    ckd_status status = ckd_store_collect(&gone, store, NULL, &err);
+    file_set_fault_hook(NULL, NULL);
+    must(status, &err);
+    assert_true(r.tries == 3 && r.reads == 0);
+    assert_true(gone.checkpoints == 1 && gone.files == 1 && gone.waiting == 0);
+    ckd_parity_status s = status_of(store);
+    assert_true(s.files == 3 && s.covered_files == 3);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_marked_group_is_no_cover),
+        tempdir_test(test_waiting_collection_reads_once),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
