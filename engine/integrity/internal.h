@@ -75,9 +75,9 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
 /* How well a group protects a file, by the setting of the file's run. */
 typedef enum parity_use {
     PARITY_NONE, /* not at all */
-    /* A member is missing that repair may bring back: the group must stay as it is. */
+    /* The file is missing and a repair may bring it back; or another one is, and the group still protects this one. */
     PARITY_BROKEN,
-    PARITY_PART,  /* to be replaced, if a setting says by what */
+    PARITY_PART,  /* to be replaced, if a setting says by what; it may protect nothing any more */
     PARITY_SMALL, /* complete, but it could have more members */
     PARITY_FULL
 } parity_use;

@@ -30,28 +30,32 @@ static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_
 /* ---- existing groups ---- */
 
 /*
- * A missing member counts whatever the settings say. Checkpoints of other runs may need the files of a run that was
- * deleted or renamed, and no setting may speak of them: such files keep the cover that they have.
+ * Use of the group for the live file `f`. A missing member counts whatever the settings say. Checkpoints of other runs may
+ * need the files of a run that was deleted or renamed, and no setting may speak of them: such files keep the cover that
+ * they have.
  */
-static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
-                         const live_files *files) {
+static parity_use use_of(const parity_set *s, const live_file *f, const wanted *w,
+                         const parity_inputs *inputs) {
     const parity_group *g = &s->group;
-    bool all_listed = true;
+    bool all_listed = true, any_missing = false, is_missing = false;
     for (size_t i = 0; i < g->member_count; i++) {
-        const live_file *f = live_files_find(files, &g->members[i].file);
+        const live_file *m = live_files_find(inputs->files, &g->members[i].file);
         bool same =
-            f && f->file.size == g->members[i].size && hash128_equal(&f->file.root, &g->members[i].root);
-        if (same && !live_file_exists(store, &f->file.id, f->file.size)) {
-            return PARITY_BROKEN;
-        }
+            m && m->file.size == g->members[i].size && hash128_equal(&m->file.root, &g->members[i].root);
+        bool missing = same && !live_file_exists(inputs->store, &m->file.id, m->file.size);
+        any_missing = any_missing || missing;
+        is_missing = is_missing || (missing && m == f);
         all_listed = all_listed && same;
     }
+    if (is_missing || (any_missing && parity_set_redundancy(s, inputs->store) > 0)) {
+        return PARITY_BROKEN;
+    }
     if (!w->data) {
-        return w->off || parity_set_redundancy(s, store) <= 0 ? PARITY_NONE : PARITY_PART;
+        return w->off || parity_set_redundancy(s, inputs->store) <= 0 ? PARITY_NONE : PARITY_PART;
     }
     bool whole =
         s->present == (UINT32_C(1) << g->rows) - 1 && g->rows == w->parity && g->member_count <= w->data;
-    if (!whole || !all_listed) {
+    if (!whole || !all_listed || any_missing) {
         return PARITY_PART;
     }
     return g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
@@ -65,7 +69,7 @@ static const parity_set *best_of(parity_use *use, const live_file *f, const want
     const parity_set *best = NULL;
     *use = PARITY_NONE;
     for (size_t i = 0; i < count; i++) {
-        parity_use found = use_of(c[i].set, w, inputs->store, inputs->files);
+        parity_use found = use_of(c[i].set, f, w, inputs);
         bool better = found > *use || (best && found == *use && found != PARITY_NONE &&
                                        c[i].set->group.created_ns > best->group.created_ns);
         if (better) {
@@ -215,7 +219,7 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_err
         size_t count;
         const parity_membership *c = parity_sets_of(inputs->sets, &f->file.id, &count);
         for (size_t k = 0; k < count; k++) { /* any of them may be the one that brings its member back */
-            if (use_of(c[k].set, &w, inputs->store, inputs->files) == PARITY_BROKEN) {
+            if (use_of(c[k].set, f, &w, inputs) == PARITY_BROKEN) {
                 needed[c[k].set->place] = true;
             }
         }

@@ -242,10 +242,66 @@ static void test_waiting_collection_reads_once(void **state) {
     store_check_clean(*state);
 }
 
+/* ---- groups that lack more members than they can rebuild ---- */
+
+/* A repair cannot help. The files that are left get a group, and the one that may get help from elsewhere stays. */
+static void test_the_rest_of_a_spent_group(void **state) {
+    size_t left;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    for (uint64_t step = 0; step < 4; step++) {
+        save_base(store, SCENE_RUN, step);
+    }
+    assert_int_equal(make_parity(store, 4, 1).groups, 1);
+    pathname lost = file_of(store, SCENE_RUN, 0), saved = file_of(store, SCENE_RUN, 1);
+    size_t size;
+    unsigned char *data = read_whole_file(saved.text, &size);
+    lose(lost.text);
+    lose(saved.text);
+    assert_int_equal(repair(&left, store), 0);
+    made m = make_parity(store, 0, 0);
+    assert_true(m.groups == 1 && m.removed == 0);
+    m = make_parity(store, 0, 0);
+    assert_true(m.groups == 0 && m.removed == 0);
+    assert_int_equal(status_of(store).covered_files, 2);
+    write_whole_file(saved.text, data, size); /* from a copy; the older group then rebuilds the other one */
+    free(data);
+    assert_int_equal(repair(&left, store), 1);
+    assert_int_equal(left, 0);
+    assert_int_equal(status_of(store).covered_files, 4);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* A group that can still rebuild a further file is left to the repair. */
+static void test_a_weaker_group_still_covers(void **state) {
+    size_t left;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    if (erasure_ready(NULL) != CKD_OK) {
+        ckd_store_close(store);
+        puts("SKIP: ISA-L (libisal2) is not installed");
+        skip();
+    }
+    for (uint64_t step = 0; step < 4; step++) {
+        save_base(store, SCENE_RUN, step);
+    }
+    assert_int_equal(make_parity(store, 4, 2).groups, 1);
+    lose(file_of(store, SCENE_RUN, 0).text);
+    assert_int_equal(make_parity(store, 0, 0).groups, 0);
+    lose(file_of(store, SCENE_RUN, 1).text);
+    assert_int_equal(make_parity(store, 0, 0).groups, 1);
+    assert_int_equal(repair(&left, store), 2);
+    assert_int_equal(left, 0);
+    made m = make_parity(store, 0, 0);
+    assert_true(m.groups == 0 && m.removed == 1);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_marked_group_is_no_cover),
         tempdir_test(test_waiting_collection_reads_once),
+        tempdir_test(test_the_rest_of_a_spent_group),
+        tempdir_test(test_a_weaker_group_still_covers),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
