@@ -199,12 +199,27 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
 }
 
 /*
- * Whether the tombstone says that its checkpoint could still be restored. Then its manifest was not collected, but is
- * lost, and verify reports it.
+ * Whether a tombstone without a manifest stays. It does if its checkpoint could still be restored, unless `all`: then the
+ * manifest was not collected, but is lost, and verify reports it. One that another version wrote, or that the disk does
+ * not give now, always stays, as it may say the same. A damaged one never will.
  */
-static bool is_of_lost(const ckd_store *store, const manifest_name *name) {
+static ckd_status check_tombstone(bool *stays, const ckd_store *store, const manifest_name *name, bool all,
+                                  ckd_error *err) {
     tombstone t;
-    return tombstone_read(&t, store, name, NULL) == CKD_OK && t.until_ns > clock_wall_ns();
+    ckd_error why = {0};
+    ckd_status status = tombstone_read(&t, store, name, &why);
+    bool unread = status != CKD_OK && status != CKD_E_CORRUPT && status != CKD_E_NOT_FOUND;
+    *stays = unread || (status == CKD_OK && !all && t.until_ns > clock_wall_ns());
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (unread) {
+        store_message(store,
+                      "the record of a deleted checkpoint cannot be read and stays: %s (%s); once it can be, "
+                      "ckptdelta trash --empty removes it",
+                      why.message, why.file);
+    }
+    return CKD_OK;
 }
 
 /*
@@ -219,7 +234,9 @@ static ckd_status remove_tombstones(const ckd_store *store, bool all, ckd_error 
     THEN(status, manifests_mark_covering(&needed, &tombstones, &names, err));
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *t = &tombstones.items[i];
-        if (!needed[i] && (all || !is_of_lost(store, t))) {
+        bool stays = needed[i];
+        status = stays ? CKD_OK : check_tombstone(&stays, store, t, all, err);
+        if (status == CKD_OK && !stays) {
             status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
         }
     }
