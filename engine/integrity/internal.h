@@ -74,10 +74,11 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
 
 /* How well a group protects a file, by the setting of the file's run. */
 typedef enum parity_use {
-    PARITY_NONE, /* not at all */
+    PARITY_NONE,  /* not at all */
+    PARITY_SPENT, /* it can rebuild no further file; to be replaced */
     /* The file is missing and a repair may bring it back; or another one is, and the group still protects this one. */
     PARITY_BROKEN,
-    PARITY_PART,  /* to be replaced, if a setting says by what; it may protect nothing any more */
+    PARITY_PART,  /* to be replaced, if a setting says by what */
     PARITY_SMALL, /* complete, but it could have more members */
     PARITY_FULL
 } parity_use;
@@ -101,6 +102,9 @@ typedef struct parity_inputs {
  */
 ckd_status parity_plan_make(parity_plan *out, const parity_inputs *inputs, const char *run, ckd_error *err);
 void parity_plan_free(parity_plan *p);
+/* Finds the group that protects a live file best, by names and sizes alone. NULL: none. Errors: as parity_plan_make. */
+ckd_status parity_plan_best(const parity_set **out, const live_file *f, const parity_inputs *inputs,
+                            ckd_error *err);
 /*
  * Sets needed[i] if inputs->sets->items[i] is the best group of some live file, or has a live file that is missing. Goes
  * by names and sizes alone. Errors: as parity_plan_make.

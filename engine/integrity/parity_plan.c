@@ -47,18 +47,21 @@ static parity_use use_of(const parity_set *s, const live_file *f, const wanted *
         is_missing = is_missing || (missing && m == f);
         all_listed = all_listed && same;
     }
-    if (is_missing || (any_missing && parity_set_redundancy(s, inputs->store) > 0)) {
+    if (is_missing) {
         return PARITY_BROKEN;
     }
-    if (!w->data) {
-        return w->off || parity_set_redundancy(s, inputs->store) <= 0 ? PARITY_NONE : PARITY_PART;
+    bool whole = s->present == (UINT32_C(1) << g->rows) - 1 && !any_missing && all_listed;
+    bool fits = whole && g->rows == w->parity && g->member_count <= w->data;
+    if ((!fits || !w->data) && parity_set_redundancy(s, inputs->store) <= 0) {
+        return w->data ? PARITY_SPENT : PARITY_NONE;
     }
-    bool whole =
-        s->present == (UINT32_C(1) << g->rows) - 1 && g->rows == w->parity && g->member_count <= w->data;
-    if (!whole || !all_listed || any_missing) {
-        return PARITY_PART;
+    if (any_missing) {
+        return PARITY_BROKEN;
     }
-    return g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
+    if (w->off) {
+        return PARITY_NONE;
+    }
+    return !fits ? PARITY_PART : g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
 }
 
 /* The group that protects a file best. The newest one wins among equals. */
@@ -201,6 +204,18 @@ void parity_plan_free(parity_plan *p) {
     }
     free(p->items);
     *p = (parity_plan){0};
+}
+
+ckd_status parity_plan_best(const parity_set **out, const live_file *f, const parity_inputs *inputs,
+                            ckd_error *err) {
+    wanted w;
+    parity_use use;
+    *out = NULL;
+    ckd_status status = wanted_for(&w, inputs->store, inputs->settings, f->name.run, err);
+    if (status == CKD_OK) {
+        *out = best_of(&use, f, &w, inputs);
+    }
+    return status;
 }
 
 ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err) {

@@ -109,6 +109,15 @@ static void lose(const char *path) {
     assert_int_equal(unlink(path), 0);
 }
 
+static void flip(const char *path, size_t at) {
+    size_t size;
+    unsigned char *data = read_whole_file(path, &size);
+    assert_true(at < size);
+    data[at] ^= 0x10;
+    write_whole_file(path, data, size);
+    free(data);
+}
+
 static void delete_step(ckd_store *store, const char *run, uint64_t step) {
     ckd_checkpoint c;
     ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
@@ -296,12 +305,75 @@ static void test_a_weaker_group_still_covers(void **state) {
     ckd_store_close(store);
 }
 
+/* A newer group that can rebuild nothing more does not take the place of an older one that can. */
+static void test_spent_group_replaces_none(void **state) {
+    group_file newer;
+    size_t shared = 0; /* files in both groups, of which the older one is the better */
+    ckd_error err = {0};
+    ckd_store *store = store_with_two_groups(*state, &newer);
+    lose(file_of(store, SCENE_RUN, 2).text);
+    damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    live_files files = {0};
+    parity_sets sets = {0};
+    /* By the setting, groups have one file: both are to be replaced. */
+    stored_setting setting = {.name = {.kind = METADATA_PARITY, .name = POLICY_OF_ALL},
+                              .parity = {.data = 1, .parity = 1}};
+    setting_list settings = {.items = &setting, .count = 1};
+    must(live_files_read(&files, store, &ignored, &err), &err);
+    must(parity_sets_read(&sets, store, &ignored, &err), &err);
+    assert_int_equal(sets.count, 2);
+    const parity_inputs inputs = {.store = store, .files = &files, .sets = &sets, .settings = &settings};
+    for (size_t i = 0; i < files.count; i++) {
+        size_t groups;
+        const parity_set *best;
+        parity_sets_of(&sets, &files.items[i].file.id, &groups);
+        must(parity_plan_best(&best, &files.items[i], &inputs, &err), &err);
+        shared += groups == 2 && best && !id_equal(&best->group.id, &newer.group);
+    }
+    assert_int_equal(shared, 1);
+    parity_sets_free(&sets);
+    live_files_free(&files);
+    ckd_verify_result_free(ignored.result);
+    free(newer.data);
+    ckd_store_close(store);
+}
+
+/* ---- groups that stand in for others ---- */
+
+/*
+ * The older group is obsolete by its name. The newer one, or a file that it needs, has rotted unread. So the older one
+ * stays, until a repair was possible.
+ */
+static void test_rotten_group_replaces_none(void **state) {
+    for (int rotten_member = 0; rotten_member < 2; rotten_member++) {
+        char dir[600];
+        group_file newer;
+        size_t left;
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, rotten_member);
+        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+        ckd_store *store = store_with_two_groups(dir, &newer);
+        pathname shared = file_of(store, SCENE_RUN, 1), other = file_of(store, SCENE_RUN, 2);
+        flip(rotten_member ? other.text : newer.path, newer.size / 2);
+        for (int again = 0; again < 2; again++) {
+            made m = make_parity(store, 0, 0);
+            assert_true(m.groups == 0 && m.removed == 0 && m.damage == 1);
+        }
+        lose(shared.text);
+        assert_int_equal(repair(&left, store), 2);
+        assert_int_equal(left, 0);
+        made m = make_parity(store, 0, 0);
+        assert_true(m.groups == 0 && m.removed == 1 && m.damage == 0);
+        assert_int_equal(status_of(store).covered_files, 2);
+        free(newer.data);
+        ckd_store_close(store);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_marked_group_is_no_cover),
-        tempdir_test(test_waiting_collection_reads_once),
-        tempdir_test(test_the_rest_of_a_spent_group),
-        tempdir_test(test_a_weaker_group_still_covers),
+        tempdir_test(test_marked_group_is_no_cover),  tempdir_test(test_waiting_collection_reads_once),
+        tempdir_test(test_the_rest_of_a_spent_group), tempdir_test(test_a_weaker_group_still_covers),
+        tempdir_test(test_spent_group_replaces_none), tempdir_test(test_rotten_group_replaces_none),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
