@@ -137,6 +137,15 @@ uint64_t parity_batch(const parity_group *g);
  */
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
+/* Do two rows' stripes of this number have the same hashes of the members' pieces? */
+bool parity_hashes_same(const uint8_t *a, const uint8_t *b, const parity_group *g, uint64_t stripe);
+/*
+ * Compares the hashes in a new row, which parity_write made, with those in undamaged stripes of the rows that exist.
+ * *agree is false if one differs: a member, or a row that exists, has rotted since it was read. p: may be NULL. Errors:
+ * those of the rate limiter, CORRUPT (the new row), IO, NOMEM.
+ */
+ckd_status parity_check_new_row(bool *agree, const parity_set *s, uint32_t row, const ckd_store *store,
+                                rate_limiter *p, ckd_error *err);
 /*
  * Reads a member of a group through. *right: it exists and is undamaged. payload: scratch. p: may be NULL. Errors:
  * CANCELLED, NOMEM; a file that cannot be read is not right.

@@ -369,11 +369,134 @@ static void test_rotten_group_replaces_none(void **state) {
     }
 }
 
+/* ---- parity that contradicts files or other parity ---- */
+
+enum { LARGE = 6000 }; /* rows of a scene whose chunk file has several pieces */
+
+static void save_large(ckd_store *store, uint64_t step) {
+    scene s = scene_of(step);
+    ckd_error err = {0};
+    s.base = true;
+    s.rows = LARGE;
+    must(scene_save(NULL, store, &s, &err), &err);
+}
+
+/* A member that rots as soon as a repair has read all members. */
+typedef struct rotting {
+    const char *path;
+    uint64_t after;
+    bool done;
+} rotting;
+
+static int rot(void *context, uint64_t done, uint64_t total) {
+    rotting *r = context;
+    (void)total;
+    if (!r->done && done >= r->after) {
+        r->done = true;
+        flip(r->path, file_bytes(r->path) - 100);
+    }
+    return 0;
+}
+
+/* Parity is not made again of a member that has rotted since. The next repair rebuilds that member by the old parity. */
+static void test_member_rots_during_a_repair(void **state) {
+    ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
+    ckd_repair_result *r;
+    ckd_error err = {0};
+    size_t left;
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    save_large(store, 0);
+    save_large(store, 1);
+    assert_int_equal(make_parity(store, 2, 1).groups, 1);
+    group_file g = read_group(*state, NULL);
+    pathname first = file_of(store, SCENE_RUN, 0), second = file_of(store, SCENE_RUN, 1);
+    rotting trouble = {.path = second.text, .after = file_bytes(first.text) + file_bytes(second.text)};
+    flip(g.path, 1000);
+    o.on_progress = rot;
+    o.progress_context = &trouble;
+    must(ckd_store_repair(&r, store, &o, &err), &err);
+    assert_true(trouble.done);
+    assert_true(r->repaired_count == 0 && r->left->damage_count > 0);
+    assert_non_null(strstr(r->left->damage[0].what, "contradicts the rest of its parity"));
+    ckd_repair_result_free(r);
+    assert_int_equal(repair(&left, store), 2);
+    assert_int_equal(left, 0);
+    free(g.data);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/*
+ * Changes the first row of the only group, which stays valid. It says that a member had another bit in its first piece:
+ * by the hash alone, or as parity that was made of such a member would.
+ */
+static void falsify_first_row(ckd_store *store, const char *member, bool with_parity) {
+    damage_list ignored = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = store->path};
+    parity_sets sets;
+    parity_file *f;
+    ckd_error err = {0};
+    size_t size, file_size, i = 0;
+    must(parity_sets_read(&sets, store, &ignored, &err), &err);
+    assert_int_equal(sets.count, 1);
+    const parity_group *g = &sets.items[0]->group;
+    while (strcmp(path_chunk(store->path, &g->members[i].file, "").text, member) != 0) {
+        i++;
+    }
+    pathname row = path_parity(store->path, &g->id, 0, "");
+    must(parity_open(&f, &store->id, row.text, &err), &err);
+    unsigned char *data = read_whole_file(row.text, &size), *file = read_whole_file(member, &file_size);
+    unsigned char *stripe = data + f->head_size;
+    file[200] ^= 1;
+    stripe[200] ^= with_parity;
+    store_le64(stripe + parity_piece_size(g, 0) + 8 * i, hash64(file, parity_member_size(g, i, 0)));
+    parity_stripe_finish(stripe, g, 0, 0);
+    write_whole_file(row.text, data, size);
+    parity_close(f);
+    free(data);
+    free(file);
+    parity_sets_free(&sets);
+    ckd_verify_result_free(ignored.result);
+}
+
+/* Two valid rows disagree. The one that gives the file which the manifest names is right. */
+static void test_rows_that_disagree(void **state) {
+    if (erasure_ready(NULL) != CKD_OK) {
+        puts("SKIP: ISA-L (libisal2) is not installed");
+        skip();
+    }
+    for (int how = 0; how < 4; how++) {
+        char dir[600];
+        size_t left;
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, how);
+        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+        ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+        for (uint64_t step = 0; step < 3; step++) {
+            save_base(store, SCENE_RUN, step);
+        }
+        assert_int_equal(make_parity(store, 3, 2).groups, 1);
+        pathname member = file_of(store, SCENE_RUN, 1);
+        falsify_first_row(store, member.text, how & 1);
+        if (how & 2) { /* as the first row says that it was */
+            flip(member.text, 200);
+        } else {
+            lose(member.text);
+        }
+        assert_int_equal(repair(&left, store), 1);
+        assert_int_equal(left, 0);
+        scene s = scene_of(1);
+        s.base = true;
+        ckd_error err = {0};
+        must(scene_load(store, &s, &err), &err);
+        ckd_store_close(store);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_marked_group_is_no_cover),  tempdir_test(test_waiting_collection_reads_once),
-        tempdir_test(test_the_rest_of_a_spent_group), tempdir_test(test_a_weaker_group_still_covers),
-        tempdir_test(test_spent_group_replaces_none), tempdir_test(test_rotten_group_replaces_none),
+        tempdir_test(test_marked_group_is_no_cover),    tempdir_test(test_waiting_collection_reads_once),
+        tempdir_test(test_the_rest_of_a_spent_group),   tempdir_test(test_a_weaker_group_still_covers),
+        tempdir_test(test_spent_group_replaces_none),   tempdir_test(test_rotten_group_replaces_none),
+        tempdir_test(test_member_rots_during_a_repair), tempdir_test(test_rows_that_disagree),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
