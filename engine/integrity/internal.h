@@ -94,7 +94,7 @@ typedef struct parity_inputs {
     const live_files *files;
     const parity_sets *sets;
     const setting_list *settings;
-    uint32_t data, parity; /* for files that no setting speaks of; 0: none */
+    uint32_t data, parity; /* for files that no setting speaks of, or one that cannot be read; 0: none */
 } parity_inputs;
 /*
  * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
@@ -160,7 +160,7 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
- * Makes groups of these files alone, as the settings of their runs ask, or like the old group where there is none. The
+ * Makes groups of these files alone, as the settings of their runs ask, or like the old group where none can be read. The
  * caller holds the publish lock and the parity lock, and has read the files and found them undamaged. *covered: files
  * with a new group, also after a failure. Errors: those of reading a setting and of parity_write.
  */

@@ -16,11 +16,12 @@ typedef struct wanted {
 
 /* ---- settings ---- */
 
-static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_list *settings,
-                             const char *run, ckd_error *err) {
-    const stored_setting *n = settings_parity(settings, run);
+/* A setting that cannot be read counts as none where an old group says what to make. */
+static ckd_status wanted_for(wanted *out, const parity_inputs *inputs, const char *run, ckd_error *err) {
+    const stored_setting *n = settings_parity(inputs->settings, run);
     *out = (wanted){0};
-    ckd_status status = n ? settings_why(n, store, err) : CKD_OK;
+    n = n && n->status != CKD_OK && inputs->data ? NULL : n;
+    ckd_status status = n ? settings_why(n, inputs->store, err) : CKD_OK;
     if (status == CKD_OK && n) {
         *out = (wanted){n->parity.data, n->parity.parity, !n->parity.data};
     }
@@ -119,7 +120,7 @@ static ckd_status find_candidates(candidate *out, size_t *count, const parity_in
         if (run && strcmp(run, f->name.run) != 0) {
             continue;
         }
-        ckd_status status = wanted_for(&c.w, inputs->store, inputs->settings, f->name.run, err);
+        ckd_status status = wanted_for(&c.w, inputs, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -211,7 +212,7 @@ ckd_status parity_plan_best(const parity_set **out, const live_file *f, const pa
     wanted w;
     parity_use use;
     *out = NULL;
-    ckd_status status = wanted_for(&w, inputs->store, inputs->settings, f->name.run, err);
+    ckd_status status = wanted_for(&w, inputs, f->name.run, err);
     if (status == CKD_OK) {
         *out = best_of(&use, f, &w, inputs);
     }
@@ -223,7 +224,7 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_err
         const live_file *f = &inputs->files->items[i];
         wanted w;
         parity_use use;
-        ckd_status status = wanted_for(&w, inputs->store, inputs->settings, f->name.run, err);
+        ckd_status status = wanted_for(&w, inputs, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }

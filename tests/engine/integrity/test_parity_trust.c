@@ -369,6 +369,43 @@ static void test_rotten_group_replaces_none(void **state) {
     }
 }
 
+/* ---- settings that cannot be read ---- */
+
+/* A damaged setting, or that of a newer program, does not say that files shall lose their cover. */
+static void test_unreadable_setting_takes_no_cover(void **state) {
+    for (int newer = 0; newer < 2; newer++) {
+        char dir[600];
+        size_t size, left;
+        dir_list list;
+        snprintf(dir, sizeof(dir), "%s/%d", (const char *)*state, newer);
+        assert_int_equal(dir_create(dir, false, NULL), CKD_OK);
+        ckd_store *store = open_store(dir, CKD_OPEN_CREATE);
+        for (uint64_t step = 0; step < 4; step++) {
+            save_base(store, SCENE_RUN, step);
+        }
+        assert_int_equal(make_parity(store, 4, 1).groups, 1);
+        assert_int_equal(dir_list_read(&list, store_path_of(dir, DIR_SETTINGS), NULL), CKD_OK);
+        assert_int_equal(list.count, 1);
+        pathname setting = path_of(store->path, DIR_SETTINGS, list.names[0]);
+        dir_list_free(&list);
+        unsigned char *data = read_whole_file(setting.text, &size);
+        store_le16(data + 8, 2);
+        if (newer) {
+            store_le64(data + size - 8, hash64(data, size - 8));
+        }
+        write_whole_file(setting.text, data, size);
+        free(data);
+        delete_step(store, SCENE_RUN, 1);
+        collect(store);
+        ckd_parity_status s = status_of(store);
+        assert_true(s.files == 3 && s.covered_files == 3 && s.groups == 1);
+        lose(file_of(store, SCENE_RUN, 2).text);
+        assert_int_equal(repair(&left, store), 1);
+        assert_int_equal(left, 1); /* the setting */
+        ckd_store_close(store);
+    }
+}
+
 /* ---- parity that contradicts files or other parity ---- */
 
 enum { LARGE = 6000 }; /* rows of a scene whose chunk file has several pieces */
@@ -496,7 +533,8 @@ int main(void) {
         tempdir_test(test_marked_group_is_no_cover),    tempdir_test(test_waiting_collection_reads_once),
         tempdir_test(test_the_rest_of_a_spent_group),   tempdir_test(test_a_weaker_group_still_covers),
         tempdir_test(test_spent_group_replaces_none),   tempdir_test(test_rotten_group_replaces_none),
-        tempdir_test(test_member_rots_during_a_repair), tempdir_test(test_rows_that_disagree),
+        tempdir_test(test_member_rots_during_a_repair), tempdir_test(test_unreadable_setting_takes_no_cover),
+        tempdir_test(test_rows_that_disagree),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
