@@ -16,7 +16,9 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "engine/store/manifests.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/early.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -385,6 +387,40 @@ static void test_collecting_waits_for_readers(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- manifests of early versions ---- */
+
+static int fail_sync_of_manifests(void *context, file_op step, const char *path) {
+    bool *failed = context;
+    const char *name = strrchr(path, '/');
+    if (step != FILE_OP_DIR_SYNC || !name || strcmp(name, "/m") != 0 || *failed) {
+        return 0;
+    }
+    *failed = true;
+    return EIO;
+}
+
+/* A collection completes such manifests. One whose name may not last is withdrawn: after a failure, nothing changed. */
+static void test_failed_upgrade_is_withdrawn(void **state) {
+    bool failed = false;
+    scene_make(*state, 0, 3);
+    early_store(*state);
+    ckd_store *store = open_store(*state);
+    manifest_set n;
+    size_t before = files_in(*state, "data/m");
+    assert_int_equal(manifest_set_read(&n, store, NULL), CKD_OK);
+    manifest_entry *x = &n.items[0];
+    assert_true(x->was_own_only && !x->in_trash);
+    file_set_fault_hook(fail_sync_of_manifests, &failed);
+    ckd_status status = manifest_entry_upgrade(x, store, NULL);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(failed);
+    assert_int_equal(status, CKD_E_IO);
+    assert_int_equal(files_in(*state, "data/m"), before);
+    manifest_set_free(&n);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+}
+
 /* ---- tombstones without a manifest ---- */
 
 static char messages[4096];
@@ -446,16 +482,16 @@ static void test_nothing_is_deleted_while_a_manifest_is_damaged(void **state) {
     check_deleted(store, step_2, 1, 0);
     const char *path = store_path_of(*state, "data/m/run.1.0");
     size_t size;
-    unsigned char *manifest = read_whole_file(path, &size);
-    manifest[size / 2] ^= 1;
-    write_whole_file(path, manifest, size);
+    unsigned char *data = read_whole_file(path, &size);
+    data[size / 2] ^= 1;
+    write_whole_file(path, data, size);
     ckd_id id = id_of(store, 0);
     assert_int_equal(ckd_store_delete(store, &id, 1, NULL, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.file, "run.1.0"));
     assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_CORRUPT);
     ckd_store_close(store);
     assert_int_equal(files_in(*state, "data/c"), 3);
-    free(manifest);
+    free(data);
 }
 
 static void test_undelete_without_files_is_refused(void **state) {
@@ -681,6 +717,7 @@ int main(void) {
         tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),
         tempdir_test(test_unreadable_tombstones_stay),
+        tempdir_test(test_failed_upgrade_is_withdrawn),
         tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
         tempdir_test(test_undelete_without_files_is_refused),
         tempdir_test(test_deleted_while_verified),
