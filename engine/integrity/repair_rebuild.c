@@ -316,35 +316,21 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const rebuild_request *q
     return status;
 }
 
-/* *contradicts: another attempt, which prefers another row, may succeed. */
-static ckd_status attempt(bool *possible, bool *contradicts, const ckd_store *store, const rebuild_request *q,
-                          size_t preferred, ckd_error *why, ckd_error *err) {
-    const parity_group *g = &q->set->group;
-    rebuilder *r = calloc(1, sizeof(*r));
-    if (!r) {
-        return err_nomem(err, sizeof(*r), "rebuilding a file");
-    }
-    *r = (rebuilder){.store = store,
-                     .g = g,
-                     .target = q->member,
-                     .preferred = preferred,
-                     .limiter = q->limiter,
-                     .why = why};
+static ckd_status attempt(bool *possible, rebuilder *r, const rebuild_request *q, ckd_error *err) {
     ckd_status status = rebuild(possible, r, q, err);
     file_discard(r->out);
-    for (size_t i = 0; i < g->member_count; i++) {
+    for (size_t i = 0; i < r->g->member_count; i++) {
         file_close_read(r->in[i]);
     }
-    for (uint32_t row = 0; row < g->rows; row++) {
+    for (uint32_t row = 0; row < r->g->rows; row++) {
         parity_close(r->rows[row]);
     }
-    *contradicts = r->contradicts;
     free(r->memory);
-    free(r);
     *possible = *possible && status == CKD_OK;
     return status;
 }
 
+/* If undamaged rows contradict each other, one may give a file that is not the expected one: then another is preferred. */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err) {
     const parity_group *g = &q->set->group;
@@ -356,10 +342,20 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_
         err_set(why, CKD_E_CORRUPT, "its parity is that of another file of this name");
         return CKD_OK;
     }
-    for (size_t preferred = 0; preferred < g->rows && again && status == CKD_OK; preferred++) {
-        again = false;
-        status = attempt(possible, &again, store, q, preferred, why, err);
-        again = again && !*possible;
+    rebuilder *r = calloc(1, sizeof(*r));
+    if (!r) {
+        return err_nomem(err, sizeof(*r), "rebuilding a file");
     }
+    for (size_t preferred = 0; preferred < g->rows && again && status == CKD_OK; preferred++) {
+        *r = (rebuilder){.store = store,
+                         .g = g,
+                         .target = q->member,
+                         .preferred = preferred,
+                         .limiter = q->limiter,
+                         .why = why};
+        status = attempt(possible, r, q, err);
+        again = r->contradicts && !*possible;
+    }
+    free(r);
     return status;
 }
