@@ -12,7 +12,7 @@
  * Invariants:
  *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
  *     belongs to the lock's holder, or to a process that died. Only parity_remove_useless removes groups without this
- *     lock, if all their members go or the lock cannot be taken for the disk; its caller holds the publish lock.
+ *     lock, if all their members go, or on a full disk; its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
  *     names, or if that is lost, its group.

@@ -39,7 +39,8 @@ typedef struct parity_sets {
 } parity_sets;
 /*
  * Reads the description in each parity file. A file that cannot be read, or that contradicts its name or its group,
- * is recorded as damage and left out. So is a group with a mark, which is no damage. Release with parity_sets_free, also after failures. Errors: IO, NOMEM.
+ * is recorded as damage and left out. A group with a mark is left out, too. Release with parity_sets_free, also after
+ * failures. Errors: IO, NOMEM.
  */
 ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err);
 void parity_sets_free(parity_sets *s);

@@ -18,8 +18,7 @@ typedef struct making {
     live_files files;
     file_state *states; /* by index of the file */
     parity_sets sets;
-    file_state
-        *set_states; /* by index of the group, while groups are removed: its parity and what it covers */
+    file_state *set_states; /* by index of the group, of its parity and all that it covers */
     setting_list settings;
     parity_plan plan;
     throttled_check check;

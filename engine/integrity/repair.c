@@ -304,7 +304,7 @@ static ckd_status write_rows(const char **reason, repairing *r, const bad_row *b
     if (status == CKD_OK && !agree) {
         *reason =
             "what the files of its group give now contradicts the rest of its parity: run ckptdelta repair "
-            "again; if this stays, remove the group's files and run ckptdelta parity";
+            "again; if this stays, remove the group's files in data/p and run ckptdelta parity";
     } else if (status == CKD_OK) {
         status = publish_rows(&done, r, b, err);
     }
