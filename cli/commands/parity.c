@@ -180,20 +180,42 @@ static ckd_status print_json(const ckd_parity_result *r, const cli_survivors *le
                           err);
 }
 
-static void print_text(const ckd_parity_result *r, const cli_survivors *left, const arguments *a) {
+static void print_made(const ckd_parity_result *r, bool would) {
+    printf("%s %" PRIu64 " groups of %" PRIu64 " chunk files, %s: parity takes %s, %.1f %%\n",
+           would ? "would make" : "made", r->groups, r->files, cli_text_size(r->file_bytes).text,
+           cli_text_size(r->parity_bytes).text, 100 * (double)r->parity_bytes / (double)r->file_bytes);
+}
+
+/* No group was made. A file may be bare all the same: it is missing or damaged, or its run is to have no parity. */
+static ckd_status print_covered(ckd_store *store, ckd_error *err) {
+    ckd_parity_status *s;
+    ckd_status status = ckd_store_parity_status(&s, store, err);
+    if (status == CKD_OK && s->covered_files == s->files) {
+        puts("everything is covered");
+    } else if (status == CKD_OK) {
+        printf("no group is to be made; %" PRIu64 " of %" PRIu64 " chunk files are covered\n",
+               s->covered_files, s->files);
+    }
+    ckd_parity_status_free(s);
+    return status;
+}
+
+static ckd_status print_text(const ckd_parity_result *r, const cli_survivors *left, const arguments *a,
+                             ckd_store *store, ckd_error *err) {
+    ckd_status status = CKD_OK;
     cli_print_damage(r->found, left, a->common.store);
     if (r->groups) {
-        printf("%s %" PRIu64 " groups of %" PRIu64 " chunk files, %s: parity takes %s, %.1f %%\n",
-               a->parity.dry_run ? "would make" : "made", r->groups, r->files,
-               cli_text_size(r->file_bytes).text, cli_text_size(r->parity_bytes).text,
-               100 * (double)r->parity_bytes / (double)r->file_bytes);
+        print_made(r, a->parity.dry_run);
+    } else if (a->parity.off) {
+        puts("no parity is made from now on");
     } else {
-        puts(a->parity.off ? "no parity is made from now on" : "everything is covered");
+        status = print_covered(store, err);
     }
     if (r->removed_groups) {
         printf("removed %" PRIu64 " obsolete groups, %s\n", r->removed_groups,
                cli_text_size(r->removed_bytes).text);
     }
+    return status;
 }
 
 static ckd_status make(ckd_parity_result **out, const arguments *a, ckd_store *store, ckd_error *err) {
@@ -225,7 +247,7 @@ static ckd_status run(arguments *a, ckd_error *err) {
     if (status == CKD_OK && a->common.json) {
         status = print_json(result, &left, a, err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {
-        print_text(result, &left, a);
+        status = print_text(result, &left, a, store, err);
     }
     THEN(status, cli_damage_status(result->found, &left, err));
     cli_survivors_free(&left);

@@ -12,7 +12,7 @@
  * Invariants:
  *  1. A process that makes, rebuilds or removes parity files holds the parity lock. So a temporary file in data/p
  *     belongs to the lock's holder, or to a process that died. Only parity_remove_useless removes groups without this
- *     lock; its caller holds the publish lock.
+ *     lock, if all their members go, or on a full disk; its caller holds the publish lock.
  *  2. Names in data/p change under the publish lock.
  *  3. Nothing depends on a parity file. A rebuilt chunk file is published only if it is the one that its manifest
  *     names, or if that is lost, its group.
@@ -38,7 +38,7 @@ typedef struct parity_files {
  * Files that are `ending` stay for now, but only checkpoints name them that nobody can restore; they need no cover. Each
  * list is sorted by id. Unreadable parity files stay. The caller holds the publish lock.
  *
- * Errors: BUSY (members that stay need new groups, and another process makes parity or repairs; nothing was
+ * Errors: BUSY (members stay that may need new groups, and another process makes parity or repairs; nothing was read or
  * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing
  * was changed), IO, NOMEM. With force the file is given up instead of STATE, and a message says so.
  */

@@ -39,7 +39,8 @@ typedef struct parity_sets {
 } parity_sets;
 /*
  * Reads the description in each parity file. A file that cannot be read, or that contradicts its name or its group,
- * is recorded as damage and left out. Release with parity_sets_free, also after failures. Errors: IO, NOMEM.
+ * is recorded as damage and left out. A group with a mark is left out, too. Release with parity_sets_free, also after
+ * failures. Errors: IO, NOMEM.
  */
 ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_list *damage, ckd_error *err);
 void parity_sets_free(parity_sets *s);
@@ -74,8 +75,9 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
 
 /* How well a group protects a file, by the setting of the file's run. */
 typedef enum parity_use {
-    PARITY_NONE, /* not at all */
-    /* A member is missing that repair may bring back: the group must stay as it is. */
+    PARITY_NONE,  /* not at all */
+    PARITY_SPENT, /* it can rebuild no further file; to be replaced */
+    /* The file is missing and a repair may bring it back; or another one is, and the group still protects this one. */
     PARITY_BROKEN,
     PARITY_PART,  /* to be replaced, if a setting says by what */
     PARITY_SMALL, /* complete, but it could have more members */
@@ -93,7 +95,7 @@ typedef struct parity_inputs {
     const live_files *files;
     const parity_sets *sets;
     const setting_list *settings;
-    uint32_t data, parity; /* for files that no setting speaks of; 0: none */
+    uint32_t data, parity; /* for files that no setting speaks of, or one that cannot be read; 0: none */
 } parity_inputs;
 /*
  * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.
@@ -101,6 +103,9 @@ typedef struct parity_inputs {
  */
 ckd_status parity_plan_make(parity_plan *out, const parity_inputs *inputs, const char *run, ckd_error *err);
 void parity_plan_free(parity_plan *p);
+/* Finds the group that protects a live file best, by names and sizes alone. NULL: none. Errors: as parity_plan_make. */
+ckd_status parity_plan_best(const parity_set **out, const live_file *f, const parity_inputs *inputs,
+                            ckd_error *err);
 /*
  * Sets needed[i] if inputs->sets->items[i] is the best group of some live file, or has a live file that is missing. Goes
  * by names and sizes alone. Errors: as parity_plan_make.
@@ -133,6 +138,15 @@ uint64_t parity_batch(const parity_group *g);
  */
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
+/* Do two rows' stripes of this number have the same hashes of the members' pieces? */
+bool parity_hashes_same(const uint8_t *a, const uint8_t *b, const parity_group *g, uint64_t stripe);
+/*
+ * Compares the hashes in a new row, which parity_write made, with those in undamaged stripes of the rows that exist.
+ * *agree is false if one differs: a member, or a row that exists, has rotted since it was read. p: may be NULL. Errors:
+ * those of the rate limiter, CORRUPT (the new row), IO, NOMEM.
+ */
+ckd_status parity_check_new_row(bool *agree, const parity_set *s, uint32_t row, const ckd_store *store,
+                                rate_limiter *p, ckd_error *err);
 /*
  * Reads a member of a group through. *right: it exists and is undamaged. payload: scratch. p: may be NULL. Errors:
  * CANCELLED, NOMEM; a file that cannot be read is not right.
@@ -147,9 +161,9 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
- * Makes groups of these files alone, as the settings of their runs ask, or like the old group where there is none. The
- * caller holds the publish lock, and has read the files and found them undamaged. *covered: files with a new group, also
- * after a failure. Errors: BUSY (another process makes parity), those of parity_write.
+ * Makes groups of these files alone, as the settings of their runs ask, or like the old group where none can be read. The
+ * caller holds the publish lock and the parity lock, and has read the files and found them undamaged. *covered: files
+ * with a new group, also after a failure. Errors: those of reading a setting and of parity_write.
  */
 ckd_status parity_protect_again(size_t *covered, const ckd_store *store, const parity_files *selected,
                                 const parity_group *old, ckd_error *err);

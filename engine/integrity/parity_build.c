@@ -18,6 +18,7 @@ typedef struct making {
     live_files files;
     file_state *states; /* by index of the file */
     parity_sets sets;
+    file_state *set_states; /* by index of the group, of its parity and all that it covers */
     setting_list settings;
     parity_plan plan;
     throttled_check check;
@@ -185,7 +186,46 @@ static ckd_status covers_damaged(bool *out, making *m, const parity_set *s, ckd_
     return status;
 }
 
-/* Rot shows in no name or size. So what a group covers is read before the group goes. */
+/* Reads a group through once. A row that is missing was reported elsewhere, and the group does without it. */
+static ckd_status check_set(making *m, const parity_set *s, ckd_error *err) {
+    bool damaged;
+    if (m->set_states[s->place] != UNREAD) {
+        return CKD_OK;
+    }
+    ckd_status status = covers_damaged(&damaged, m, s, err);
+    size_t before = m->damage.result->damage_count;
+    m->limiter.total += s->bytes;
+    for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
+        if (s->present >> row & 1) {
+            status = parity_check_row(s, row, m->store, &m->damage, &m->limiter, err);
+        }
+    }
+    damaged = status != CKD_OK || damaged || m->damage.result->damage_count > before;
+    m->set_states[s->place] = damaged ? DAMAGED : RIGHT;
+    return status;
+}
+
+/*
+ * *right: whatever the group covers is covered by another one which this call has read, and found right; or needs no
+ * cover by its setting. read: reads groups that were not read yet.
+ */
+static ckd_status check_stand_ins(bool *right, making *m, const parity_set *s, const parity_inputs *inputs,
+                                  bool read, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    *right = true;
+    for (size_t i = 0; i < s->group.member_count && *right && status == CKD_OK; i++) {
+        const live_file *f = covered_by(&s->group.members[i], inputs->files);
+        const parity_set *best = NULL;
+        status = f ? parity_plan_best(&best, f, inputs, err) : CKD_OK;
+        if (status == CKD_OK && best && read) {
+            status = check_set(m, best, err);
+        }
+        *right = status == CKD_OK && (!best || m->set_states[best->place] == RIGHT);
+    }
+    return status;
+}
+
+/* Rot shows in no name or size. So what a group covers is read before the group goes, and what covers it instead. */
 static ckd_status find_useless(bool *useless, making *m, ckd_error *err) {
     const parity_inputs inputs = inputs_of(m);
     bool *needed = calloc(m->sets.count + 1, sizeof(*needed));
@@ -193,7 +233,12 @@ static ckd_status find_useless(bool *useless, making *m, ckd_error *err) {
         needed ? parity_plan_needed(needed, &inputs, err) : err_nomem(err, m->sets.count, "parity groups");
     for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
         if (!needed[i]) {
+            bool safe = false;
             status = covers_damaged(&needed[i], m, m->sets.items[i], err);
+            if (status == CKD_OK && !needed[i]) {
+                status = check_stand_ins(&safe, m, m->sets.items[i], &inputs, true, err);
+            }
+            needed[i] = !safe;
         }
         useless[i] = !needed[i];
     }
@@ -213,12 +258,16 @@ static bool was_read(const making *m, const parity_set *s, const live_files *now
 }
 
 /* Sets needed[i] for groups that are of use by these inputs, which were read under the publish lock. */
-static ckd_status find_needed(bool *needed, const making *m, const parity_inputs *inputs, ckd_error *err) {
+static ckd_status find_needed(bool *needed, making *m, const parity_inputs *inputs, ckd_error *err) {
     size_t lost = 0;
     ckd_status status = parity_plan_needed(needed, inputs, err);
     THEN(status, parity_plan_keep_lost(needed, &lost, inputs, err));
     for (size_t i = 0; i < m->sets.count && status == CKD_OK; i++) {
-        needed[i] = needed[i] || !was_read(m, m->sets.items[i], inputs->files);
+        bool safe = !needed[i] && was_read(m, m->sets.items[i], inputs->files);
+        if (safe) {
+            status = check_stand_ins(&safe, m, m->sets.items[i], inputs, false, err);
+        }
+        needed[i] = !safe;
     }
     if (lost) {
         store_message(
@@ -281,7 +330,8 @@ static ckd_status clean_up(making *m, ckd_error *err) {
     parity_sets_free(&m->sets);
     ckd_status status = parity_sets_read(&m->sets, m->store, &reread, err);
     bool *useless = status == CKD_OK ? calloc(m->sets.count + 1, sizeof(*useless)) : NULL, any = false;
-    if (status == CKD_OK && !useless) {
+    m->set_states = calloc(m->sets.count + 1, sizeof(*m->set_states));
+    if (status == CKD_OK && !(useless && m->set_states)) {
         status = err_nomem(err, m->sets.count, "parity groups");
     }
     THEN(status, find_useless(useless, m, err));
@@ -385,6 +435,7 @@ static void making_free(making *m) {
     parity_sets_free(&m->sets);
     live_files_free(&m->files);
     free(m->states);
+    free(m->set_states);
     settings_free(&m->settings);
     bytes_free(&m->check.payload);
 }

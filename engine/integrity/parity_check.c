@@ -118,6 +118,77 @@ ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *
     return status;
 }
 
+/* ---- new rows ---- */
+
+bool parity_hashes_same(const uint8_t *a, const uint8_t *b, const parity_group *g, uint64_t stripe) {
+    size_t at = parity_piece_size(g, stripe);
+    return memcmp(a + at, b + at, 8 * g->member_count) == 0;
+}
+
+typedef struct row_pair {
+    const parity_group *g;
+    uint32_t old_row;
+    parity_file *old, *new;
+    uint8_t *old_stripes, *new_stripes; /* one batch of each */
+} row_pair;
+
+/* What cannot be read of the old row says nothing. */
+static ckd_status compare_batch(bool *agree, const row_pair *c, uint64_t first, uint64_t count,
+                                ckd_error *err) {
+    ckd_status status = parity_read(c->new, first, count, c->new_stripes, err);
+    bool old_read = status == CKD_OK && parity_read(c->old, first, count, c->old_stripes, NULL) == CKD_OK;
+    size_t at = 0;
+    for (uint64_t s = first; s < first + count && old_read && *agree; s++) {
+        const uint8_t *old = c->old_stripes + at;
+        if (parity_has_stripe(c->old, s) && parity_stripe_valid(old, c->g, c->old_row, s)) {
+            *agree = parity_hashes_same(old, c->new_stripes + at, c->g, s);
+        }
+        at += parity_stripe_size(c->g, s);
+    }
+    return status;
+}
+
+static ckd_status compare_rows(bool *agree, row_pair *c, rate_limiter *p, ckd_error *err) {
+    const parity_group *g = c->g;
+    uint64_t stripes = parity_stripes(g), batch = parity_batch(g);
+    size_t size = batch * (g->piece + 8 * g->member_count + PARITY_BEHIND);
+    c->old_stripes = malloc(2 * size);
+    if (!c->old_stripes) {
+        return err_nomem(err, 2 * size, "a parity file");
+    }
+    c->new_stripes = c->old_stripes + size;
+    ckd_status status = CKD_OK;
+    for (uint64_t first = 0; first < stripes && *agree && status == CKD_OK; first += batch) {
+        uint64_t count = stripes - first < batch ? stripes - first : batch;
+        status = compare_batch(agree, c, first, count, err);
+        if (status == CKD_OK && p) {
+            status = rate_limiter_add(
+                p, parity_stripe_offset(g, first + count) - parity_stripe_offset(g, first), err);
+        }
+    }
+    free(c->old_stripes);
+    return status;
+}
+
+ckd_status parity_check_new_row(bool *agree, const parity_set *s, uint32_t row, const ckd_store *store,
+                                rate_limiter *p, ckd_error *err) {
+    row_pair c = {.g = &s->group};
+    *agree = true;
+    ckd_status status =
+        parity_open(&c.new, &store->id, path_parity(store->path, &s->group.id, row, ".tmp").text, err);
+    for (uint32_t i = 0; i < s->group.rows && *agree && status == CKD_OK; i++) {
+        c.old_row = i;
+        if (parity_set_open(&c.old, s, i, store, NULL) == CKD_OK) {
+            status = compare_rows(agree, &c, p, err);
+            parity_close(c.old);
+        }
+    }
+    parity_close(c.new);
+    return status;
+}
+
+/* ---- members ---- */
+
 static ckd_status throttle(void *context, uint64_t stored_bytes, ckd_error *err) {
     return rate_limiter_add(context, stored_bytes, err);
 }

@@ -16,11 +16,12 @@ typedef struct wanted {
 
 /* ---- settings ---- */
 
-static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_list *settings,
-                             const char *run, ckd_error *err) {
-    const stored_setting *n = settings_parity(settings, run);
+/* A setting that cannot be read counts as none where an old group says what to make. */
+static ckd_status wanted_for(wanted *out, const parity_inputs *inputs, const char *run, ckd_error *err) {
+    const stored_setting *n = settings_parity(inputs->settings, run);
     *out = (wanted){0};
-    ckd_status status = n ? settings_why(n, store, err) : CKD_OK;
+    n = n && n->status != CKD_OK && inputs->data ? NULL : n;
+    ckd_status status = n ? settings_why(n, inputs->store, err) : CKD_OK;
     if (status == CKD_OK && n) {
         *out = (wanted){n->parity.data, n->parity.parity, !n->parity.data};
     }
@@ -30,31 +31,38 @@ static ckd_status wanted_for(wanted *out, const ckd_store *store, const setting_
 /* ---- existing groups ---- */
 
 /*
- * A missing member counts whatever the settings say. Checkpoints of other runs may need the files of a run that was
- * deleted or renamed, and no setting may speak of them: such files keep the cover that they have.
+ * Use of the group for the live file `f`. A missing member counts whatever the settings say. Checkpoints of other runs may
+ * need the files of a run that was deleted or renamed, and no setting may speak of them: such files keep the cover that
+ * they have.
  */
-static parity_use use_of(const parity_set *s, const wanted *w, const ckd_store *store,
-                         const live_files *files) {
+static parity_use use_of(const parity_set *s, const live_file *f, const wanted *w,
+                         const parity_inputs *inputs) {
     const parity_group *g = &s->group;
-    bool all_listed = true;
+    bool all_listed = true, any_missing = false, is_missing = false;
     for (size_t i = 0; i < g->member_count; i++) {
-        const live_file *f = live_files_find(files, &g->members[i].file);
+        const live_file *m = live_files_find(inputs->files, &g->members[i].file);
         bool same =
-            f && f->file.size == g->members[i].size && hash128_equal(&f->file.root, &g->members[i].root);
-        if (same && !live_file_exists(store, &f->file.id, f->file.size)) {
-            return PARITY_BROKEN;
-        }
+            m && m->file.size == g->members[i].size && hash128_equal(&m->file.root, &g->members[i].root);
+        bool missing = same && !live_file_exists(inputs->store, &m->file.id, m->file.size);
+        any_missing = any_missing || missing;
+        is_missing = is_missing || (missing && m == f);
         all_listed = all_listed && same;
     }
-    if (!w->data) {
-        return w->off || parity_set_redundancy(s, store) <= 0 ? PARITY_NONE : PARITY_PART;
+    if (is_missing) {
+        return PARITY_BROKEN;
     }
-    bool whole =
-        s->present == (UINT32_C(1) << g->rows) - 1 && g->rows == w->parity && g->member_count <= w->data;
-    if (!whole || !all_listed) {
-        return PARITY_PART;
+    bool whole = s->present == (UINT32_C(1) << g->rows) - 1 && !any_missing && all_listed;
+    bool fits = whole && g->rows == w->parity && g->member_count <= w->data;
+    if ((!fits || !w->data) && parity_set_redundancy(s, inputs->store) <= 0) {
+        return w->data ? PARITY_SPENT : PARITY_NONE;
     }
-    return g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
+    if (any_missing) {
+        return PARITY_BROKEN;
+    }
+    if (w->off) {
+        return PARITY_NONE;
+    }
+    return !fits ? PARITY_PART : g->member_count == w->data ? PARITY_FULL : PARITY_SMALL;
 }
 
 /* The group that protects a file best. The newest one wins among equals. */
@@ -65,7 +73,7 @@ static const parity_set *best_of(parity_use *use, const live_file *f, const want
     const parity_set *best = NULL;
     *use = PARITY_NONE;
     for (size_t i = 0; i < count; i++) {
-        parity_use found = use_of(c[i].set, w, inputs->store, inputs->files);
+        parity_use found = use_of(c[i].set, f, w, inputs);
         bool better = found > *use || (best && found == *use && found != PARITY_NONE &&
                                        c[i].set->group.created_ns > best->group.created_ns);
         if (better) {
@@ -112,7 +120,7 @@ static ckd_status find_candidates(candidate *out, size_t *count, const parity_in
         if (run && strcmp(run, f->name.run) != 0) {
             continue;
         }
-        ckd_status status = wanted_for(&c.w, inputs->store, inputs->settings, f->name.run, err);
+        ckd_status status = wanted_for(&c.w, inputs, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -199,12 +207,24 @@ void parity_plan_free(parity_plan *p) {
     *p = (parity_plan){0};
 }
 
+ckd_status parity_plan_best(const parity_set **out, const live_file *f, const parity_inputs *inputs,
+                            ckd_error *err) {
+    wanted w;
+    parity_use use;
+    *out = NULL;
+    ckd_status status = wanted_for(&w, inputs, f->name.run, err);
+    if (status == CKD_OK) {
+        *out = best_of(&use, f, &w, inputs);
+    }
+    return status;
+}
+
 ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err) {
     for (size_t i = 0; i < inputs->files->count; i++) {
         const live_file *f = &inputs->files->items[i];
         wanted w;
         parity_use use;
-        ckd_status status = wanted_for(&w, inputs->store, inputs->settings, f->name.run, err);
+        ckd_status status = wanted_for(&w, inputs, f->name.run, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -215,7 +235,7 @@ ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_err
         size_t count;
         const parity_membership *c = parity_sets_of(inputs->sets, &f->file.id, &count);
         for (size_t k = 0; k < count; k++) { /* any of them may be the one that brings its member back */
-            if (use_of(c[k].set, &w, inputs->store, inputs->files) == PARITY_BROKEN) {
+            if (use_of(c[k].set, f, &w, inputs) == PARITY_BROKEN) {
                 needed[c[k].set->place] = true;
             }
         }

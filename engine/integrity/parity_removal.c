@@ -30,6 +30,8 @@ typedef struct forgetting {
     parity_sets sets;
     outlook *outlooks; /* by index of the set */
     bytes payload;
+    file_lock *lock;    /* NULL: no group is read, or unlocked says why not */
+    ckd_error unlocked; /* message "": nothing failed */
 } forgetting;
 
 static size_t rows_of(const parity_set *s) {
@@ -161,19 +163,37 @@ static ckd_status read_relied_on(forgetting *f, ckd_error *err) {
     return status;
 }
 
+/* Does anything of the group stay? A group of which all members go is not read. */
+static bool is_read(const outlook *o) {
+    return o->concerned && (o->left || o->wanted);
+}
+
+/*
+ * Only the holder of the parity lock can make new groups. So it is taken before files are read: whoever finds it taken
+ * comes again, and would read them each time. A full disk must not stop the collection that is to relieve it.
+ */
+static ckd_status lock_parity(forgetting *f, ckd_error *err) {
+    bool any = false;
+    for (size_t i = 0; i < f->sets.count && !any; i++) {
+        any = is_read(&f->outlooks[i]);
+    }
+    ckd_status status = any ? parity_lock(&f->lock, f->store, &f->unlocked) : CKD_OK;
+    return status == CKD_E_BUSY || status == CKD_E_NOMEM ? err_from(err, status, &f->unlocked) : CKD_OK;
+}
+
 static ckd_status assess_groups(forgetting *f, ckd_error *err) {
-    ckd_status status = CKD_OK;
     f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
     if (!f->outlooks) {
         return err_nomem(err, f->sets.count * sizeof(*f->outlooks), "parity to forget");
     }
-    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
+    for (size_t i = 0; i < f->sets.count; i++) {
         f->outlooks[i] = assess_group(f, f->sets.items[i]);
-        if (f->outlooks[i].concerned) {
+    }
+    ckd_status status = lock_parity(f, err);
+    for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
+        if (is_read(&f->outlooks[i])) {
             status = read_members(&f->outlooks[i], f, f->sets.items[i], err);
-        }
-        if (status == CKD_OK && f->outlooks[i].concerned && (f->outlooks[i].left || f->outlooks[i].wanted)) {
-            status = read_rows(&f->outlooks[i], f, f->sets.items[i], err);
+            THEN(status, read_rows(&f->outlooks[i], f, f->sets.items[i], err));
         }
     }
     return status == CKD_OK ? read_relied_on(f, err) : status;
@@ -257,19 +277,16 @@ static const parity_group *largest_useless(const forgetting *f) {
     return largest;
 }
 
-/*
- * BUSY: another process makes parity or repairs; once it has ended, the files can be covered. Other failures do not
- * stop a collection, which may be needed to relieve a full disk.
- */
+/* Failures do not stop a collection, which may be needed to relieve a full disk. */
 static ckd_status protect_again(const forgetting *f, ckd_error *err) {
     parity_files bare = {0};
     ckd_id *ids;
     size_t covered = 0;
-    ckd_error why = {0};
+    ckd_error why = f->unlocked;
     ckd_status status = find_unprotected(&bare, &ids, f, err);
-    if (status == CKD_OK && bare.count) {
+    if (status == CKD_OK && bare.count && f->lock) {
         ckd_status made = parity_protect_again(&covered, f->store, &bare, largest_useless(f), &why);
-        status = made == CKD_E_NOMEM || made == CKD_E_BUSY ? err_from(err, made, &why) : CKD_OK;
+        status = made == CKD_E_NOMEM ? err_from(err, made, &why) : CKD_OK;
     }
     if (status == CKD_OK && covered < bare.count) {
         store_message(
@@ -314,6 +331,7 @@ ckd_status parity_remove_useless(const ckd_store *store, const parity_files *rem
     THEN(status, assess_groups(&f, err));
     THEN(status, check_wanted(&f, err));
     THEN(status, remove_groups(&f, err));
+    lock_release(f.lock);
     free(f.outlooks);
     bytes_free(&f.payload);
     parity_sets_free(&f.sets);

@@ -91,14 +91,11 @@ ckd_status parity_protect_again(size_t *covered, const ckd_store *store, const p
     parity_sets no_sets = {0};
     setting_list settings = {0};
     const parity_inputs inputs = {store, &files, &no_sets, &settings, (uint32_t)old->member_count, old->rows};
-    file_lock *lock = NULL;
     *covered = 0;
-    ckd_status status = parity_lock(&lock, store, err);
-    THEN(status, make_plan(&plan, &files, &settings, &inputs, selected, err));
+    ckd_status status = make_plan(&plan, &files, &settings, &inputs, selected, err);
     for (size_t i = 0; i < plan.count && status == CKD_OK; i++) {
         status = make_group(covered, store, &plan.items[i], err);
     }
-    lock_release(lock);
     parity_plan_free(&plan);
     live_files_free(&files);
     settings_free(&settings);

@@ -56,16 +56,23 @@ static ckd_status add_lost(parity_sets *s, const ckd_id *id, uint32_t row, ckd_e
     return CKD_OK;
 }
 
-static ckd_status read_row(parity_sets *s, const ckd_store *store, const char *name, damage_list *damage,
-                           ckd_error *err) {
-    ckd_id id;
-    uint32_t row;
+static int by_name(const void *a, const void *b) {
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
+static bool is_marked(const ckd_id *group, const ckd_store *store, const dir_list *list) {
+    pathname p = path_parity_mark(store->path, group);
+    const char *name = strrchr(p.text, '/') + 1;
+    return bsearch(&name, list->names, list->count, sizeof(*list->names), by_name);
+}
+
+static ckd_status read_row(parity_sets *s, const ckd_store *store, const ckd_id *group, uint32_t row,
+                           damage_list *damage, ckd_error *err) {
+    const ckd_id id = *group;
     parity_file *f;
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    if (!parity_name_parse(&id, &row, name)) {
-        return CKD_OK;
-    }
-    pathname p = path_of(store->path, DIR_PARITY, name);
+    pathname p = path_parity(store->path, group, row, "");
     ckd_status status = parity_open(&f, &store->id, p.text, &why);
     if (status == CKD_E_NOT_FOUND) { /* it was removed meanwhile */
         return CKD_OK;
@@ -132,7 +139,12 @@ ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_lis
         return err_except(err, status, CKD_E_NOT_FOUND, &why);
     }
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        status = read_row(out, store, list.names[i], damage, err);
+        ckd_id group;
+        uint32_t row;
+        /* Whoever takes the parity lock next removes what is left of a marked group. Nobody may count on it. */
+        if (parity_name_parse(&group, &row, list.names[i]) && !is_marked(&group, store, &list)) {
+            status = read_row(out, store, &group, row, damage, err);
+        }
     }
     dir_list_free(&list);
     return status == CKD_OK ? index_members(out, err) : status;

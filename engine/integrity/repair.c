@@ -284,19 +284,34 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
     return status;
 }
 
-/* *done is false without an error if a member was collected meanwhile. */
-static ckd_status write_rows(bool *done, repairing *r, const bad_row *b, ckd_error *err) {
+/*
+ * *reason: "" if the rows are made. The members were read before, perhaps hours ago. So the new rows are compared with
+ * what is left of the old ones, which says what the members had.
+ */
+static ckd_status write_rows(const char **reason, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
-    *done = false;
+    uint32_t first = (uint32_t)__builtin_ctz(b->rows);
+    bool done = false, agree;
+    *reason = "files that it covers were removed meanwhile";
     ckd_status status = parity_write(r->store, g, b->rows, &r->limiter, err);
     if (status == CKD_E_NOT_FOUND) {
         return CKD_OK;
     }
-    if (status == CKD_OK) {
-        status = publish_rows(done, r, b, err);
-        if (!*done) {
-            parity_write_undo(r->store, g, b->rows);
-        }
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = parity_check_new_row(&agree, b->s, first, r->store, &r->limiter, err);
+    if (status == CKD_OK && !agree) {
+        *reason =
+            "what the files of its group give now contradicts the rest of its parity: run ckptdelta repair "
+            "again; if this stays, remove the group's files in data/p and run ckptdelta parity";
+    } else if (status == CKD_OK) {
+        status = publish_rows(&done, r, b, err);
+    }
+    if (done) {
+        *reason = "";
+    } else {
+        parity_write_undo(r->store, g, b->rows);
     }
     return status;
 }
@@ -308,11 +323,8 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     ckd_status status = check_members(&right, r, g, &why);
     const char *reason = right ? "" : "some of the files that it covers are missing or damaged";
     if (status == CKD_OK && right && !r->options->dry_run) {
-        bool done;
-        status = write_rows(&done, r, b, &why);
-        reason = status == CKD_E_UNSUPPORTED ? why.message
-                 : done                      ? ""
-                                             : "files that it covers were removed meanwhile";
+        status = write_rows(&reason, r, b, &why);
+        reason = status == CKD_E_UNSUPPORTED ? why.message : reason;
     }
     if (status != CKD_OK && status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &why);

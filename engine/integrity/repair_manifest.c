@@ -326,8 +326,8 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     if (status == CKD_OK) {
         pathname temp = path_of(root, DIR_MANIFESTS, ".tmp-repair");
         status = file_remove(temp.text, true, err); /* a repair that died may have left it */
-        THEN(status, file_create_durable(path_manifest(root, c->run, c->step, c->generation).text, temp.text,
-                                         data.data, data.size, err));
+        THEN(status, file_publish_durable(NULL, path_manifest(root, c->run, c->step, c->generation).text,
+                                          temp.text, data.data, data.size, err));
     }
     bytes_free(&data);
     if (status == CKD_OK) {

@@ -11,6 +11,8 @@ typedef struct rebuilder {
     const ckd_store *store;
     const parity_group *g;
     size_t target;
+    size_t preferred; /* which of the undamaged rows of a stripe is believed first */
+    bool contradicts; /* undamaged rows of some stripe have different hashes */
     rate_limiter *limiter;
     ckd_error *why;                    /* why the file cannot be rebuilt */
     file_reader *in[ERASURE_DATA_MAX]; /* NULL: the file is missing */
@@ -102,11 +104,13 @@ static uint64_t read_row(const rebuilder *r, uint32_t row, uint64_t first, uint6
 typedef struct stripe_view {
     /* at, offset: places of the members' pieces, and of the stripe, in the batch */
     uint64_t number, at, offset;
-    unsigned rows[ERASURE_PARITY_MAX];
-    size_t row_count;                                          /* undamaged rows */
+    unsigned valid[ERASURE_PARITY_MAX]; /* undamaged rows */
+    size_t valid_count;
+    unsigned rows[ERASURE_PARITY_MAX]; /* those of them with the hashes that are believed */
+    size_t row_count;
     unsigned lost[ERASURE_DATA_MAX], intact[ERASURE_DATA_MAX]; /* indices of members */
     size_t lost_count, intact_count;
-    const uint8_t *says; /* an undamaged stripe with hashes; NULL: there is none */
+    const uint8_t *says; /* the stripe whose hashes are believed; NULL: there is none */
     bool target_lost;
     size_t target_place; /* index in `lost` */
 } stripe_view;
@@ -132,12 +136,16 @@ static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, 
     for (uint32_t row = 0; row < g->rows; row++) {
         if (r->rows[row] && parity_has_stripe(r->rows[row], stripe) &&
             parity_stripe_valid(r->stripes[row] + v->offset, g, row, stripe)) {
-            v->says = v->says ? v->says : r->stripes[row] + v->offset;
-            v->rows[v->row_count++] = row;
+            v->valid[v->valid_count++] = row;
         }
     }
-    for (size_t i = 0; i < g->member_count; i++) {
-        if (parity_member_size(g, i, stripe) == 0) {
+}
+
+static void sort_members(stripe_view *v, const rebuilder *r) {
+    v->intact_count = v->lost_count = 0;
+    v->target_lost = false;
+    for (size_t i = 0; i < r->g->member_count; i++) {
+        if (parity_member_size(r->g, i, v->number) == 0) {
             continue;
         }
         bool right = piece_is_intact(r, v, i);
@@ -151,6 +159,19 @@ static void find_valid_rows(stripe_view *v, const rebuilder *r, uint64_t first, 
             v->lost[v->lost_count++] = (unsigned)i;
         }
     }
+}
+
+/* Takes the hashes of an undamaged row for the right ones, if there is one. Rows with others are not used then. */
+static void believe(stripe_view *v, rebuilder *r, size_t which) {
+    v->says = v->valid_count ? r->stripes[v->valid[which]] + v->offset : NULL;
+    v->row_count = 0;
+    for (size_t i = 0; i < v->valid_count; i++) {
+        if (parity_hashes_same(v->says, r->stripes[v->valid[i]] + v->offset, r->g, v->number)) {
+            v->rows[v->row_count++] = v->valid[i];
+        }
+    }
+    r->contradicts = r->contradicts || v->row_count < v->valid_count;
+    sort_members(v, r);
 }
 
 static void report_why(const rebuilder *r, const stripe_view *v) {
@@ -186,31 +207,44 @@ static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err
                         err);
 }
 
+/* *piece: what the member has in this stripe, by the hashes that are believed. */
+static ckd_status rebuild_piece(bool *possible, const uint8_t **piece, const rebuilder *r,
+                                const stripe_view *v, ckd_error *err) {
+    *possible = true;
+    *piece = r->data[r->target] + v->at;
+    if (!v->target_lost) {
+        return CKD_OK;
+    }
+    if (v->lost_count > v->row_count) {
+        report_why(r, v);
+        *possible = false;
+        return CKD_OK;
+    }
+    ckd_status status = solve(r, v, err);
+    *piece = r->piece;
+    *possible = status == CKD_OK && parity_member_valid(v->says, r->g, r->target, v->number, r->piece);
+    if (status == CKD_OK && !*possible) {
+        err_set(r->why, CKD_E_CORRUPT, "parity contradicts itself: what it gives is not what was there");
+    }
+    return status;
+}
+
+/* If undamaged rows contradict each other, each is believed in turn. */
 static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, uint64_t stripe,
                                  ckd_error *err) {
-    const parity_group *g = r->g;
-    uint32_t size = parity_member_size(g, r->target, stripe);
+    uint32_t size = parity_member_size(r->g, r->target, stripe);
+    const uint8_t *piece = NULL;
+    ckd_status status = CKD_OK;
     stripe_view v;
     find_valid_rows(&v, r, first, stripe);
-    const uint8_t *piece = r->data[r->target] + v.at;
-    if (v.target_lost) {
-        if (v.lost_count > v.row_count) {
-            report_why(r, &v);
-            *possible = false;
-            return CKD_OK;
-        }
-        ckd_status status = solve(r, &v, err);
-        if (status != CKD_OK) {
-            return status;
-        }
-        piece = r->piece;
-        *possible = parity_member_valid(v.says, g, r->target, stripe, piece);
-        if (!*possible) {
-            err_set(r->why, CKD_E_CORRUPT, "parity contradicts itself: what it gives is not what was there");
-            return CKD_OK;
-        }
+    size_t tries = v.valid_count ? v.valid_count : 1;
+    *possible = false;
+    for (size_t i = 0; i < tries && !*possible && status == CKD_OK; i++) {
+        believe(&v, r, (r->preferred + i) % tries);
+        status = rebuild_piece(possible, &piece, r, &v, err);
+        tries = v.row_count == v.valid_count ? 1 : tries;
     }
-    return r->out && size ? file_append(r->out, piece, size, err) : CKD_OK;
+    return status == CKD_OK && *possible && r->out && size ? file_append(r->out, piece, size, err) : status;
 }
 
 /* ---- the whole file ---- */
@@ -282,10 +316,27 @@ static ckd_status rebuild(bool *possible, rebuilder *r, const rebuild_request *q
     return status;
 }
 
+static ckd_status attempt(bool *possible, rebuilder *r, const rebuild_request *q, ckd_error *err) {
+    ckd_status status = rebuild(possible, r, q, err);
+    file_discard(r->out);
+    for (size_t i = 0; i < r->g->member_count; i++) {
+        file_close_read(r->in[i]);
+    }
+    for (uint32_t row = 0; row < r->g->rows; row++) {
+        parity_close(r->rows[row]);
+    }
+    free(r->memory);
+    *possible = *possible && status == CKD_OK;
+    return status;
+}
+
+/* If undamaged rows contradict each other, one may give a file that is not the expected one: then another is preferred. */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err) {
     const parity_group *g = &q->set->group;
     const parity_member *m = &g->members[q->member];
+    bool again = true;
+    ckd_status status = CKD_OK;
     *possible = false;
     if (m->size != q->expected->size || !hash128_equal(&m->root, &q->expected->root)) {
         err_set(why, CKD_E_CORRUPT, "its parity is that of another file of this name");
@@ -295,17 +346,16 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_
     if (!r) {
         return err_nomem(err, sizeof(*r), "rebuilding a file");
     }
-    *r = (rebuilder){.store = store, .g = g, .target = q->member, .limiter = q->limiter, .why = why};
-    ckd_status status = rebuild(possible, r, q, err);
-    file_discard(r->out);
-    for (size_t i = 0; i < g->member_count; i++) {
-        file_close_read(r->in[i]);
+    for (size_t preferred = 0; preferred < g->rows && again && status == CKD_OK; preferred++) {
+        *r = (rebuilder){.store = store,
+                         .g = g,
+                         .target = q->member,
+                         .preferred = preferred,
+                         .limiter = q->limiter,
+                         .why = why};
+        status = attempt(possible, r, q, err);
+        again = r->contradicts && !*possible;
     }
-    for (uint32_t row = 0; row < g->rows; row++) {
-        parity_close(r->rows[row]);
-    }
-    free(r->memory);
     free(r);
-    *possible = *possible && status == CKD_OK;
     return status;
 }

@@ -199,12 +199,27 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
 }
 
 /*
- * Whether the tombstone says that its checkpoint could still be restored. Then its manifest was not collected, but is
- * lost, and verify reports it.
+ * Whether a tombstone without a manifest stays. It does if its checkpoint could still be restored, unless `all`: then the
+ * manifest was not collected, but is lost, and verify reports it. One that another version wrote, or that the disk does
+ * not give now, always stays, as it may say the same. A damaged one never will.
  */
-static bool is_of_lost(const ckd_store *store, const manifest_name *name) {
+static ckd_status check_tombstone(bool *stays, const ckd_store *store, const manifest_name *name, bool all,
+                                  ckd_error *err) {
     tombstone t;
-    return tombstone_read(&t, store, name, NULL) == CKD_OK && t.until_ns > clock_wall_ns();
+    ckd_error why = {0};
+    ckd_status status = tombstone_read(&t, store, name, &why);
+    bool unread = status != CKD_OK && status != CKD_E_CORRUPT && status != CKD_E_NOT_FOUND;
+    *stays = unread || (status == CKD_OK && !all && t.until_ns > clock_wall_ns());
+    if (status == CKD_E_NOMEM) {
+        return err_from(err, status, &why);
+    }
+    if (unread) {
+        store_message(store,
+                      "the record of a deleted checkpoint cannot be read and stays: %s (%s); once it can be, "
+                      "ckptdelta trash --empty removes it",
+                      why.message, why.file);
+    }
+    return CKD_OK;
 }
 
 /*
@@ -219,7 +234,9 @@ static ckd_status remove_tombstones(const ckd_store *store, bool all, ckd_error 
     THEN(status, manifests_mark_covering(&needed, &tombstones, &names, err));
     for (size_t i = 0; i < tombstones.count && status == CKD_OK; i++) {
         const manifest_name *t = &tombstones.items[i];
-        if (!needed[i] && (all || !is_of_lost(store, t))) {
+        bool stays = needed[i];
+        status = stays ? CKD_OK : check_tombstone(&stays, store, t, all, err);
+        if (status == CKD_OK && !stays) {
             status = file_remove(path_tombstone(store->path, t->run, t->step, t->generation).text, true, err);
         }
     }
@@ -295,7 +312,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, const coll
 /*
  * Removes generations of listed checkpoints that newer ones have replaced. Chunk files go first, then manifests: an old
  * manifest without files does no harm below a newer one, and a file that no manifest names would stay forever. The
- * caller holds the publish lock and the exclusive reader lock. checked: NULL: only counts, and needs no reader lock.
+ * caller holds the publish lock and the exclusive reader lock. checked: NULL: only counts, and needs no lock.
  * Errors: as manifest_set_read; STATE, IO.
  */
 static ckd_status remove_replaced(ckd_collected *out, const ckd_store *store, checked_files *checked,
@@ -364,7 +381,8 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     }
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
-        ckd_collected replaced = {0};
+        /* A try that ends with BUSY must not count what the next one counts again. */
+        ckd_collected replaced = {0}, trash = {0};
         collection how = {.all = a->all, .force = a->force};
         /* First, as it rolls back what an update that failed left in the catalog. The removals read its rows. */
         how.keep_tombstones = !store_refresh_usable_catalog(a->store);
@@ -373,9 +391,15 @@ static ckd_status try_collect(void *context, ckd_error *err) {
         status =
             replaced_any(a->store) ? remove_replaced(&replaced, a->store, a->checked, a->force, err) : CKD_OK;
         if (status == CKD_OK && !a->only_replaced) {
-            status = a->checked->more ? CKD_OK : collect(a->out, a->store, &how, err);
             a->out->files += replaced.files;
             a->out->bytes += replaced.bytes;
+            status = a->checked->more ? CKD_OK : collect(&trash, a->store, &how, err);
+        }
+        if (status == CKD_OK) {
+            a->out->checkpoints += trash.checkpoints;
+            a->out->waiting += trash.waiting;
+            a->out->files += trash.files;
+            a->out->bytes += trash.bytes;
         }
         lock_release(readers);
     }
@@ -397,8 +421,7 @@ static ckd_status count_only(const attempt *a, ckd_error *err) {
     file_lock *publish;
     ckd_status status = store_lock_publish_within(&publish, a->store, a->lock_ms, err);
     if (status == CKD_OK) {
-        status = a->only_replaced ? remove_replaced(a->out, a->store, NULL, false, err)
-                                  : collect(a->out, a->store, &(collection){.all = a->all, .dry = true}, err);
+        status = collect(a->out, a->store, &(collection){.all = a->all, .dry = true}, err);
         lock_release(publish);
     }
     return status;
@@ -449,7 +472,8 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files
     if (status != CKD_E_BUSY) {
         return err_from(err, status, &why);
     }
-    status = count_only(&a, err);
+    /* Without a lock, whose holder must not make a finished compaction fail. Nothing depends on the number. */
+    status = remove_replaced(&result, store, NULL, false, err);
     *left = result.files;
     return status;
 }

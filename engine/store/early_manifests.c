@@ -99,9 +99,9 @@ static ckd_status publish_bytes(const manifest_entry *x, const bytes *data, cons
     snprintf(name, sizeof(name), ".tmp-%s", hex);
     pathname temporary = path_of(store->path, DIR_MANIFESTS, name);
     pathname path = path_manifest(store->path, c->run, c->step, c->generation);
-    ckd_status status = x->in_trash
-                            ? file_replace_durable(path.text, temporary.text, data->data, data->size, err)
-                            : file_create_durable(path.text, temporary.text, data->data, data->size, err);
+    ckd_status status =
+        x->in_trash ? file_replace_durable(path.text, temporary.text, data->data, data->size, err)
+                    : file_publish_durable(NULL, path.text, temporary.text, data->data, data->size, err);
     if (status != CKD_OK) {
         file_remove(temporary.text, true, NULL);
     }

@@ -82,6 +82,16 @@ def test_what_cannot_be_repaired(bases):
     assert sorted(d["file"] for d in result["damage"]) == [str(p.relative_to(bases.path)) for p in lost]
     assert all(d["checkpoints"] and "lost or damaged in the same place" in d["what"] for d in result["damage"])
     assert "DAMAGE IS LEFT" in bases.call("repair", expect=CORRUPT).out
+    assert "groups of 7 chunk files" in bases.call("parity").out  # the lost ones take no other file along
+    assert "7 of 9 chunk files are covered" in bases.call("parity").out
+    assert bases.json("parity", "--status")["covered_files"] == 7
+
+
+def test_everything_is_covered(bases):
+    bases.call("parity", "--group", "4+1", "-q")
+    assert bases.call("parity").out == "everything is covered\n"
+    bases.call("parity", "--off", "--run", "a", "-q")
+    assert "0 of 9 chunk files are covered" in bases.call("parity").out
 
 
 def test_without_the_library(bases, monkeypatch):

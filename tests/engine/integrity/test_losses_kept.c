@@ -124,6 +124,42 @@ static int fail_here(void *context, file_op step, const char *path) {
     return f->seen >= f->first && f->seen <= f->last ? f->errnum : 0;
 }
 
+typedef enum naming { UNNAMED, NAMED, FAILED } naming;
+
+/* The first sync of the folder fails after a manifest got its name. */
+static int fail_to_make_durable(void *context, file_op step, const char *path) {
+    naming *n = context;
+    bool named = step == FILE_OP_RENAME_NOREPLACE && strstr(path, "/data/m/");
+    const char *name = strrchr(path, '/');
+    bool synced = step == FILE_OP_DIR_SYNC && name && strcmp(name, "/m") == 0;
+    if (*n == NAMED && synced) {
+        *n = FAILED;
+        return EIO;
+    }
+    *n = *n == UNNAMED && named ? NAMED : *n;
+    return 0;
+}
+
+/* The manifest that a repair writes has a name that may not last. It is withdrawn, and the next repair writes it again. */
+static void test_failed_repair_is_withdrawn(void **state) {
+    naming n = UNNAMED;
+    ckd_repair_result *r;
+    scene_make(*state, 0, 3);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    remove_manifest(*state, 2);
+    file_set_fault_hook(fail_to_make_durable, &n);
+    ckd_status status = ckd_store_repair(&r, store, NULL, NULL);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(n, FAILED);
+    assert_int_equal(status, CKD_OK);
+    assert_true(r->repaired_count == 0 && r->left->damage_count == 1);
+    ckd_repair_result_free(r);
+    assert_int_equal(files_in(*state, "data/m"), 2);
+    ckd_store_close(store);
+    repair_all(*state, 1);
+    check_steps(*state, 0, 3);
+}
+
 /* ---- a lost checkpoint without files: the catalog's row is all that is left ---- */
 
 /* Step 2 is a base, and the last one. Its manifest and its file are lost. */
@@ -836,6 +872,7 @@ static void test_tombstones_without_a_manifest_that_are_no_loss(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        tempdir_test(test_failed_repair_is_withdrawn),
         tempdir_test(test_what_was_kept_is_damaged),
         tempdir_test(test_a_catalog_knows_more_than_a_damaged_file),
         tempdir_test(test_the_deletion_mark_cannot_be_read),

@@ -2,6 +2,7 @@
  * Deleting checkpoints: the others still load, deleted ones can be undeleted, and a collection frees their space. What
  * must not be deleted is refused.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,10 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hash.h"
+#include "engine/store/manifests.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/early.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -383,6 +387,97 @@ static void test_collecting_waits_for_readers(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- manifests of early versions ---- */
+
+static int fail_sync_of_manifests(void *context, file_op step, const char *path) {
+    bool *failed = context;
+    const char *name = strrchr(path, '/');
+    if (step != FILE_OP_DIR_SYNC || !name || strcmp(name, "/m") != 0 || *failed) {
+        return 0;
+    }
+    *failed = true;
+    return EIO;
+}
+
+/* A collection completes such manifests. One whose name may not last is withdrawn: after a failure, nothing changed. */
+static void test_failed_upgrade_is_withdrawn(void **state) {
+    bool failed = false;
+    scene_make(*state, 0, 3);
+    early_store(*state);
+    ckd_store *store = open_store(*state);
+    manifest_set n;
+    size_t before = files_in(*state, "data/m");
+    assert_int_equal(manifest_set_read(&n, store, NULL), CKD_OK);
+    manifest_entry *x = n.items; /* sorted by id; the base needs no upgrade */
+    while (x->m.checkpoint.step != 2) {
+        x++;
+    }
+    assert_true(x->was_own_only && !x->in_trash);
+    file_set_fault_hook(fail_sync_of_manifests, &failed);
+    ckd_status status = manifest_entry_upgrade(x, store, NULL);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(failed);
+    assert_int_equal(status, CKD_E_IO);
+    assert_int_equal(files_in(*state, "data/m"), before);
+    manifest_set_free(&n);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+}
+
+/* ---- tombstones without a manifest ---- */
+
+static char messages[4096];
+
+static void remember(void *context, const char *message) {
+    (void)context;
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
+}
+
+static int fail_tombstones(void *context, file_op step, const char *path) {
+    (void)context;
+    return step == FILE_OP_OPEN && strstr(path, "/data/t/run.") ? EIO : 0;
+}
+
+/* Writes a metadata file as a program of that version does. */
+static void write_version(const char *path, unsigned char *data, size_t size, uint16_t version) {
+    store_le16(data + 8, version);
+    store_le64(data + size - 8, hash64(data, size - 8));
+    write_whole_file(path, data, size);
+}
+
+/* What a tombstone that cannot be read now would say is unknown. One that is damaged will never say it. */
+static void test_unreadable_tombstones_stay(void **state) {
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store = make_steps(*state, 3);
+    const char *path = store_path_of(*state, "data/t/run.2.0");
+    size_t size;
+    check_deleted(store, step_2, 1, 3600);
+    ckd_store_close(store);
+    assert_int_equal(unlink(store_path_of(*state, "data/m/run.2.0")), 0);
+    o.on_message = remember;
+    messages[0] = '\0';
+    assert_int_equal(ckd_store_open(&store, store_path_of(*state, ""), CKD_OPEN_WRITE, &o, NULL), CKD_OK);
+    unsigned char *data = read_whole_file(path, &size);
+    for (int all = 0; all < 2; all++) {
+        file_set_fault_hook(fail_tombstones, NULL);
+        collect(store, all, 0);
+        file_set_fault_hook(NULL, NULL);
+        assert_true(file_exists(path));
+        write_version(path, data, size, 2);
+        collect(store, all, 0);
+        assert_true(file_exists(path));
+        write_version(path, data, size, 1);
+    }
+    assert_non_null(strstr(messages, "the record of a deleted checkpoint cannot be read and stays"));
+    data[size - 1] ^= 1;
+    write_whole_file(path, data, size);
+    collect(store, 0, 0);
+    assert_false(file_exists(path));
+    free(data);
+    ckd_store_close(store);
+}
+
 /* While a manifest cannot be read, nothing is deleted: that checkpoint may need any of the files. */
 static void test_nothing_is_deleted_while_a_manifest_is_damaged(void **state) {
     ckd_store *store = make_steps(*state, 3);
@@ -390,16 +485,16 @@ static void test_nothing_is_deleted_while_a_manifest_is_damaged(void **state) {
     check_deleted(store, step_2, 1, 0);
     const char *path = store_path_of(*state, "data/m/run.1.0");
     size_t size;
-    unsigned char *manifest = read_whole_file(path, &size);
-    manifest[size / 2] ^= 1;
-    write_whole_file(path, manifest, size);
+    unsigned char *data = read_whole_file(path, &size);
+    data[size / 2] ^= 1;
+    write_whole_file(path, data, size);
     ckd_id id = id_of(store, 0);
     assert_int_equal(ckd_store_delete(store, &id, 1, NULL, &err), CKD_E_CORRUPT);
     assert_non_null(strstr(err.file, "run.1.0"));
     assert_int_equal(ckd_store_collect(NULL, store, NULL, &err), CKD_E_CORRUPT);
     ckd_store_close(store);
     assert_int_equal(files_in(*state, "data/c"), 3);
-    free(manifest);
+    free(data);
 }
 
 static void test_undelete_without_files_is_refused(void **state) {
@@ -624,6 +719,8 @@ int main(void) {
         tempdir_test(test_files_of_a_running_save_stay),
         tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),
+        tempdir_test(test_unreadable_tombstones_stay),
+        tempdir_test(test_failed_upgrade_is_withdrawn),
         tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
         tempdir_test(test_undelete_without_files_is_refused),
         tempdir_test(test_deleted_while_verified),

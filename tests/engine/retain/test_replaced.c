@@ -16,6 +16,7 @@
 
 #include "base/file.h"
 #include "engine/retain/replaced.h"
+#include "engine/retain/retain.h"
 #include "engine/store/paths.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
@@ -354,6 +355,51 @@ static void test_reading_in_parts(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- locks ---- */
+
+/* Another process takes the publish lock as soon as the removal has found a reader. */
+typedef struct publisher {
+    const char *dir;
+    file_lock *held;
+    unsigned tries;
+} publisher;
+
+static int publish_next(void *context, file_op step, const char *path) {
+    publisher *p = context;
+    if (step == FILE_OP_LOCK && strstr(path, FILE_PUBLISH_LOCK) && ++p->tries == 2) {
+        assert_int_equal(
+            lock_acquire(&p->held, store_path_of(p->dir, FILE_PUBLISH_LOCK), LOCK_EXCLUSIVE, true, 0, NULL),
+            CKD_OK);
+    }
+    return 0;
+}
+
+/* The compaction is complete. What it cannot remove yet is counted, whoever holds the lock. */
+static void test_a_busy_store_does_not_fail_a_compaction(void **state) {
+    publisher p = {.dir = *state};
+    file_lock *held;
+    checked_files checked = {.read = 0};
+    uint64_t left;
+    ckd_error err = {0};
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_with_messages(*state);
+    assert_int_equal(lock_acquire(&held, store_path_of(*state, FILE_READER_LOCK), LOCK_SHARED, true, 0, NULL),
+                     CKD_OK);
+    ckd_compact_options o = options_for(1);
+    ckd_compaction_free(compact_with(store, &o));
+    file_set_fault_hook(publish_next, &p);
+    ckd_status status = trash_remove_replaced(&left, store, &checked, 0, 0, &err);
+    file_set_fault_hook(NULL, NULL);
+    if (status != CKD_OK) {
+        fail_msg("%s: %s", ckd_status_name(status), err.message);
+    }
+    assert_true(left > 0);
+    lock_release(p.held);
+    lock_release(held);
+    checked_files_free(&checked);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_rot_before_the_removal),
                                        tempdir_test(test_rot_of_a_pack_before_the_removal),
@@ -363,7 +409,8 @@ int main(void) {
                                        tempdir_test(test_older_files_that_rotted),
                                        tempdir_test(test_a_compaction_reads_its_files_once),
                                        tempdir_test(test_the_next_writer_reads_them_once),
-                                       tempdir_test(test_reading_in_parts)};
+                                       tempdir_test(test_reading_in_parts),
+                                       tempdir_test(test_a_busy_store_does_not_fail_a_compaction)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();
