@@ -256,11 +256,55 @@ static void test_rotten_duplicates_of_a_new_base(void **state) {
     ckd_store_close(store);
 }
 
+/* Publishes the next generation of b@1, without this file. Returns the path of the generation before. */
+static pathname publish_without(ckd_store *store, const ckd_id *file) {
+    manifest m;
+    bytes encoded = {0};
+    ckd_checkpoint c = checkpoint_at(store, "b", 1);
+    assert_int_equal(store_read_manifest(&m, store, "b", 1, c.generation, NULL), CKD_OK);
+    for (size_t i = m.file_count; i-- > 0;) {
+        if (id_equal(&m.files[i].id, file)) {
+            memmove(&m.files[i], &m.files[i + 1], (m.file_count - i - 1) * sizeof(*m.files));
+            m.file_count--;
+        }
+    }
+    m.checkpoint.generation++;
+    manifest_encode(&encoded, &store->id, &m);
+    assert_false(encoded.failed);
+    write_whole_file(path_manifest(store->path, "b", 1, m.checkpoint.generation).text, encoded.data,
+                     encoded.size);
+    bytes_free(&encoded);
+    manifest_free(&m);
+    return path_manifest(store->path, "b", 1, c.generation);
+}
+
+/*
+ * A manifest without a new file, and without the one that has the short chains, as earlier versions published: its
+ * files are read through before the generation before goes.
+ */
+static void test_rotten_duplicates_stay_unused(void **state) {
+    ckd_store *store = store_create(*state);
+    float *values[TENSORS];
+    ckd_id pack = make_duplicates(store, values);
+    save_branch(store, values, 1);
+    ckd_id five = checkpoint_at(store, "gpt", 5).id, alone = own_file(store, "gpt", 5);
+    pathname older = publish_without(store, &alone);
+    damage(store, &pack, &five);
+    for (int mended = 0; mended < 2; mended++) {
+        ckd_store_close(store);
+        store = store_reopen(*state, CKD_OPEN_WRITE);
+        assert_int_equal(file_exists(older.text), !mended);
+        damage(store, &pack, &five); /* the bit is as it was */
+    }
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_short_chains_stay),
         tempdir_test(test_rotten_duplicates),
         tempdir_test(test_rotten_duplicates_of_a_new_base),
+        tempdir_test(test_rotten_duplicates_stay_unused),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests_name("compact_moved", tests, NULL, NULL);
