@@ -285,9 +285,16 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
+/* What others keep it from removing is left to the next open for writing, or the next call. */
 static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
-    return trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked, x->c.limits.timeout_ms,
-                                 timeout_ms, err);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked,
+                                              x->c.limits.timeout_ms, timeout_ms, &why);
+    if (status == CKD_E_BUSY) { /* they could not even be counted */
+        x->out->old_files = x->c.replaced.count;
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
 }
 
 /*
@@ -487,6 +494,9 @@ static ckd_status compact(compacting *x, ckd_error *err) {
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
+    if (status == CKD_E_NOSPACE && wrote) { /* what was replaced so far makes room */
+        (void)remove_old(x, 0, NULL);
+    }
     return status == CKD_OK && wrote ? remove_old(x, patience, err) : status;
 }
 
