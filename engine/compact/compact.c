@@ -211,25 +211,29 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
     return o->cold_but_newest && newer >= o->cold_but_newest;
 }
 
-/* By its manifest alone: can there be work on this checkpoint? */
+/*
+ * By its manifest alone: can there be work on this checkpoint? At the limit, only manifests that name a file which this
+ * compaction has replaced get a next generation.
+ */
 static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
-    bool folds = false, selected = !c->options.run || strcmp(c->options.run, k->run) == 0;
+    bool folds = false, at_limit = compact_limit_reached(c),
+         selected = !c->options.run || strcmp(c->options.run, k->run) == 0;
     if (!compact_allows_run(c, k->run)) {
         return false;
     }
-    for (size_t i = 0; i < m->dependency_count && !folds; i++) {
+    for (size_t i = 0; i < m->dependency_count && !folds && !at_limit; i++) {
         folds = compact_is_victim(c, &m->dependencies[i]);
     }
     /* Does it name a file of a replaced generation, or one that is no listed checkpoint's own? */
     for (size_t i = m->own_count; i < m->file_count && !folds; i++) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
-        folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
+        folds = (!at_limit && !hash_set_has(&x->current, hash)) || hash_set_has(&c->replaced, hash);
     }
     return !n->is_protected && !compact_is_victim(c, &k->id) &&
-           (folds || (selected && (k->depth > c->options.max_depth || is_cold(x, k))));
+           (folds || (!at_limit && selected && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
 /* ---- one checkpoint ---- */
@@ -437,7 +441,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
         size_t before = x->out->count;
         status = pass ? restart(x, err) : CKD_OK;
         THEN(status, compact_each(x, pass == 0, err));
-        repeat = writes && x->out->count > before + x->out->left;
+        repeat = writes && x->out->count > before + x->out->left && !compact_limit_reached(&x->c);
     }
     /*
      * Merging has the limit once more, for itself. The rewrites release the files, but only a merge frees them if a
