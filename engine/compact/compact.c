@@ -211,25 +211,29 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
     return o->cold_but_newest && newer >= o->cold_but_newest;
 }
 
-/* By its manifest alone: can there be work on this checkpoint? */
+/*
+ * By its manifest alone: can there be work on this checkpoint? At the limit, only manifests that name a file which this
+ * compaction has replaced get a next generation.
+ */
 static bool may_need_work(const compacting *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
-    bool folds = false, selected = !c->options.run || strcmp(c->options.run, k->run) == 0;
+    bool folds = false, at_limit = compact_limit_reached(c),
+         selected = !c->options.run || strcmp(c->options.run, k->run) == 0;
     if (!compact_allows_run(c, k->run)) {
         return false;
     }
-    for (size_t i = 0; i < m->dependency_count && !folds; i++) {
+    for (size_t i = 0; i < m->dependency_count && !folds && !at_limit; i++) {
         folds = compact_is_victim(c, &m->dependencies[i]);
     }
     /* Does it name a file of a replaced generation, or one that is no listed checkpoint's own? */
     for (size_t i = m->own_count; i < m->file_count && !folds; i++) {
         uint64_t hash = hash64(&m->files[i].id, sizeof(ckd_id));
-        folds = !hash_set_has(&x->current, hash) || hash_set_has(&c->replaced, hash);
+        folds = (!at_limit && !hash_set_has(&x->current, hash)) || hash_set_has(&c->replaced, hash);
     }
     return !n->is_protected && !compact_is_victim(c, &k->id) &&
-           (folds || (selected && (k->depth > c->options.max_depth || is_cold(x, k))));
+           (folds || (!at_limit && selected && (k->depth > c->options.max_depth || is_cold(x, k))));
 }
 
 /* ---- one checkpoint ---- */
@@ -285,9 +289,16 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
+/* What others keep it from removing is left to the next open for writing, or the next call. */
 static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
-    return trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked, x->c.limits.timeout_ms,
-                                 timeout_ms, err);
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked,
+                                              x->c.limits.timeout_ms, timeout_ms, &why);
+    if (status == CKD_E_BUSY) { /* they could not even be counted */
+        x->out->old_files = x->c.replaced.count;
+        return CKD_OK;
+    }
+    return err_from(err, status, &why);
 }
 
 /*
@@ -430,7 +441,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
         size_t before = x->out->count;
         status = pass ? restart(x, err) : CKD_OK;
         THEN(status, compact_each(x, pass == 0, err));
-        repeat = writes && x->out->count > before + x->out->left;
+        repeat = writes && x->out->count > before + x->out->left && !compact_limit_reached(&x->c);
     }
     /*
      * Merging has the same limit for itself. Rewrites release files; but if a single record of a file is still read,
@@ -487,6 +498,9 @@ static ckd_status compact(compacting *x, ckd_error *err) {
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
+    if (status == CKD_E_NOSPACE && wrote) { /* what was replaced so far makes room */
+        (void)remove_old(x, 0, NULL);
+    }
     return status == CKD_OK && wrote ? remove_old(x, patience, err) : status;
 }
 

@@ -23,8 +23,8 @@
  *     compacts.
  *  2. A recoded block was read back from its file and decoded, and has the content hash that it had.
  *  3. A copied payload was compared with its checksum first. Damage is never made to look right.
- *  4. A manifest names another file that holds a record only if the record there is intact. The file that it named
- *     before may have the only intact one.
+ *  4. A next generation makes a load read a record in another file only if the record there is intact. The file in which
+ *     it was read before may have the only intact one.
  */
 #ifndef ENGINE_COMPACT_COMPACT_H
 #define ENGINE_COMPACT_COMPACT_H

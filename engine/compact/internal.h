@@ -74,11 +74,12 @@ ckd_status compact_retained_bytes(uint64_t *cost, compaction *c, const view *v, 
 ckd_status compact_open(const view **draft, const manifest **published, compaction *c, const ckd_id *id,
                         ckd_error *err);
 /*
- * Reads the records of the draft that lie in files which the published manifest does not name: the files that it names
- * may have the only intact ones. Each record is read once in a compaction. Not thread-safe. Errors: CORRUPT, IO,
- * CANCELLED, NOMEM.
+ * Reads the records of the draft that a load by the published manifest does not read: the files that it names may have the
+ * only intact ones. Each record is read once in a compaction, and none of the `count` files `written`, which were just read
+ * back. Not thread-safe. Errors: CORRUPT, IO, CANCELLED, NOMEM.
  */
-ckd_status compact_read_moved(compaction *c, const manifest *published, const view *draft, ckd_error *err);
+ckd_status compact_read_moved(compaction *c, const view *draft, const file_ref *written, size_t count,
+                              ckd_error *err);
 /*
  * Does the draft name other files than the published manifest? Publishing it then releases files that nobody else
  * reads.

@@ -9,15 +9,6 @@
 #include "engine/compact/internal.h"
 #include "engine/compact/gather.h"
 
-/* ---- records in files that the manifest did not name before ---- */
-
-typedef struct moving {
-    compaction *c;
-    const view *draft;
-    bool *is_new; /* by file of the draft: the published manifest does not name it */
-    bytes payload;
-} moving;
-
 static bool is_named(const manifest *m, const file_ref *f) {
     bool found = false;
     for (size_t i = 0; i < m->file_count && !found; i++) {
@@ -26,18 +17,39 @@ static bool is_named(const manifest *m, const file_ref *f) {
     return found;
 }
 
+/* ---- records that a load would read in another file than before ---- */
+
+typedef struct moving {
+    compaction *c;
+    const file_ref *written; /* files that were just read back */
+    size_t written_count;
+    hash_set before; /* the records that a load reads by the published manifest */
+    bytes payload;
+} moving;
+
+static bool is_written(const moving *x, const chunk *c) {
+    bool found = false;
+    for (size_t i = 0; i < x->written_count && !found; i++) {
+        found = id_equal(&x->written[i].id, &c->identity.file);
+    }
+    return found;
+}
+
+static ckd_status add_before(void *context, const view *v, const view_block *b, ckd_error *err) {
+    moving *x = context;
+    (void)v;
+    return hash_set_add(&x->before, compact_record_hash(b->chunk, b->record), err);
+}
+
 static ckd_status read_moved(void *context, const view *v, const view_block *b, ckd_error *err) {
     moving *x = context;
     compaction *c = x->c;
-    /* Blocks in new own files were read back. */
-    bool own = v == x->draft && b->file < v->manifest.own_count && b->record->kind == RECORD_BLOCK;
-    if (own || !x->is_new[b->file]) {
-        return CKD_OK;
-    }
+    (void)v;
     /* Members of a bundle have no checksum of their own. */
     const record *r = b->record->bundle ? b->record->bundle : b->record;
     uint64_t hash = compact_record_hash(b->chunk, r);
-    if (hash_set_has(&c->intact, hash)) {
+    if (hash_set_has(&x->before, compact_record_hash(b->chunk, b->record)) ||
+        hash_set_has(&c->intact, hash) || is_written(x, b->chunk)) {
         return CKD_OK;
     }
     ckd_status status = CKD_OK;
@@ -51,39 +63,71 @@ static ckd_status read_moved(void *context, const view *v, const view_block *b, 
     return status == CKD_OK ? hash_set_add(&c->intact, hash, err) : status;
 }
 
-ckd_status compact_read_moved(compaction *c, const manifest *published, const view *draft, ckd_error *err) {
-    const manifest *m = &draft->manifest;
-    moving x = {.c = c, .draft = draft, .is_new = calloc(m->file_count + 1, sizeof(*x.is_new))};
-    bool any = false;
-    if (!x.is_new) {
-        return err_nomem(err, m->file_count, "a manifest's files");
+static bool same_files(const manifest *a, const manifest *b) {
+    bool same = a->file_count == b->file_count;
+    for (size_t i = 0; i < a->file_count && same; i++) {
+        same = id_equal(&a->files[i].id, &b->files[i].id);
     }
-    for (size_t i = 0; i < m->file_count; i++) {
-        x.is_new[i] = !is_named(published, &m->files[i]);
-        any = any || x.is_new[i];
+    return same;
+}
+
+/*
+ * The order of the files decides which of two equal records is read. So a record may move between two files that both
+ * manifests name.
+ */
+ckd_status compact_read_moved(compaction *c, const view *draft, const file_ref *written, size_t count,
+                              ckd_error *err) {
+    moving x = {.c = c, .written = written, .written_count = count};
+    const view *now;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = views_get(&now, &c->views, &draft->manifest.checkpoint.id, err);
+    if (status != CKD_OK || same_files(&now->manifest, &draft->manifest)) {
+        return status;
     }
-    ckd_status status = any ? closure_visit(&c->views, draft, read_moved, &x, err) : CKD_OK;
+    /* If something is missing, fewer records are known to be read now, and more are checked. */
+    ckd_status walked = closure_visit(&c->views, now, add_before, &x, &why);
+    status = walked == CKD_E_NOMEM ? err_from(err, walked, &why) : CKD_OK;
+    THEN(status, closure_visit(&c->views, draft, read_moved, &x, err));
     bytes_free(&x.payload);
-    free(x.is_new);
+    free(x.before.slots);
     return status;
 }
 
 /* ---- the newest files ---- */
 
-/* Candidates: own files, files of the newest generations that it builds on, and the other files that it names now. */
-static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
-                               ckd_error *err) {
-    *m = (manifest){.checkpoint = now->manifest.checkpoint, .own_count = now->manifest.own_count};
-    ckd_status status = manifest_add_files(m, now->manifest.files, now->manifest.own_count, err);
+/* Adds files of the newest generations that it builds on: those that it does not name yet. own: their own files. */
+static ckd_status add_newer(manifest *m, compaction *c, const view *now, const bytes *owners, bool own,
+                            ckd_error *err) {
+    ckd_status status = CKD_OK;
     for (size_t at = 0; at < owners->size && status == CKD_OK; at += sizeof(ckd_id)) {
         const view *older;
         ckd_id id;
         memcpy(&id, owners->data + at, sizeof(id));
-        if (!id_equal(&id, &now->manifest.checkpoint.id) && !compact_is_victim(c, &id) &&
-            views_get(&older, &c->views, &id, NULL) == CKD_OK) {
-            status = manifest_add_files(m, older->manifest.files, older->manifest.file_count, err);
+        if (id_equal(&id, &now->manifest.checkpoint.id) || compact_is_victim(c, &id) ||
+            views_get(&older, &c->views, &id, NULL) != CKD_OK) {
+            continue;
+        }
+        const manifest *from = &older->manifest;
+        size_t i = own ? 0 : from->own_count, end = own ? from->own_count : from->file_count;
+        for (; i < end && status == CKD_OK; i++) {
+            bool newer = !is_named(&now->manifest, &from->files[i]);
+            status = newer ? manifest_add_files(m, &from->files[i], 1, err) : CKD_OK;
         }
     }
+    return status;
+}
+
+/*
+ * Candidates: own files, newer files of what it builds on, and the other files that it names now. These keep their order:
+ * a pack may hold a record from before it was rewritten on a shorter chain, and must not come before the file that has
+ * the latter.
+ */
+static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
+                               ckd_error *err) {
+    *m = (manifest){.checkpoint = now->manifest.checkpoint, .own_count = now->manifest.own_count};
+    ckd_status status = manifest_add_files(m, now->manifest.files, now->manifest.own_count, err);
+    THEN(status, add_newer(m, c, now, owners, true, err));
+    THEN(status, add_newer(m, c, now, owners, false, err));
     return status == CKD_OK ? manifest_add_files(m, now->manifest.files, now->manifest.file_count, err)
                             : status;
 }
@@ -128,7 +172,7 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status opened = status == CKD_OK ? open_draft(draft, c, &m, &why) : CKD_OK;
         if (opened == CKD_OK && !c->options.estimate) {
-            opened = compact_read_moved(c, *published, *draft, &why);
+            opened = compact_read_moved(c, *draft, NULL, 0, &why);
         }
         if (opened != CKD_OK) { /* newer files are damaged, those of the published manifest are not */
             *draft = now;

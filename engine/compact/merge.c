@@ -220,6 +220,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         status = err_set(err, CKD_E_CORRUPT, "the merged files lack blocks of the checkpoint");
     }
     THEN(status, closure_prune_files(&tight, &c->views, draft, err));
+    THEN(status, compact_read_moved(c, draft, x->outputs, x->output_count, err));
     if (status == CKD_OK && old->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
     }

@@ -84,14 +84,17 @@ static bool all_files_exist(const ckd_store *store, const manifest *m) {
 
 /* ---- generations ---- */
 
-/* A file of both generations is needed either way. If the newer one names all files of the older, none is removed. */
+/*
+ * A file of both generations is needed either way. If the newer one names all files of the older, none is removed. If it
+ * names fewer, and no new one, it reads records in other files than the older one did. It is not known in which.
+ */
 static ckd_status check_newer(bool *intact, checked_files *checked, const ckd_store *store,
                               const manifest *newer, const manifest *older, ckd_error *err) {
     ckd_status status = CKD_OK;
-    bool loses = checked && !names_all(newer, older);
+    bool loses = checked && !names_all(newer, older), moves = names_all(older, newer);
     *intact = true;
     for (size_t i = 0; i < newer->file_count && loses && *intact && status == CKD_OK; i++) {
-        if (!names_file(older, &newer->files[i].id)) {
+        if (moves || !names_file(older, &newer->files[i].id)) {
             status = check_file(intact, checked, store, &newer->files[i], err);
         }
     }

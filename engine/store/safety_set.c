@@ -47,7 +47,8 @@ static ckd_status is_needed(bool *needed, needed_records *n, const ckd_id *owner
 }
 
 /*
- * Stops at damage to records that the checkpoint needs. n NULL: any damage counts.
+ * Stops at damage to records that the checkpoint needs. A pack also has those of others, and damage to these must not keep
+ * a policy from its work.
  */
 static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_records *n, bytes *payload,
                                      ckd_error *err) {
@@ -57,7 +58,7 @@ static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_rec
         ckd_status found = record_read_through(payload, c, &c->outer[k], &why);
         bool needed = true;
         *all_whole = *all_whole && found == CKD_OK;
-        if (n && is_damage(found, &why)) {
+        if (is_damage(found, &why)) {
             status = is_needed(&needed, n, &c->outer[k].tensor->checkpoint, err);
         }
         status = status == CKD_OK && needed ? err_from(err, found, &why) : status;
@@ -181,7 +182,7 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
         }
         status = view_open_chunk(&c, store, &from->files[i], &from->checkpoint, &why);
         if (status == CKD_OK) {
-            status = chunk_read_through(&whole, c, i < from->own_count ? &needed : NULL, &payload, &why);
+            status = chunk_read_through(&whole, c, &needed, &payload, &why);
         }
         chunk_close(c);
         status = status == CKD_OK && whole ? scrub_times_add(done, &single, &why) : status;

@@ -355,3 +355,26 @@ def test_prune_reads_what_packed_deltas_build_on(store):
     refused = store.call("prune", "--keep-last", "2", "--undo", "0s", expect=CORRUPT)
     assert "nothing was deleted" in refused.err
     assert steps(store) == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_prune_ignores_damage_that_the_newest_do_not_need(store):
+    """A pack has records of two chains. The newest two need it, but build on the second chain alone."""
+    for step in range(1, 15):
+        store.save(step, state(1, step), *(["--base"] if step in (1, 7) else []))
+    store.call("compact")
+    pack = max((store.path / "data/c").iterdir(), key=lambda path: path.stat().st_size)
+    intact = pack.read_bytes()
+    out = store.folder / "out.safetensors"
+
+    def loads(step):
+        return subprocess.run([COMMAND, "load", store.path, f"a@{step}", "-o", out, "--force"],
+                              capture_output=True).returncode == 0
+
+    for at in range(200, len(intact), 1009):
+        pack.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1:])
+        if not loads(1) and loads(13) and loads(14):
+            break
+    else:
+        pytest.fail("no byte is needed by the first chain alone")
+    assert store.json("prune", "--keep-last", "2")["deleted"] == 12
+    assert steps(store) == [13, 14] and loads(13) and loads(14)

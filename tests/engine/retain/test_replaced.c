@@ -2,6 +2,7 @@
  * Generations that a compaction has replaced. They stay until the files of the newer generation are known to be intact:
  * these may have rotted while a reader, or the death of the compaction, kept the older ones.
  */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -400,6 +401,80 @@ static void test_a_busy_store_does_not_fail_a_compaction(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- a compaction that does not end well ---- */
+
+/* The disk is full once `room` manifests have been published. Otherwise another process has the publish lock then. */
+typedef struct trouble {
+    size_t room;
+    bool busy;
+    const char *dir;
+    file_lock *held;
+} trouble;
+
+static int make_trouble(void *context, file_op step, const char *path) {
+    trouble *t = context;
+    bool published = step == FILE_OP_RENAME_NOREPLACE && strstr(path, "/" DIR_MANIFESTS "/");
+    if (t->room > 0) {
+        t->room -= published;
+        return 0;
+    }
+    if (t->busy && step == FILE_OP_LOCK && !t->held && strstr(path, FILE_PUBLISH_LOCK)) {
+        trouble one = *t;
+        t->room = SIZE_MAX; /* this lock is no trouble */
+        assert_int_equal(
+            lock_acquire(&one.held, store_path_of(t->dir, FILE_PUBLISH_LOCK), LOCK_EXCLUSIVE, true, 0, NULL),
+            CKD_OK);
+        t->held = one.held;
+    }
+    return !t->busy && step == FILE_OP_WRITE && strstr(path, "/" DIR_CHUNKS "/") ? ENOSPC : 0;
+}
+
+/* Old generations go also when there is no space for a further checkpoint. */
+static void test_a_full_disk(void **state) {
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_with_messages(*state);
+    ckd_compact_options o = options_for(1);
+    trouble t = {.room = 2};
+    file_set_fault_hook(make_trouble, &t);
+    ckd_status status = ckd_compact(NULL, store, &o, NULL);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(status, CKD_E_NOSPACE);
+    assert_int_equal(folder_count(*state, DIR_MANIFESTS), STEPS);
+    scene_check(store, 0, STEPS);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
+/* A compaction that is through does not fail because others keep it from removing old files. */
+static void test_a_busy_end(void **state) {
+    scene_make(*state, 0, 3);
+    ckd_store_options busy = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    busy.threads = 1;
+    busy.lock_timeout_ms = 50;
+    assert_int_equal(ckd_store_open(&store, store_path_of(*state, ""), CKD_OPEN_WRITE, &busy, NULL), CKD_OK);
+    trouble t = {.room = 2, .busy = true, .dir = *state};
+    ckd_compact_options o = options_for(1);
+    ckd_compaction *done;
+    file_set_fault_hook(make_trouble, &t);
+    ckd_error err = {0};
+    ckd_status status = ckd_compact(&done, store, &o, &err);
+    file_set_fault_hook(NULL, NULL);
+    assert_non_null(t.held);
+    lock_release(t.held);
+    if (status != CKD_OK) {
+        fail_msg("compact: %s (%s)", err.message, err.file);
+    }
+    assert_true(done->old_files > 0);
+    ckd_compaction_free(done);
+    ckd_store_close(store);
+    assert_int_equal(folder_count(*state, DIR_MANIFESTS), 5);
+    store = open_with_messages(*state);
+    assert_int_equal(folder_count(*state, DIR_MANIFESTS), 3);
+    scene_check(store, 0, 3);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {tempdir_test(test_rot_before_the_removal),
                                        tempdir_test(test_rot_of_a_pack_before_the_removal),
@@ -410,7 +485,9 @@ int main(void) {
                                        tempdir_test(test_a_compaction_reads_its_files_once),
                                        tempdir_test(test_the_next_writer_reads_them_once),
                                        tempdir_test(test_reading_in_parts),
-                                       tempdir_test(test_a_busy_store_does_not_fail_a_compaction)};
+                                       tempdir_test(test_a_busy_store_does_not_fail_a_compaction),
+                                       tempdir_test(test_a_full_disk),
+                                       tempdir_test(test_a_busy_end)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();
