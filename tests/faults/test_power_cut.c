@@ -487,6 +487,7 @@ static const char *const spared[] = {
     "base/file_names.c:sync_parent a path without a folder, which a store has not",
     "catalog/fault_vfs.c:sync_parent the catalog's journal: the catalog can be made anew",
     "engine/retain/trash.c:remove_one it frees the space of the file at once",
+    "engine/retain/trash.c:remove_replaced the catalog's refresh has synced the folder before, unless no catalog can be used",
     "engine/store/deletions.c:replace_mark tombstones stay until the catalog has forgotten their checkpoints; the mark is for older catalogs",
     "engine/store/deletions.c:remove_mark the same",
     "engine/store/damage.c:damage_put_aside a rename is durable with either of its two folders, and the other one is synced, too",
