@@ -135,7 +135,7 @@ static ckd_status take_body(bytes *body, wire *w, uint64_t size, ckd_error *err)
     return status;
 }
 
-ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, ckd_error *err) {
+ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, uint64_t max, ckd_error *err) {
     bytes head = {.size = 0};
     char text[512];
     *answered = false;
@@ -150,7 +150,7 @@ ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, ckd_error *er
     reader_string(&r, text, sizeof(text));
     uint64_t size = reader_u64(&r);
     bytes_free(&head);
-    if (r.failed || size > ANSWER_MAX) {
+    if (r.failed || size > max) {
         return err_set(err, CKD_E_INVALID, "another node sent an answer that has no meaning");
     }
     status = take_body(body, w, size, err);

@@ -104,8 +104,8 @@ ckd_status frame_receive_hello(bytes *body, wire *w, frame_kind kind, ckd_error 
 ckd_status frame_expect(bytes *body, wire *w, frame_kind kind, ckd_error *err);
 /* why: of a failure. body: NULL: none; at most ANSWER_MAX. */
 ckd_status frame_answer(wire *w, ckd_status status, const ckd_error *why, const bytes *body, ckd_error *err);
-/* Takes an answer. Returns what the peer did; *answered: false if there was no answer at all. */
-ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, ckd_error *err);
+/* Takes an answer of at most `max` bytes. Returns what the peer did; *answered: false if there was no answer at all. */
+ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, uint64_t max, ckd_error *err);
 
 /* ---- bucket.c ---- */
 typedef struct bucket {

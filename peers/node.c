@@ -62,7 +62,7 @@ static void keep_looking(peer *p, wire *w, ckd_error *err) {
     ckd_status status = CKD_OK;
     while (status == CKD_OK) {
         status = frame_send(w, FRAME_PING, NULL, 0, err);
-        THEN(status, frame_take_answer(&answer, &answered, w, err));
+        THEN(status, frame_take_answer(&answer, &answered, w, ANSWER_MAX, err));
         if (status == CKD_OK) {
             report(p, true, "");
         }

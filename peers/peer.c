@@ -16,7 +16,7 @@ static ckd_status greet(wire *w, frame_kind kind, const bytes *message, bytes *o
     bool answered;
     ckd_status status = message->failed ? err_nomem(err, message->size, "a message")
                                         : frame_send(w, kind, message->data, message->size, err);
-    THEN(status, frame_take_answer(out, &answered, w, err));
+    THEN(status, frame_take_answer(out, &answered, w, size, err));
     return status == CKD_OK && out->size != size
                ? err_set(err, CKD_E_INVALID, "a greeting that has no meaning")
                : status;
@@ -125,7 +125,7 @@ static ckd_status end_call(call *c, ckd_status status, ckd_error *err) {
 }
 
 static ckd_status take_answer(call *c, ckd_error *err) {
-    return frame_take_answer(&c->answer, &c->answered, c->wire, err);
+    return frame_take_answer(&c->answer, &c->answered, c->wire, ANSWER_MAX, err);
 }
 
 static ckd_status ask_about(call *c, frame_kind kind, const char *set, const char *blob,
@@ -312,7 +312,7 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
     c.limits.silence_ms = takes_long ? 0 : answer_ms(node);
     c.limits.lost = takes_long ? is_lost_or_late : is_lost;
     wire_set_limits(w, &c.limits);
-    THEN(status, frame_take_answer(answer, &answered, w, &why));
+    THEN(status, frame_take_answer(answer, &answered, w, ANSWER_MAX, &why));
     if (status == CKD_E_BUSY && !answered) {
         err_set(&why, status, "its agent lives, but has not answered for %u s: does it see the store?",
                 (unsigned)answer_ms(node) / 1000);

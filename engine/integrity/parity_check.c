@@ -132,13 +132,28 @@ typedef struct row_pair {
     uint8_t *old_stripes, *new_stripes; /* one batch of each */
 } row_pair;
 
+void parity_read_readable(parity_file *f, const parity_group *g, uint64_t first, uint64_t count,
+                          uint8_t *to) {
+    if (parity_read(f, first, count, to, NULL) == CKD_OK) {
+        return;
+    }
+    for (uint64_t s = first; s < first + count; s++) {
+        uint8_t *stripe = to + parity_stripe_offset(g, s) - parity_stripe_offset(g, first);
+        if (parity_read(f, s, 1, stripe, NULL) != CKD_OK) {
+            memset(stripe, 0, parity_stripe_size(g, s));
+        }
+    }
+}
+
 /* What cannot be read of the old row says nothing. */
 static ckd_status compare_batch(bool *agree, const row_pair *c, uint64_t first, uint64_t count,
                                 ckd_error *err) {
     ckd_status status = parity_read(c->new, first, count, c->new_stripes, err);
-    bool old_read = status == CKD_OK && parity_read(c->old, first, count, c->old_stripes, NULL) == CKD_OK;
     size_t at = 0;
-    for (uint64_t s = first; s < first + count && old_read && *agree; s++) {
+    if (status == CKD_OK) {
+        parity_read_readable(c->old, c->g, first, count, c->old_stripes);
+    }
+    for (uint64_t s = first; s < first + count && status == CKD_OK && *agree; s++) {
         const uint8_t *old = c->old_stripes + at;
         if (parity_has_stripe(c->old, s) && parity_stripe_valid(old, c->g, c->old_row, s)) {
             *agree = parity_hashes_same(old, c->new_stripes + at, c->g, s);

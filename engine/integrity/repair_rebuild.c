@@ -11,7 +11,7 @@ typedef struct rebuilder {
     const ckd_store *store;
     const parity_group *g;
     size_t target;
-    size_t preferred; /* which of the undamaged rows of a stripe is believed first */
+    size_t preferred; /* the row that is believed first, or the next one that is undamaged in the stripe */
     bool contradicts; /* undamaged rows of some stripe have different hashes */
     rate_limiter *limiter;
     ckd_error *why;                    /* why the file cannot be rebuilt */
@@ -88,14 +88,7 @@ static uint64_t read_row(const rebuilder *r, uint32_t row, uint64_t first, uint6
     if (!r->rows[row]) {
         return 0;
     }
-    if (parity_read(r->rows[row], first, count, r->stripes[row], NULL) != CKD_OK) {
-        for (uint64_t s = first; s < first + count; s++) {
-            uint8_t *to = r->stripes[row] + parity_stripe_offset(g, s) - parity_stripe_offset(g, first);
-            if (parity_read(r->rows[row], s, 1, to, NULL) != CKD_OK) {
-                memset(to, 0, parity_stripe_size(g, s));
-            }
-        }
-    }
+    parity_read_readable(r->rows[row], g, first, count, r->stripes[row]);
     return size;
 }
 
@@ -237,10 +230,13 @@ static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, u
     ckd_status status = CKD_OK;
     stripe_view v;
     find_valid_rows(&v, r, first, stripe);
-    size_t tries = v.valid_count ? v.valid_count : 1;
+    size_t tries = v.valid_count ? v.valid_count : 1, begin = 0;
+    while (begin < v.valid_count && v.valid[begin] < r->preferred) {
+        begin++;
+    }
     *possible = false;
     for (size_t i = 0; i < tries && !*possible && status == CKD_OK; i++) {
-        believe(&v, r, (r->preferred + i) % tries);
+        believe(&v, r, (begin + i) % tries);
         status = rebuild_piece(possible, &piece, r, &v, err);
         tries = v.row_count == v.valid_count ? 1 : tries;
     }

@@ -84,14 +84,32 @@ static bool all_files_exist(const ckd_store *store, const manifest *m) {
 
 /* ---- generations ---- */
 
+/* Whether both generations name the files that both have in the same order: equal records are read from the first. */
+static bool same_order(const manifest *newer, const manifest *older) {
+    size_t at = 0;
+    for (size_t i = 0; i < newer->file_count; i++) {
+        size_t k = 0;
+        while (k < older->file_count && !id_equal(&older->files[k].id, &newer->files[i].id)) {
+            k++;
+        }
+        if (k < older->file_count && k < at) {
+            return false;
+        }
+        at = k < older->file_count ? k : at;
+    }
+    return true;
+}
+
 /*
  * A file of both generations is needed either way. If the newer one names all files of the older, none is removed. If it
- * names fewer, and no new one, it reads records in other files than the older one did. It is not known in which.
+ * names fewer, and no new one, or others first, it reads records in other files than the older one did. It is not known in
+ * which.
  */
 static ckd_status check_newer(bool *intact, checked_files *checked, const ckd_store *store,
                               const manifest *newer, const manifest *older, ckd_error *err) {
     ckd_status status = CKD_OK;
-    bool loses = checked && !names_all(newer, older), moves = names_all(older, newer);
+    bool loses = checked && !names_all(newer, older),
+         moves = names_all(older, newer) || !same_order(newer, older);
     *intact = true;
     for (size_t i = 0; i < newer->file_count && loses && *intact && status == CKD_OK; i++) {
         if (moves || !names_file(older, &newer->files[i].id)) {

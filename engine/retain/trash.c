@@ -473,9 +473,9 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files
         return err_from(err, status, &why);
     }
     /* Without a lock, whose holder must not make a finished compaction fail. Nothing depends on the number. */
-    status = remove_replaced(&result, store, NULL, false, err);
+    status = remove_replaced(&result, store, NULL, false, &why);
     *left = result.files;
-    return status;
+    return err_from(err, status == CKD_E_NOMEM ? status : CKD_OK, &why);
 }
 
 /* Is there a tombstone whose grace period has ended? Reads no manifest. */

@@ -32,19 +32,20 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
                                   ckd_error *err) {
     bytes data = {0};
     manifest m = {.checkpoint = *checkpoint};
-    pathname path = lost_file_path(store, checkpoint, end), temporary = path;
-    /* The name is of this checkpoint alone: two processes may write it at once. Both write the same. */
-    snprintf(temporary.text + strlen(path.text), sizeof(temporary.text) - strlen(path.text), ".tmp");
+    pathname path = lost_file_path(store, checkpoint, end);
     if (file_exists(path.text) && (!checkpoint->created_ns || is_kept(store, path.text))) {
         return CKD_OK;
     }
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
+    ckd_id own; /* two processes may be here at once */
+    char name[CKD_ID_TEXT + 16], hex[CKD_ID_TEXT];
     THEN(status, damage_make_folder(store, err));
-    if (status == CKD_OK) { /* a writer that died may have left it */
-        status = file_remove(temporary.text, true, err);
-    }
+    THEN(status, ckd_id_new(&own, err));
     if (status == CKD_OK) {
+        ckd_id_text(hex, &own);
+        snprintf(name, sizeof(name), ".tmp-%s", hex);
+        pathname temporary = path_of(store->path, DIR_DAMAGED, name);
         status = file_replace_durable(path.text, temporary.text, data.data, data.size, err);
     }
     bytes_free(&data);

@@ -592,10 +592,10 @@ static ckd_status send_back_the_proof(wire *w, ckd_error *err) {
     bytes_put_string(&hello, hosts.items[1].name);
     bytes_put(&hello, nonce, sizeof(nonce));
     must(frame_send(w, FRAME_HELLO, hello.data, hello.size, err), err);
-    must(frame_take_answer(&answer, &answered, w, err), err);
+    must(frame_take_answer(&answer, &answered, w, ANSWER_MAX, err), err);
     assert_int_equal(answer.size, SECRET_NONCE + SECRET_PROOF);
     must(frame_send(w, FRAME_PROOF, answer.data + SECRET_NONCE, SECRET_PROOF, err), err);
-    ckd_status status = frame_take_answer(&answer, &answered, w, err);
+    ckd_status status = frame_take_answer(&answer, &answered, w, ANSWER_MAX, err);
     assert_true(answered);
     bytes_free(&hello);
     bytes_free(&answer);

