@@ -371,15 +371,6 @@ static ckd_status run(const arguments *a, const cli_options *source, const cli_o
     return status;
 }
 
-/* Returns the length of the store's path if the error names a file in it, otherwise 0. */
-static size_t names_file_of(const ckd_error *err, const cli_options *store) {
-    size_t length = strlen(store->store);
-    while (length > 1 && store->store[length - 1] == '/') {
-        length--;
-    }
-    return strncmp(err->file, store->store, length) == 0 && err->file[length] == '/' ? length : 0;
-}
-
 static int command(int argc, char **argv, const char *name, const char *stores, const char *doc) {
     static const struct argp_child children[] = {{&cli_common_argp, 0, 0, 0}, {0}};
     const struct argp argp = {options_table, parse, stores, doc, children, 0, 0};
@@ -391,7 +382,7 @@ static int command(int argc, char **argv, const char *name, const char *stores, 
                       *destination = a.pull ? &a.common : &other_store;
     ckd_error err;
     bool done = run(&a, source, destination, &err) == CKD_OK;
-    bool there = !done && names_file_of(&err, destination) > names_file_of(&err, source);
+    bool there = !done && cli_error_in_store(&err, destination) > cli_error_in_store(&err, source);
     int code = done ? CLI_DONE : cli_fail_with_hint(&err, there ? destination : source);
     if (code == CLI_FAILED && err.status == CKD_E_EXISTS && !a.copy.as_run) {
         cli_note("--as RUN copies a run under another name");

@@ -365,6 +365,12 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
                                         : CKD_OK;
 }
 
+/* An output that cannot be written is no damage of the checkpoint. */
+static bool is_damaged(const arguments *a, const ckd_error *err) {
+    return ckd_error_is_damage(err) &&
+           (err->status == CKD_E_CORRUPT || cli_error_in_store(err, &a->common) > 0);
+}
+
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_status status;
@@ -381,7 +387,7 @@ static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     for (;;) {
         ckd_checkpoint older;
         status = load_checkpoint(a, store, &from, err);
-        if (status == CKD_OK || !a->or_older || !ckd_error_is_damage(err)) {
+        if (status == CKD_OK || !a->or_older || !is_damaged(a, err)) {
             return status;
         }
         skip(a, cli_ref_text_of(&from).text, err);

@@ -320,7 +320,8 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
 static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_open_mode mode = a->restore || a->empty ? CKD_OPEN_WRITE : CKD_OPEN_READ;
-    a->common.keeps_trash = a->empty; /* it counts what it removes */
+    /* --empty counts what it removes; what is to be restored must not go first */
+    a->common.keeps_trash = a->empty || a->restore;
     ckd_status status = cli_open_store(&store, &a->common, mode, err);
     THEN(status, a->restore ? restore(a, store, err) : a->empty ? empty(a, store, err) : list(a, store, err));
     ckd_store_close(store);

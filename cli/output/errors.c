@@ -234,6 +234,14 @@ int cli_fail_as(const ckd_error *err, int code) {
     return code;
 }
 
+size_t cli_error_in_store(const ckd_error *err, const cli_options *options) {
+    size_t length = strlen(options->store);
+    while (length > 1 && options->store[length - 1] == '/') {
+        length--;
+    }
+    return strncmp(err->file, options->store, length) == 0 && err->file[length] == '/' ? length : 0;
+}
+
 int cli_fail(const ckd_error *err) {
     int code = cli_exit_code(err), signal_number = cli_interrupted();
     bool nevertheless = committed[0] && code != CLI_CORRUPT;

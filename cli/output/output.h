@@ -395,6 +395,8 @@ bool cli_prints_text(const cli_options *options);
 
 /* As cli_fail; after damage it adds a hint how to find out more. */
 int cli_fail_with_hint(const ckd_error *err, const cli_options *options);
+/* Returns the length of the store's path if the error names a file in the store, otherwise 0. */
+size_t cli_error_in_store(const ckd_error *err, const cli_options *options);
 
 /* Opens the store. The library's messages become notes. */
 ckd_status cli_open_store(ckd_store **out, const cli_options *options, ckd_open_mode mode, ckd_error *err);

@@ -91,3 +91,8 @@ def test_branches_fall_back_to_their_origin(bases, tmp_path):
     out = tmp_path / "out"
     run("load", bases.path, "--run", "a~2", "--or-older", "--out", out, expect_message="a~2@3 is damaged and skipped")
     assert same(out, state(1, 2))
+
+
+def test_an_output_that_cannot_be_written_is_no_damage(bases, tmp_path):
+    failed = run("load", bases.path, "--or-older", "--out", tmp_path / "absent/out.safetensors", expect=NOT_FOUND)
+    assert "absent" in failed.err and "skipped" not in failed.err and "damaged" not in failed.err

@@ -275,6 +275,13 @@ def test_dry_runs_leave_the_trash(dated, at, command):
     assert len(files()) < len(before)
 
 
+def test_what_can_be_restored_until_it_is_removed(dated, at):
+    at(SUNDAY, "delete", "a@1", "a@2", "--undo", "1h", "-q")
+    at(SUNDAY + DAY, "trash", "--restore", "a@1", "-q")
+    assert [c["step"] for c in dated.checkpoints()][:2] == [1, 3]
+    assert json.loads(at(SUNDAY + DAY, "trash", "--empty", "--json").out)["checkpoints"] == 1
+
+
 def kept_at(at, now, *policy):
     plan = json.loads(at(now, "prune", "-n", "--json", *policy).out)
     return {int(d["checkpoint"].split("@")[1]): [w for w in d["kept_as"] if w != "safety"] for d in plan["checkpoints"] if d["kept_as"]}

@@ -49,7 +49,7 @@ class Writes:
 
     def take_back(self, saved: Checkpoint | None) -> StateError:
         """Deletes the checkpoint of the save, if that is the newest one that was made. Returns the failure of the save."""
-        names, self.found, left = self.found, [], ""
+        names, left = self.found, ""
         if saved is not None and saved.step == self._step and self._keeps:
             left = f"; {saved} stays, as it may be older than this save: compare it before you use it"
         elif saved is not None and saved.step == self._step:
@@ -60,6 +60,7 @@ class Writes:
             except Error as error:
                 logger.error("%s: %s cannot be deleted: %s", self._store.path, saved, error)
                 left = f"; {saved} could not be deleted, and must not be used"
+        self.found = []  # not earlier: after an interrupt, the close of the session tries again
         more = f" and {len(names) - 1} more tensors were" if len(names) > 1 else " was"
         return StateError(f"the save of step {self._step} is taken back: {names[0]}{more} written to before the copy was complete{left}; call "
                           "session.fence() before such writes. From now on step() copies what was written to before it returns")
