@@ -265,6 +265,11 @@ CKD_API void ckd_session_observe(ckd_session *session, uint64_t step, double met
 CKD_API void ckd_session_fence(ckd_session *session);
 /* Like ckd_session_fence for the tensors of one group, for optimizers that go layer by layer. */
 CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
+/*
+ * Gives up the newest lazy snapshot if its copies are not done, as the caller has noticed that something wrote to a
+ * registered tensor. Nothing is committed: the save fails with STATE, on all ranks. To be called before the fence.
+ */
+CKD_API void ckd_session_discard(ckd_session *session);
 
 typedef enum ckd_phase {
     CKD_PHASE_ANY = 0,  /* nothing special: the initial phase */

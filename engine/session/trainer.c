@@ -257,6 +257,17 @@ void ckd_session_fence_group(ckd_session *s, uint32_t fence_group) {
     }
 }
 
+void ckd_session_discard(ckd_session *s) {
+    if (session_check(s, NULL) == CKD_OK) {
+        pthread_mutex_lock(&s->shared.mutex);
+        session_slot *slot = newest(s);
+        if (slot && !slot->fenced) {
+            slot->torn = true;
+        }
+        pthread_mutex_unlock(&s->shared.mutex);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------- each step */
 
 /* Takes over the measured cost of saves that ended. */

@@ -65,7 +65,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_next_save_works(tmp_path):
         assert store.verify()
 
 
-def test_a_write_before_the_copy_is_complete_takes_the_save_of_all_ranks_back(tmp_path):
+def test_a_write_before_the_copy_is_complete_fails_the_save_of_all_ranks(tmp_path):
     support_ranked.launch("written", 2, tmp_path)
 
 

@@ -148,7 +148,7 @@ class Session(Reporter):
         self._owner = ffi.new("pyckd_session *")
         # A finalizer of the module weakref keeps all this alive itself, also when a session and its optimizers are one garbage cycle.
         self._finalizer = weakref.finalize(self, close_left, self._owner, self._keep, store.path, self._process if self._ranks is not None else 0)
-        self._writes = Writes(store, keeps=on_duplicate == "same")
+        self._writes = Writes()
         self._updates: Updates | None = None
         self._hooks: list[Any] = []
         self._fenced = [o for o in objects_in(self._state) if is_optimizer(o) and calls_hooks(o)]
@@ -341,19 +341,10 @@ class Session(Reporter):
     def _fence(self) -> None:
         if self._writes.end():
             self._staged = -1
+            lib.ckd_session_discard(self._owner.session)
         lib.ckd_session_fence(self._owner.session)
         for device in self._copying:  # a training may step on another stream than the one of its last snapshot
             wait_for(device)
-        if self._ranks is None:  # else the save may wait for other ranks
-            self._settle()
-
-    def _settle(self) -> None:
-        """If something else has written to what was being copied, the snapshot is of no step. The library, which does not know that, commits it."""
-        if self._writes.found:
-            self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_DURABLE))
-            saved, last = self._saved()
-            failure = self._writes.take_back(last if saved > self._base else None)
-            self._failure = self._failure or failure
 
     def _check_process(self) -> None:
         """Must run before any lock is taken: another thread may have held the lock at the fork."""
@@ -405,7 +396,6 @@ class Session(Reporter):
     def _end(self) -> None:
         """Closes the library's session when its saves are durable. Their failure is kept."""
         self._fence()
-        self._settle()
         if not self._owner.session:
             return
         self._past = self._costs()
@@ -477,7 +467,6 @@ class Session(Reporter):
         begun = time.monotonic()
         # Without a step of an optimizer since, the last snapshot may still be copied. The next one has to wait for that anyway.
         self._fence()
-        self._settle()
         state, again = self._take_apart()
         if again:
             if self._registered is not None:
@@ -490,7 +479,7 @@ class Session(Reporter):
         self._told = self._reported
         self._copying = set(registered.devices) if registered.has_fenced else set()
         self._check_status(partial(lib.pyckd_session_save, self._owner, self._reported, GROUP_AT_ONCE, not registered.has_fenced))
-        self._writes.watch(self._reported, registered.fenced(state))
+        self._writes.watch(registered.fenced(state))
         if self._poll().staged_step == self._reported:
             self._staged = self._reported
             if self._updates is not None:
@@ -554,8 +543,6 @@ class Session(Reporter):
             self._failed = int(now.failed)
             if self._failure is None:  # the library tells each failure once
                 self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_STAGED))
-        if not now.under_way:
-            self._settle()
         self._log()
         self._raise_failure()
 
@@ -563,7 +550,6 @@ class Session(Reporter):
         self._fence()
         if self._owner.session:
             self._check_status(partial(lib.ckd_session_wait, self._owner.session, lib.CKD_DURABLE))
-        self._settle()
         self._log()
         self._raise_failure()
 

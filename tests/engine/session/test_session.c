@@ -234,6 +234,32 @@ static void test_missing_fences_are_reported(void **state) {
     stored_check(dir, TRAINER_RUN, 3, ROWS);
 }
 
+/* The caller has seen a write that was not the optimizer's. After the fence it is too late, and the save is whole. */
+static void test_a_snapshot_that_is_discarded(void **state) {
+    const char *dir = *state;
+    trainer *t = trainer_new(ROWS);
+    ckd_session_options o = session_options();
+    o.snapshot = CKD_SNAPSHOT_LAZY;
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_error err = {0};
+    trainer_set(t, 1);
+    must(ckd_session_step(s, 1, &err), &err);
+    ckd_session_discard(s);
+    ckd_session_fence(s);
+    assert_int_equal(ckd_session_wait(s, CKD_DURABLE, &err), CKD_E_STATE);
+    assert_non_null(strstr(err.message, "ckd_session_fence"));
+    assert_int_equal(count_of(dir, TRAINER_RUN), 0);
+    trainer_set(t, 2);
+    must(ckd_session_step(s, 2, &err), &err);
+    ckd_session_fence(s);
+    ckd_session_discard(s);
+    must(ckd_session_close(s, &err), &err);
+    ckd_session_discard(NULL);
+    trainer_free(t);
+    assert_int_equal(count_of(dir, TRAINER_RUN), 1);
+    stored_check(dir, TRAINER_RUN, 2, ROWS);
+}
+
 /* The first step allocates all memory. Later steps allocate nothing on the trainer's thread. */
 static void test_training_allocates_nothing(void **state) {
     for (int lazy = 0; lazy < 2; lazy++) {
@@ -429,6 +455,7 @@ int main(void) {
         tempdir_test(test_fences_of_groups),
         tempdir_test(test_saves_begin_before_the_fence),
         tempdir_test(test_missing_fences_are_reported),
+        tempdir_test(test_a_snapshot_that_is_discarded),
         tempdir_test(test_training_allocates_nothing),
         tempdir_test(test_no_memory),
         tempdir_test(test_errors_are_reported_and_the_next_save_works),
