@@ -187,11 +187,13 @@ def test_a_mapped_file_stays(store, into):
 
 def test_follows_as_it_is_saved(store, into):
     """The store does not exist at first."""
-    with Follower(store.path, into, "--run", "a", "--json", "--exec", 'echo "$CKPTDELTA_STEP $CKPTDELTA_ID $CKPTDELTA_INTO"') as f:
+    ran = into.parent / "ran"
+    told = f'echo "$CKPTDELTA_STEP $CKPTDELTA_ID $CKPTDELTA_INTO"; echo >> {ran}'
+    with Follower(store.path, into, "--run", "a", "--json", "--exec", told) as f:
         for step in (1, 2, 3):
             store.save(step, state(1, step))
             wait_until(lambda: step_of(into) == step, f"step {step} was not applied")
-        time.sleep(0.2)
+            wait_until(lambda: ran.exists() and ran.read_text() == step * "\n", f"--exec did not run for step {step}")
         assert f.stop() == 128 + signal.SIGTERM
     lines = [json.loads(line) for line in f.out.splitlines()]
     assert [line["checkpoint"] for line in lines] == ["a@1", "a@2", "a@3"]
