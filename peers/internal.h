@@ -59,7 +59,7 @@ void wire_set_fault(wire_fault_fn fault, void *context);
 enum { SECRET_NONCE = 32, SECRET_PROOF = 32 /* bytes */ };
 
 typedef enum greeting_side { CONNECTS, LISTENS } greeting_side;
-/* What both sides of a connection know after the first two messages, by greeting_side. */
+/* Both sides of a connection know this after the first two messages. Indices are greeting_side. */
 typedef struct greeting {
     const char *names[2]; /* of the nodes, as the list has them */
     uint8_t nonces[2][SECRET_NONCE];

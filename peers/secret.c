@@ -1,7 +1,7 @@
 /*
- * Who may connect: whoever has the secret. Neither side sends it. Each proves that it has it by HMAC-SHA-256 over what
- * both have chosen at random and the names of both, so nothing that was overheard is of use in another connection. What
- * follows is not encrypted. libcrypto does the arithmetic, and is opened when it is needed.
+ * Only nodes that have the secret may connect. Neither side sends it. Each side proves that it has it, by HMAC-SHA-256
+ * over random numbers and the names of both. So an overheard proof is of no use in another connection. Later messages
+ * are not encrypted. libcrypto computes the HMAC. It is opened when it is needed.
  */
 #include "peers/internal.h"
 

@@ -42,7 +42,7 @@ static char *folder_above(const char *path) {
     return slash ? strndup(path, (size_t)(slash + 1 - path)) : strdup("./");
 }
 
-/* What is in a folder that may be replaced. */
+/* The contents of a folder that may be replaced. */
 typedef struct entry_search {
     const char *path;
     cli_replaceable_fn replaceable;

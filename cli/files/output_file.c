@@ -141,7 +141,7 @@ ckd_status cli_output_write(cli_output *o, const void *data, size_t size, ckd_er
 
 /* ---- finishing: complete and durable, under the temporary name ---- */
 
-/* Who could not keep the file's group gives it no more than everybody has. */
+/* If the group cannot be kept, the new group gets no more rights than everybody has. */
 static void keep_attributes(const cli_output *o) {
     mode_t mode = o->mode;
     if (fchown(o->fd, o->owner, o->group) != 0 && fchown(o->fd, (uid_t)-1, o->group) != 0) {

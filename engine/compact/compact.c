@@ -289,7 +289,7 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
-/* What others keep it from removing is left to the next open for writing, or the next call. */
+/* Others may keep it from removing files. The next open for writing, or the next call, removes them. */
 static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked,

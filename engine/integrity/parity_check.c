@@ -145,7 +145,7 @@ void parity_read_readable(parity_file *f, const parity_group *g, uint64_t first,
     }
 }
 
-/* What cannot be read of the old row says nothing. */
+/* Stripes of the old row that cannot be read are not compared. */
 static ckd_status compare_batch(bool *agree, const row_pair *c, uint64_t first, uint64_t count,
                                 ckd_error *err) {
     ckd_status status = parity_read(c->new, first, count, c->new_stripes, err);

@@ -156,7 +156,7 @@ static void test_replaced_files_are_reported(void **state) {
     assert_non_null(strstr(f->err.message, "have been replaced"));
     assert_content(f->first, "one");
     assert_false(exists(f->second));
-    /* What replaces nothing is taken back. */
+    /* A file that replaces none is taken back. */
     assert_int_equal(unlink(f->first), 0);
     renames = 0;
     set = two_files(f, true);

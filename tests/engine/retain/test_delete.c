@@ -446,7 +446,7 @@ static void write_version(const char *path, unsigned char *data, size_t size, ui
     write_whole_file(path, data, size);
 }
 
-/* What a tombstone that cannot be read now would say is unknown. One that is damaged will never say it. */
+/* A tombstone that cannot be read now may be readable later, and stays. A damaged one never will be, and goes. */
 static void test_unreadable_tombstones_stay(void **state) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     ckd_store *store = make_steps(*state, 3);
