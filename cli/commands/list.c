@@ -40,8 +40,8 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 
 /* The listing: all checkpoints, and the requested ones. */
 typedef struct listing {
-    ckd_checkpoint_list *all, *list; /* list: the requested ones */
-    ckd_timeline *times;             /* of the requested ones */
+    ckd_checkpoint_list *all, *list; /* list: the requested ones; it may be `all` */
+    ckd_timeline *times;             /* of the requested ones, for text */
     bool one_run;
     cli_marks marks;
 } listing;
@@ -132,8 +132,13 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_list(&l.all, store, NULL, err));
-    THEN(status, ckd_store_list(&l.list, store, a->run, err));
-    THEN(status, ckd_store_timeline(&l.times, store, a->run, err));
+    l.list = l.all; /* there may be 100,000 of them: they are read once */
+    if (a->run) {
+        THEN(status, ckd_store_list(&l.list, store, a->run, err));
+    }
+    if (cli_prints_text(&a->common)) {
+        THEN(status, ckd_store_timeline(&l.times, store, a->run, err));
+    }
     THEN(status, cli_marks_read(&l.marks, store, err));
     if (status == CKD_OK && a->common.json) {
         status = print_json(store, &l, err);
@@ -142,7 +147,9 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     }
     cli_marks_free(&l.marks);
     ckd_timeline_free(l.times);
-    ckd_checkpoint_list_free(l.list);
+    if (l.list != l.all) {
+        ckd_checkpoint_list_free(l.list);
+    }
     ckd_checkpoint_list_free(l.all);
     ckd_store_close(store);
     return status;
