@@ -39,19 +39,11 @@ typedef struct arguments {
 } arguments;
 
 static void parse_group(arguments *a, const char *arg, struct argp_state *state) {
-    char data[8] = "";
-    uint64_t k = 0, m = 0;
-    const char *plus = strchr(arg, '+');
-    if (plus && (size_t)(plus - arg) < sizeof(data)) {
-        memcpy(data, arg, (size_t)(plus - arg));
-    }
-    if (!cli_parse_u64(&k, data) || !cli_parse_u64(&m, plus + 1) || k < 1 || k > CKD_PARITY_DATA_MAX ||
-        m < 1 || m > CKD_PARITY_MAX) {
+    if (!cli_parse_group(&a->parity.data, &a->parity.parity, arg) || a->parity.data > CKD_PARITY_DATA_MAX ||
+        a->parity.parity > CKD_PARITY_MAX) {
         argp_error(state, "--group is K+M, 1 to %d files and 1 to %d of parity, such as 8+1, not '%s'",
                    CKD_PARITY_DATA_MAX, CKD_PARITY_MAX, arg);
     }
-    a->parity.data = (uint32_t)k;
-    a->parity.parity = (uint32_t)m;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state) {

@@ -70,6 +70,20 @@ bool cli_parse_size(uint64_t *out, const char *text) {
     return cli_parse_u64(out, digits) && !__builtin_mul_overflow(*out, factor, out);
 }
 
+bool cli_parse_group(uint32_t *data, uint32_t *parity, const char *text) {
+    char first[8] = "";
+    uint64_t k = 0, m = 0;
+    const char *plus = strchr(text, '+');
+    if (plus && (size_t)(plus - text) < sizeof(first)) {
+        memcpy(first, text, (size_t)(plus - text));
+    }
+    bool fine = cli_parse_u64(&k, first) && cli_parse_u64(&m, plus + 1) && k && k <= UINT32_MAX && m &&
+                m <= UINT32_MAX;
+    *data = fine ? (uint32_t)k : 0;
+    *parity = fine ? (uint32_t)m : 0;
+    return fine;
+}
+
 bool cli_parse_step(uint64_t *out, const char *text) {
     if (strcmp(text, "latest") == 0) {
         *out = CKD_LATEST;

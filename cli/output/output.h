@@ -387,8 +387,9 @@ bool cli_parse_u64(uint64_t *out, const char *text);
 bool cli_parse_double(double *out, const char *text);
 bool cli_parse_size(uint64_t *out,
                     const char *text); /* bytes, optionally with K, M, G or T, which are binary */
-bool cli_parse_step(uint64_t *out, const char *text); /* a number, or `latest` */
-bool cli_parse_ref(cli_ref *out, const char *text);   /* [RUN@]STEP or @TAG */
+bool cli_parse_group(uint32_t *data, uint32_t *parity, const char *text); /* K+M, neither of them 0 */
+bool cli_parse_step(uint64_t *out, const char *text);                     /* a number, or `latest` */
+bool cli_parse_ref(cli_ref *out, const char *text);                       /* [RUN@]STEP or @TAG */
 
 /* Is human output wanted on stdout? Not with -q or --json. */
 bool cli_prints_text(const cli_options *options);
