@@ -1,4 +1,5 @@
 /* Answers what other nodes' agents ask about the states that are kept here. */
+#include "agent/parity.h"
 #include "agent/restart.h"
 
 #include <stdio.h>
@@ -162,9 +163,12 @@ static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_err
     size_t set_count = 0;
     uint32_t count = 0;
     bytes states = {.size = 0};
+    ckd_error lacks = {.offset = CKD_NO_OFFSET};
+    bool lacking = t->parity && parity_rebuild(t, q->set, &lacks) != CKD_OK;
     ckd_status status = peer_held_sets(&sets, &set_count, t->node, err);
     for (size_t i = 0; i < set_count; i++) {
-        if (!q->set[0] || strcmp(q->set, sets[i]) == 0) {
+        bool whole = !t->parity || parity_set_is_whole(t, sets[i]);
+        if (whole && (!q->set[0] || strcmp(q->set, sets[i]) == 0)) {
             (void)list_set(&states, &count, t, sets[i], q->run, NULL); /* a set may have no manifest yet */
         }
         free(sets[i]);
@@ -175,6 +179,7 @@ static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_err
     }
     bytes_put_u32(answer, count);
     bytes_put(answer, states.data, states.size);
+    bytes_put_string(answer, lacking ? lacks.message : "");
     bytes_free(&states);
     return status;
 }
@@ -380,8 +385,14 @@ ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_
     pthread_mutex_lock(&t->mutex);
     bool ready = t->version > 0;
     pthread_mutex_unlock(&t->mutex);
-    ckd_status status =
-        ready ? get_question(&q, asked, err) : err_set(err, CKD_E_BUSY, "its agent is beginning");
+    ckd_status status = ready && asked->size ? CKD_OK : err_set(err, CKD_E_BUSY, "its agent is beginning");
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (asked->data[0] >= PARITY_TABLE) {
+        return parity_answer(t, answer, asked, err);
+    }
+    status = get_question(&q, asked, err);
     if (status != CKD_OK) {
         return status;
     }

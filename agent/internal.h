@@ -8,6 +8,9 @@
  *   record.c      what an agent that is killed has held
  *   control.c     the side that asks: ckd_agent_ask, ckd_agent_drain
  *   tier.c        this node's states as files in memory, which other nodes copy
+ *   stripes.c     parity for files of other nodes (parity.h)
+ *   pieces.c      this node's files in the parity of others
+ *   rebuild.c     computes files that were lost
  *   mirror.c      brings the copies on other nodes into line
  *   restart.c     asks other nodes for what a lost node has left
  *   copies.c      answers such questions
@@ -69,6 +72,8 @@ typedef struct tier_peer {
     char trouble[256];
 } tier_peer;
 
+typedef struct parity parity; /* parity.h */
+
 /* This node's states as files in memory: a store of its own, which other nodes copy. */
 typedef struct tier {
     struct agent *agent;
@@ -85,6 +90,7 @@ typedef struct tier {
     uint64_t kept, kept_bytes;
     uint32_t replicated;
     tier_peer *peers;
+    parity *parity; /* NULL: other nodes have whole copies */
     bytes decisions;
     uint64_t asked_ns,
         ask_pause_ns; /* when peers were asked for this node's last life, and when they are again */
@@ -191,6 +197,10 @@ void tier_close(agent *a, bool durable);
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
 /* While somebody hurries, nobody waits for copies. */
 void tier_hurry(tier *t, bool hurry);
+/* Other nodes that are to have something of this one's states. */
+uint32_t tier_wanted(const tier *t);
+/* The name of a node's copies. */
+void tier_set_name(char out[PEER_SET_MAX + 1], const char *node);
 /* Are there fewer copies than wanted? */
 bool tier_is_poor(tier *t);
 bool tier_is_tight(tier *t);
@@ -207,7 +217,25 @@ void mirror_end(tier *t);
 /* A peer has come or gone. */
 void mirror_peer_changed(void *context, size_t host, bool alive, const char *why);
 
+/* ---- pieces.c ---- */
+/* Errors: INVALID (fewer nodes than a group needs), UNSUPPORTED (no ISA-L), NOMEM, IO. */
+ckd_status parity_begin(tier *t, ckd_error *err);
+void parity_end(tier *t);
+/* Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask. */
+ckd_status parity_check_group(tier *t, ckd_error *err);
+/* Looks at this node's chunk files, and brings their pieces into the parity that a node has. Called by the mirror. */
+ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
+/* The same for files that this node does not have any more. Comes after the manifests that name them have gone. */
+ckd_status pieces_drop(tier *t, size_t host, ckd_error *err);
+/* Removes files that no stripe has any more. Returns whether some are left that this node does not need. */
+bool pieces_release(tier *t);
+/* All of this node's files are of no use to anybody from now on. */
+void pieces_leave(tier *t);
+
 /* ---- restart.c ---- */
+/* Asks the agent of a node, which may be this one. takes_long: as for peer_ask. */
+ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, bool takes_long,
+                       ckd_error *err);
 /*
  * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one made
  * durable. Returns false if a state of several ranks could not be put together now, but may be later.

@@ -1,5 +1,5 @@
 /* Brings the copies on other nodes into line with this node's files. */
-#include "agent/internal.h"
+#include "agent/parity.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,10 @@
 #define NICE    10
 #define RETRY_S 1
 
+#define CHUNKS "data/c"
+
 /* A manifest comes after the files that it names, and goes before them. */
-static const char *const folders[] = {"data/c", "data/n", "data/t", "data/m"};
+static const char *const folders[] = {CHUNKS, "data/n", "data/t", "data/m"};
 #define FOLDERS (sizeof(folders) / sizeof(folders[0]))
 
 /* ---- one peer ---- */
@@ -40,12 +42,12 @@ static ckd_status add_name(names *n, const char *folder, const char *name, ckd_e
     return status;
 }
 
-/* Lists this node's files in the order in which they must arrive. */
+/* Lists this node's files in the order in which they must arrive. Chunk files are left out if they have parity. */
 static ckd_status list_files(names *out, tier *t, ckd_error *err) {
     *out = (names){.count = 0};
     ckd_status status = add_name(out, "data", "store", err);
     pthread_mutex_lock(&t->store_mutex); /* no save is under way */
-    for (size_t f = 0; f < FOLDERS && status == CKD_OK; f++) {
+    for (size_t f = t->parity ? 1 : 0; f < FOLDERS && status == CKD_OK; f++) {
         char path[700];
         dir_list in = {.count = 0};
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, folders[f]);
@@ -97,11 +99,11 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
          * own, and so may a manifest: the number of one that was deleted for good is given again. A peer that has the
          * same bytes does not get them again.
          */
-        if (strncmp(own->items[i], "data/c/", 7) == 0 && is_there(there, own->items[i])) {
+        if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(there, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
-        status = peer_put(&sent, t->node, host, &(peer_copy){t->set, own->items[i], path}, err);
+        status = peer_put(&sent, t->node, host, &(peer_copy){t->set, own->items[i], path, NULL}, err);
         pthread_mutex_lock(&t->mutex);
         t->peers[host].sent_bytes += sent;
         pthread_mutex_unlock(&t->mutex);
@@ -142,21 +144,38 @@ static bool may_make_room(tier *t) {
     return false;
 }
 
+/* Chunk files as pieces in parity, if so wanted. */
+static ckd_status bring_files(tier *t, size_t host, const names *own, const blob_list *there,
+                              ckd_error *err) {
+    ckd_status status = t->parity ? pieces_add(t, host, err) : CKD_OK;
+    THEN(status, send_files(t, host, own, there, err));
+    return status;
+}
+
+static ckd_status take_files_away(tier *t, size_t host, const names *own, const blob_list *there,
+                                  ckd_error *err) {
+    ckd_status status = remove_files(t, host, own, there, err);
+    if (status == CKD_OK && t->parity) {
+        status = pieces_drop(t, host, err);
+    }
+    return status;
+}
+
 /* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
 static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     names own = {.count = 0};
     blob_list there = {.count = 0};
     ckd_status status = peer_list(&there, t->node, host, t->set, err);
     THEN(status, list_files(&own, t, err));
-    THEN(status, send_files(t, host, &own, &there, err));
+    THEN(status, bring_files(t, host, &own, &there, err));
     if (status == CKD_E_NOSPACE &&
         may_make_room(t)) { /* old states make room; what has arrived is not sent again */
-        status = remove_files(t, host, &own, &there, err);
+        status = take_files_away(t, host, &own, &there, err);
         blob_list_free(&there);
         THEN(status, peer_list(&there, t->node, host, t->set, err));
-        THEN(status, send_files(t, host, &own, &there, err));
+        THEN(status, bring_files(t, host, &own, &there, err));
     }
-    THEN(status, remove_files(t, host, &own, &there, err));
+    THEN(status, take_files_away(t, host, &own, &there, err));
     free_names(&own);
     blob_list_free(&there);
     return status;
@@ -169,21 +188,24 @@ static bool is_alive(void *context, size_t host) {
     return peer_alive(t->node, host);
 }
 
+/* Of a group with parity, all are. */
 static void choose_partners(tier *t) {
     size_t chosen[PEER_HOSTS_MAX];
+    const parity *p = t->parity;
     size_t count =
-        peer_hosts_partners(chosen, &t->hosts, t->hosts.self, t->agent->options.replicate, is_alive, t);
+        p ? p->count : peer_hosts_partners(chosen, &t->hosts, t->hosts.self, tier_wanted(t), is_alive, t);
     for (size_t i = 0; i < t->hosts.count; i++) {
         t->peers[i].partner = false;
     }
     for (size_t i = 0; i < count; i++) {
-        t->peers[chosen[i]].partner = true;
+        size_t host = p ? p->members[i] : chosen[i];
+        t->peers[host].partner = host != t->hosts.self;
     }
 }
 
 /* Says once that copies are missing, and once that they are there again. */
 static void report(tier *t, uint32_t replicated) {
-    uint32_t wanted = t->agent->options.replicate;
+    uint32_t wanted = tier_wanted(t);
     pthread_mutex_lock(&t->mutex);
     bool was = t->poor, any = t->version > 1;
     t->replicated = replicated;
@@ -193,7 +215,15 @@ static void report(tier *t, uint32_t replicated) {
     if (!changed) {
         return;
     }
-    if (replicated < wanted) {
+    if (t->parity) {
+        agent_say(
+            t->agent,
+            replicated < wanted
+                ? "%u of %u other nodes of the group have parity of this node's states: if a node fails "
+                  "now, what is not in the store is lost. Training goes on"
+                : "%u of %u other nodes of the group have parity of this node's states again",
+            replicated, wanted);
+    } else if (replicated < wanted) {
         agent_say(
             t->agent,
             "copies of this node's states are on %u other nodes instead of %u: if this node fails now, %s. "
@@ -221,16 +251,21 @@ static bool bring_into_line(tier *t, size_t host, uint64_t version) {
     tier_peer *p = &t->peers[host];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
+    if (t->parity) { /* parity of some rows alone is of no use */
+        status = parity_check_group(t, &why);
+    }
     pthread_mutex_lock(&t->mutex);
     uint64_t changes = p->changes;
     bool asked = p->asked, done = p->has >= version;
     pthread_mutex_unlock(&t->mutex);
-    if (!asked) {
+    if (status == CKD_OK && !asked) {
         status =
             err_set(&why, CKD_E_BUSY,
                     "it was not asked yet for what this node's last life has left, or could not store it");
-    } else if (!done) {
+    } else if (status == CKD_OK && !done) {
         status = mirror_to(t, host, &why);
+    } else if (status == CKD_OK && t->parity) { /* others may have dropped their files meanwhile */
+        status = pieces_drop(t, host, &why);
     }
     pthread_mutex_lock(&t->mutex);
     if (status == CKD_OK && p->changes != changes) { /* it may have come back without them */
@@ -256,13 +291,14 @@ static bool do_round(tier *t) {
             replicated += bring_into_line(t, i, version);
         }
     }
+    bool left = t->parity && pieces_release(t);
     report(t, replicated);
     if (replicated == partners) {
         remove_surplus(t);
     }
     pthread_mutex_lock(&t->mutex);
     t->mirrored = version;
-    bool rests = t->version == version && replicated == partners;
+    bool rests = t->version == version && replicated == partners && !left;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mutex);
     return rests;
@@ -302,6 +338,9 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
     t->woken = true;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mutex);
+    if (t->parity && alive) {
+        parity_peer_returns(t, host);
+    }
     if (goes) {
         agent_say(t->agent, "node %s shows no sign of life: %s", name, why);
     } else if (returns) {

@@ -44,25 +44,28 @@ static void decide(tier *t, const char *format, ...) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-/* This node may itself have copies of the one that is lost. */
+ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, bool takes_long,
+                       ckd_error *err) {
+    return host == t->hosts.self ? restart_answer(t, answer, asked, err)
+                                 : peer_ask(answer, t->node, host, asked, takes_long, err);
+}
+
+/* This node may itself have copies of the one that is lost. Before a list, files are rebuilt from parity. */
 static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ckd_error *err) {
     bytes asked = {.size = 0};
+    bool takes_long =
+        q->kind == QUESTION_STORE || q->kind == QUESTION_PART || (q->kind == QUESTION_LIST && t->parity);
     question_put(&asked, q);
-    ckd_status status = CKD_OK;
-    if (asked.failed) {
-        status = err_nomem(err, asked.size, "a question");
-    } else if (host == t->hosts.self) {
-        status = restart_answer(t, answer, &asked, err);
-    } else {
-        bool takes_long = q->kind == QUESTION_STORE || q->kind == QUESTION_PART;
-        status = peer_ask(answer, t->node, host, &asked, takes_long, err);
-    }
+    ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
+                                     : restart_ask(answer, t, host, &asked, takes_long, err);
     bytes_free(&asked);
     return status;
 }
 
+/* Errors: also BUSY, after the list was taken: there is something else that could not be rebuilt from parity now. */
 static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_error *err) {
     reader r = reader_of(answer->data, answer->size);
+    char lacks[sizeof(err->message)];
     uint32_t count = reader_u32(&r);
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < count && status == CKD_OK && s->count < FOUND_MAX; i++) {
@@ -73,7 +76,8 @@ static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_err
             s->items[s->count++] = f;
         }
     }
-    return status;
+    reader_string(&r, lacks, sizeof(lacks));
+    return status == CKD_OK && lacks[0] ? err_set(err, CKD_E_BUSY, "%s", lacks) : status;
 }
 
 static void ask_everybody(search *s) {
@@ -88,7 +92,7 @@ static void ask_everybody(search *s) {
         THEN(status, take_list(s, host, &answer, &why));
         s->asked[host] = status == CKD_OK;
         if (status != CKD_OK && !s->quiet) {
-            decide(t, "node %s: not asked: %.300s", t->hosts.items[host].name, why.message);
+            decide(t, "node %s: not asked, or not for all: %.300s", t->hosts.items[host].name, why.message);
         }
         bytes_free(&answer);
     }

@@ -1,5 +1,5 @@
 /* This node's states as files in memory. */
-#include "agent/internal.h"
+#include "agent/parity.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,9 +47,9 @@ static ckd_status lock_folder(tier *t, ckd_error *err) {
 
 /* Only names of our own are removed in a folder that somebody else may have made. */
 static void clear_folder(const tier *t) {
-    static const char *const own[] = {"own", "held"};
+    static const char *const own[] = {"own", "held", "pieces", "work"};
     char path[600];
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", t->folder, own[i]);
         peer_remove_below(path, 12);
         (void)dir_remove(path, NULL);
@@ -95,10 +95,9 @@ static ckd_status open_store(tier *t, ckd_error *err) {
     return status;
 }
 
-static void name_set(tier *t) {
-    const char *name = t->hosts.items[t->hosts.self].name;
-    snprintf(t->set, sizeof(t->set), "n-%s", name);
-    for (char *c = t->set; *c; c++) {
+void tier_set_name(char out[PEER_SET_MAX + 1], const char *node) {
+    snprintf(out, PEER_SET_MAX + 1, "n-%s", node);
+    for (char *c = out; *c; c++) {
         bool plain =
             (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || *c == '.';
         *c = plain || *c == '-' ? *c : '_';
@@ -141,6 +140,9 @@ static ckd_status check_options(const ckd_agent_options *o, ckd_error *err) {
             err, CKD_E_INVALID,
             "agents of several nodes need a secret: a file of mode 0600 with the same 16 bytes or more on all nodes");
     }
+    if (o->replicate && (o->parity || o->parity_data)) {
+        return err_set(err, CKD_E_INVALID, "other nodes have whole copies or parity, not both");
+    }
     bool fine = (o->silence_s == 0 || (o->silence_s >= 0.1 && o->silence_s <= 3600)) &&
                 o->store_every_s >= 0 && o->store_every_s <= 1e9;
     return fine
@@ -160,13 +162,13 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     }
     a->tier = t;
     t->agent = a;
-    a->options.replicate = a->options.replicate ? a->options.replicate : 1;
     a->options.copies_bytes = a->options.copies_bytes ? a->options.copies_bytes : a->options.memory_bytes / 2;
     pthread_mutex_init(&t->store_mutex, NULL);
     pthread_mutex_init(&t->restart_mutex, NULL);
     pthread_mutex_init(&t->mutex, NULL);
     peer_condition_init(&t->changed);
     ckd_status status = check_options(&a->options, err);
+    a->options.replicate = a->options.replicate ? a->options.replicate : 1;
     THEN(status, peer_secret_read(&t->secret, a->options.secret, err));
     THEN(status, peer_hosts_read(&t->hosts, a->options.peers, a->options.self, err));
     t->peers = status == CKD_OK ? calloc(t->hosts.count, sizeof(*t->peers)) : NULL;
@@ -176,13 +178,14 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    name_set(t);
+    tier_set_name(t->set, t->hosts.items[t->hosts.self].name);
     status = choose_folder(t, err);
     THEN(status, lock_folder(t, err));
     if (status == CKD_OK) {
         clear_folder(t); /* of an agent that was killed: the lock says that it has ended */
     }
     THEN(status, open_store(t, err));
+    THEN(status, parity_begin(t, err));
     THEN(status, begin_node(t, err));
     THEN(status, mirror_begin(t, err));
     return status;
@@ -190,6 +193,9 @@ ckd_status tier_open(agent *a, ckd_error *err) {
 
 /* Copies at peers that cannot be reached stay until an agent of this name comes back. */
 static void remove_copies(tier *t) {
+    if (t->parity) {
+        pieces_leave(t);
+    }
     for (size_t i = 0; i < t->hosts.count; i++) {
         if (t->peers[i].has && i != t->hosts.self && peer_alive(t->node, i)) {
             (void)peer_delete(t->node, i, t->set, "", NULL);
@@ -212,6 +218,7 @@ void tier_close(agent *a, bool durable) {
     }
     mirror_end(t);
     peer_node_end(t->node);
+    parity_end(t);
     ckd_store_close(t->store);
     leave_folder(t);
     peer_hosts_free(&t->hosts);
@@ -250,7 +257,8 @@ static uint64_t own_bytes(const tier *t) {
     char path[600];
     uint64_t size = 0;
     snprintf(path, sizeof(path), "%s/own", t->folder);
-    return dir_bytes(&size, path, NULL) == CKD_OK ? size : 0;
+    size = dir_bytes(&size, path, NULL) == CKD_OK ? size : 0;
+    return t->parity ? size + atomic_load(&t->parity->dropped_bytes) : size;
 }
 
 /*
@@ -321,6 +329,10 @@ void tier_forget(tier *t, const char *run, const slot_peer *who) {
     }
 }
 
+uint32_t tier_wanted(const tier *t) {
+    return t->parity ? (uint32_t)t->parity->count - 1 : t->agent->options.replicate;
+}
+
 bool tier_await_copies(tier *t, uint64_t version) {
     pthread_mutex_lock(&t->mutex);
     while (t->mirrored < version && !t->stopping && !t->hurries) {
@@ -331,7 +343,7 @@ bool tier_await_copies(tier *t, uint64_t version) {
         have += t->peers[i].partner && t->peers[i].has >= version;
     }
     pthread_mutex_unlock(&t->mutex);
-    return have >= t->agent->options.replicate;
+    return have >= tier_wanted(t);
 }
 
 void tier_hurry(tier *t, bool hurry) {
@@ -373,7 +385,9 @@ void tier_describe(slot_agent *about, bytes *out, tier *t) {
     about->own_bytes = own_bytes(t);
     about->held_bytes = peer_held_bytes(t->node);
     pthread_mutex_lock(&t->mutex);
-    about->replicate = t->agent->options.replicate;
+    about->replicate = tier_wanted(t);
+    about->parity_data = t->parity ? t->parity->data : 0;
+    about->parity = t->parity ? t->parity->lost : 0;
     about->replicated = t->replicated;
     about->kept = t->kept;
     about->kept_bytes = t->kept_bytes;

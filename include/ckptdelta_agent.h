@@ -48,6 +48,12 @@ typedef struct ckd_agent_options {
      * seconds older, or when its session ends. 0: every state goes there.
      */
     double store_every_s;
+    /*
+     * Instead of whole copies: groups of parity_data + parity nodes keep parity of each other's states, so that any `parity`
+     * nodes of a group can be lost. The memory for it is parity / parity_data of what the node's own files take. 0 and 0:
+     * whole copies. All agents need the same values. More than one node of parity needs ISA-L.
+     */
+    uint32_t parity_data, parity;
 } ckd_agent_options;
 #define CKD_AGENT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_agent_options) }
@@ -98,6 +104,8 @@ typedef struct ckd_agent_state {
         kept_bytes; /* states that became such files since the agent began, and their sizes as tensors */
     const char *
         decisions; /* lines: what was found at other nodes for a restart, and what was made of it; "" if nothing */
+    /* Of the group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
+    uint32_t parity_data, parity;
 } ckd_agent_state;
 
 /* Asks the agent of a store. socket may be NULL. Errors: NOT_FOUND (no agent), UNSUPPORTED (another version), IO. */

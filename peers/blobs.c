@@ -209,25 +209,35 @@ static ckd_status reserve(blobs *b, const blob_entry *entry, uint64_t *number, c
                           (unsigned long long)(entry->size >> 20) + 1);
 }
 
-ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err) {
-    uint64_t number;
+static void release(blobs *b, uint64_t size) {
+    pthread_mutex_lock(&b->mutex);
+    b->used_bytes -= size;
+    pthread_mutex_unlock(&b->mutex);
+}
+
+/* Names the blob and the place of its file. */
+static ckd_status place(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err) {
     *out = (arrival){.to = b, .entry = *entry};
     if (!blob_names_valid(set, entry->name)) {
         return err_set(err, CKD_E_INVALID, "'%.100s' is no name of a copy", entry->name);
     }
-    ckd_status status = reserve(b, entry, &number, err);
+    snprintf(out->set, sizeof(out->set), "%s", set);
+    snprintf(out->path, sizeof(out->path), "%s/%s/%s", b->folder, set, entry->name);
+    return CKD_OK;
+}
+
+ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err) {
+    uint64_t number;
+    ckd_status status = place(out, b, set, entry, err);
+    THEN(status, reserve(b, entry, &number, err));
     if (status != CKD_OK) {
         return status;
     }
-    snprintf(out->set, sizeof(out->set), "%s", set);
-    snprintf(out->path, sizeof(out->path), "%s/%s/%s", b->folder, set, entry->name);
     snprintf(out->temp, sizeof(out->temp), "%s/.tmp-%llu", b->folder, (unsigned long long)number);
     status = dir_create(b->folder, true, err); /* somebody may have removed it */
     THEN(status, file_create(&out->file, out->temp, 0, err));
     if (status != CKD_OK) {
-        pthread_mutex_lock(&b->mutex);
-        b->used_bytes -= entry->size;
-        pthread_mutex_unlock(&b->mutex);
+        release(b, entry->size);
     }
     return status;
 }
@@ -275,11 +285,30 @@ ckd_status arrival_end(arrival *a, ckd_status status, ckd_error *err) {
     THEN(status, publish(a, err));
     if (status != CKD_OK) {
         (void)file_remove(a->temp, true, NULL);
-        pthread_mutex_lock(&a->to->mutex);
-        a->to->used_bytes -= a->entry.size;
-        pthread_mutex_unlock(&a->to->mutex);
+        release(a->to, a->entry.size);
     }
     bytes_free(&a->hashes);
+    return status;
+}
+
+ckd_status blobs_keep(blobs *b, const char *set, const char *name, const char *path, ckd_error *err) {
+    arrival a;
+    uint64_t number;
+    blob_entry entry = {.size = 0};
+    snprintf(entry.name, sizeof(entry.name), "%s", name);
+    ckd_status status = blob_file_hash(&entry, path, err);
+    THEN(status, place(&a, b, set, &entry, err));
+    THEN(status, reserve(b, &entry, &number, err));
+    if (status == CKD_OK) {
+        snprintf(a.temp, sizeof(a.temp), "%s", path);
+        status = publish(&a, err);
+        if (status != CKD_OK) {
+            release(b, entry.size);
+        }
+    }
+    if (status != CKD_OK) {
+        (void)file_remove(path, true, NULL);
+    }
     return status;
 }
 
@@ -287,8 +316,9 @@ ckd_status arrival_end(arrival *a, ckd_status status, ckd_error *err) {
 
 typedef ckd_status (*piece_fn)(void *context, const uint8_t *data, size_t size, ckd_error *err);
 
-static ckd_status each_piece(hash128 *hash, const char *path, uint64_t size, piece_fn use, void *context,
-                             ckd_error *err) {
+static ckd_status each_piece(hash128 *hash, const char *path, const peer_range *range, piece_fn use,
+                             void *context, ckd_error *err) {
+    uint64_t size = range->size;
     file_reader *f = NULL;
     bytes hashes = {.size = 0};
     uint8_t *piece = malloc(PEER_PIECE);
@@ -296,7 +326,7 @@ static ckd_status each_piece(hash128 *hash, const char *path, uint64_t size, pie
         piece ? file_open_read(&f, path, err) : err_nomem(err, PEER_PIECE, "a piece of a file");
     for (uint64_t at = 0; at < size && status == CKD_OK; at += PEER_PIECE) {
         size_t length = size - at < PEER_PIECE ? (size_t)(size - at) : PEER_PIECE;
-        status = file_read_at(f, at, piece, length, err);
+        status = file_read_at(f, range->offset + at, piece, length, err);
         if (status == CKD_OK) {
             hash128 one = hash128_of(piece, length);
             bytes_put(&hashes, one.bytes, sizeof(one.bytes));
@@ -313,9 +343,24 @@ static ckd_status each_piece(hash128 *hash, const char *path, uint64_t size, pie
     return status;
 }
 
+ckd_status blob_range_hash(blob_entry *out, const char *path, const peer_range *range, ckd_error *err) {
+    out->size = range->size;
+    return each_piece(&out->hash, path, range, NULL, NULL, err);
+}
+
 ckd_status blob_file_hash(blob_entry *out, const char *path, ckd_error *err) {
-    out->size = file_bytes(path);
-    return each_piece(&out->hash, path, out->size, NULL, NULL, err);
+    return blob_range_hash(out, path, &(peer_range){0, file_bytes(path)}, err);
+}
+
+ckd_status blobs_find_sound(blob_entry *out, char path[1024], blobs *b, const char *set, const char *name,
+                            ckd_error *err) {
+    blob_entry now;
+    ckd_status status = blobs_find(out, path, b, set, name, err);
+    THEN(status, blob_file_hash(&now, path, err));
+    if (status == CKD_OK && (now.size != out->size || !hash128_equal(&now.hash, &out->hash))) {
+        status = err_set(err, CKD_E_CORRUPT, "its copy of %s has changed since it arrived", name);
+    }
+    return status;
 }
 
 typedef struct sending {
@@ -330,7 +375,8 @@ static ckd_status send_piece(void *context, const uint8_t *data, size_t size, ck
     return status;
 }
 
-ckd_status blob_send(hash128 *hash, wire *w, const char *path, uint64_t size, bucket *limit, ckd_error *err) {
+ckd_status blob_send(hash128 *hash, wire *w, const char *path, const peer_range *range, bucket *limit,
+                     ckd_error *err) {
     sending s = {w, limit};
-    return each_piece(hash, path, size, send_piece, &s, err);
+    return each_piece(hash, path, range, send_piece, &s, err);
 }

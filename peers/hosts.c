@@ -226,6 +226,22 @@ static size_t candidate_at(size_t at, size_t n, size_t count, size_t group) {
     return n < size - 1 ? first + (in_group + 1 + n) % size : (first + size + (n - (size - 1))) % count;
 }
 
+size_t peer_hosts_group(size_t *out, const peer_hosts *hosts, size_t of, size_t size) {
+    size_t order[PEER_HOSTS_MAX], at = 0;
+    size_t groups = hosts->count / size;
+    if (!groups) {
+        return 0;
+    }
+    order_by_domain(order, hosts);
+    while (order[at] != of) {
+        at++;
+    }
+    size_t group = at / size < groups ? at / size : groups - 1;
+    size_t first = group * size, end = group + 1 < groups ? first + size : hosts->count;
+    memcpy(out, order + first, (end - first) * sizeof(*out));
+    return end - first;
+}
+
 size_t peer_hosts_partners(size_t *out, const peer_hosts *hosts, size_t of, size_t copies,
                            peer_usable_fn usable, void *context) {
     size_t order[PEER_HOSTS_MAX], at = 0, count = 0;

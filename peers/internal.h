@@ -76,7 +76,7 @@ ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *se
 
 /* ---- frame.c ---- */
 
-#define PEER_PROTOCOL 3
+#define PEER_PROTOCOL 4
 #define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
 #define FRAME_MAX     (PEER_PIECE + 4096)
 #define HELLO_MAX     1024u
@@ -160,10 +160,17 @@ ckd_status arrival_end(arrival *a, ckd_status so_far, ckd_error *err);
 /* Errors: NOT_FOUND. */
 ckd_status blobs_find(blob_entry *out, char path[1024], blobs *b, const char *set, const char *name,
                       ckd_error *err);
+/* Also CORRUPT: the file does not have the hash that it arrived with. */
+ckd_status blobs_find_sound(blob_entry *out, char path[1024], blobs *b, const char *set, const char *name,
+                            ckd_error *err);
+/* As peer_keep. */
+ckd_status blobs_keep(blobs *b, const char *set, const char *name, const char *path, ckd_error *err);
+ckd_status blob_range_hash(blob_entry *out, const char *path, const peer_range *range, ckd_error *err);
 ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err);
 ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err);
-/* Sends a file in pieces. hash: of what was sent. take: asked before each piece; NULL: no limit. */
-ckd_status blob_send(hash128 *hash, wire *w, const char *path, uint64_t size, bucket *limit, ckd_error *err);
+/* Sends a part of a file in pieces. hash: of what was sent. limit: asked before each piece; NULL: no limit. */
+ckd_status blob_send(hash128 *hash, wire *w, const char *path, const peer_range *range, bucket *limit,
+                     ckd_error *err);
 
 /* ---- peer.c ---- */
 typedef struct peer {

@@ -233,3 +233,23 @@ ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const cha
 void peer_set_release(peer_node *node) {
     pthread_rwlock_unlock(&node->held.lock);
 }
+
+ckd_status peer_held_file(char *path, size_t capacity, peer_node *node, const char *set, const char *blob,
+                          ckd_error *err) {
+    blob_entry entry;
+    char file[1024];
+    ckd_status status = blobs_find_sound(&entry, file, &node->held, set, blob, err);
+    if (status == CKD_OK && strlen(file) >= capacity) {
+        return err_set(err, CKD_E_INVALID, "the path %.200s... is too long", file);
+    }
+    snprintf(path, capacity, "%s", status == CKD_OK ? file : "");
+    return status;
+}
+
+ckd_status peer_keep(peer_node *node, const char *set, const char *blob, const char *path, ckd_error *err) {
+    return blobs_keep(&node->held, set, blob, path, err);
+}
+
+ckd_status peer_held_remove(peer_node *node, const char *set, const char *blob, ckd_error *err) {
+    return blobs_remove(&node->held, set, blob, err);
+}

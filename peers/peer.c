@@ -144,13 +144,13 @@ static ckd_status ask_about(call *c, frame_kind kind, const char *set, const cha
 
 /* ---- calls ---- */
 
-static ckd_status put_pieces(uint64_t *sent, call *c, const blob_entry *entry, const char *path,
+static ckd_status put_pieces(uint64_t *sent, call *c, const char *path, const peer_range *range,
                              ckd_error *err) {
     hash128 hash;
     c->answered = false;
-    ckd_status status = blob_send(&hash, c->wire, path, entry->size, &c->to->node->limit, err);
+    ckd_status status = blob_send(&hash, c->wire, path, range, &c->to->node->limit, err);
     THEN(status, take_answer(c, err));
-    *sent += status == CKD_OK ? entry->size : 0;
+    *sent += status == CKD_OK ? range->size : 0;
     return status;
 }
 
@@ -158,7 +158,8 @@ ckd_status peer_put(uint64_t *sent, peer_node *node, size_t host, const peer_cop
     call c;
     blob_entry entry;
     *sent = 0;
-    ckd_status status = blob_file_hash(&entry, copy->path, err);
+    peer_range range = copy->range ? *copy->range : (peer_range){0, file_bytes(copy->path)};
+    ckd_status status = blob_range_hash(&entry, copy->path, &range, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -167,7 +168,7 @@ ckd_status peer_put(uint64_t *sent, peer_node *node, size_t host, const peer_cop
     THEN(status, ask_about(&c, FRAME_PUT, copy->set, copy->blob, &entry, err));
     bool wanted = c.answer.size == 1 && c.answer.data[0];
     if (status == CKD_OK && wanted) {
-        status = put_pieces(sent, &c, &entry, copy->path, err);
+        status = put_pieces(sent, &c, copy->path, &range, err);
     }
     return end_call(&c, status, err);
 }

@@ -51,6 +51,12 @@ void peer_hosts_free(peer_hosts *hosts);
 typedef bool (*peer_usable_fn)(void *context, size_t host);
 size_t peer_hosts_partners(size_t *out, const peer_hosts *hosts, size_t of, size_t copies,
                            peer_usable_fn usable, void *context);
+/*
+ * Finds the group of node `of`, itself included: `size` nodes, of different domains where that is possible. The last group
+ * takes what is left over, and has up to 2 * size - 1. Every node computes the same, in the same order. Returns how many
+ * there are; 0: the list has fewer than `size`.
+ */
+size_t peer_hosts_group(size_t *out, const peer_hosts *hosts, size_t of, size_t size);
 
 /* ---- secret.c ---- */
 typedef struct peer_secret {
@@ -124,11 +130,15 @@ void peer_node_await_first_look(peer_node *node);
  * gone), BUSY (no sign of life for silence_ms), READ_ONLY (it has another secret), CORRUPT (bytes have changed on
  * their way, or where they were kept), UNSUPPORTED (another version), CANCELLED, NOMEM.
  */
+typedef struct peer_range {
+    uint64_t offset, size;
+} peer_range;
 typedef struct peer_copy {
-    const char *set, *blob; /* where the peer keeps it */
-    const char *path;       /* the file here */
+    const char *set, *blob;  /* where the peer keeps it */
+    const char *path;        /* the file here */
+    const peer_range *range; /* of the file; NULL: all of it */
 } peer_copy;
-/* Sends a file, unless the peer has it. sent: bytes that travelled. Also NOSPACE (its budget), and errors of reading. */
+/* Sends a file, or a part of it, unless the peer has it. sent: bytes that travelled. Also NOSPACE (its budget), and errors of reading. */
 ckd_status peer_put(uint64_t *sent, peer_node *node, size_t host, const peer_copy *copy, ckd_error *err);
 /* Gets a blob into a new file, which is removed after a failure. Also NOT_FOUND, EXISTS, NOSPACE. */
 ckd_status peer_fetch(peer_node *node, size_t host, const char *set, const char *blob, const char *path,
@@ -151,6 +161,19 @@ ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error
 /* The folder of a set. The set does not change until peer_set_release. Errors: NOT_FOUND. */
 ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err);
 void peer_set_release(peer_node *node);
+/*
+ * Finds the file of a blob. It stays until somebody replaces or removes the blob. Errors: NOT_FOUND, CORRUPT (it has changed
+ * since it arrived), IO, NOMEM.
+ */
+ckd_status peer_held_file(char *path, size_t capacity, peer_node *node, const char *set, const char *blob,
+                          ckd_error *err);
+/*
+ * Keeps a file of this node's own as a blob, as if it had arrived. The file is moved, so it must be on the file system of
+ * peer_options.folder; it is removed after a failure. Errors: NOSPACE (the budget), INVALID (a name), IO, NOMEM.
+ */
+ckd_status peer_keep(peer_node *node, const char *set, const char *blob, const char *path, ckd_error *err);
+/* Removes a blob, or with blob "" the whole set. One that is not there is no error. */
+ckd_status peer_held_remove(peer_node *node, const char *set, const char *blob, ckd_error *err);
 
 /* A condition with waits that end after some time, whatever happens to the date of the machine. */
 void peer_condition_init(pthread_cond_t *c);

@@ -41,7 +41,7 @@ MAY_INCLUDE = {
     "kernels": {"kernels", "base"},
     "engine": {"engine", "include", "kernels", "codec", "catalog", "objects", "base"},
     "peers": {"peers", "include", "base"},
-    "agent": {"agent", "peers", "engine", "include", "base"},
+    "agent": {"agent", "peers", "engine", "codec", "include", "base"},
     **{user: {user} for user in USERS},
     "cli": {"cli", "supervise"},
     # Benchmarks also time the library's inner operations, which the public header does not show.
@@ -86,7 +86,7 @@ ROOMS = {
     },
 }
 # Which rooms of other folders a folder may use that is one room itself.
-SINGLE_USES = {"agent": {("engine", "slots"), ("engine", "ranks"), ("engine", "common")}}
+SINGLE_USES = {"agent": {("engine", "slots"), ("engine", "ranks"), ("engine", "common"), ("codec", "common")}}
 # A mapped file that shrinks kills the process. What this file maps cannot shrink.
 MAPS_MEMORY = "base/shared_memory.c"
 GENERATED = {"catalog_schema.h": "catalog"}

@@ -27,6 +27,7 @@ enum {
     OPT_REPLICATE,
     OPT_STORE_EVERY,
     OPT_SEND_RATE,
+    OPT_PARITY,
     OPT_COPIES,
     OPT_COPIES_BUDGET,
     OPT_SILENCE
@@ -47,6 +48,10 @@ static const struct argp_option options_table[] = {
      2},
     {"self", OPT_SELF, "HOST:PORT", 0, "This node in the list [default: the one whose address it has]", 2},
     {"replicate", OPT_REPLICATE, "K", 0, "Keep copies on K other nodes [default: 1]", 2},
+    {"parity", OPT_PARITY, "K+M", 0,
+     "Instead of copies, keep parity in groups of K + M nodes: any M of a group can be lost, and the memory for it is M/K of "
+     "what a node's own files take",
+     2},
     {"store-every", OPT_STORE_EVERY, "TIME", 0,
      "While all copies are in place, save to the store only this long after the last time, such as 10m, and when a "
      "session ends [default: save every state]",
@@ -87,6 +92,7 @@ typedef struct arguments {
     cli_options common;
     uint64_t budget;
     const char *socket, *peers, *self, *secret, *copies;
+    uint32_t parity_data, parity;
     uint64_t replicate, send_rate, copies_budget, store_every_s, silence_s;
     bool detach;
     int action; /* an option of the second group; 0: run an agent */
@@ -119,6 +125,12 @@ static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *
             argp_error(state, "--replicate is a number from 1 to 64, not '%s'", arg);
         }
         return 0;
+    case OPT_PARITY:
+        if (!cli_parse_group(&a->parity_data, &a->parity, arg)) {
+            argp_error(state, "--parity is K+M, such as 3+1: of K + M nodes any M can be lost, not '%s'",
+                       arg);
+        }
+        return 0;
     case OPT_COPIES_BUDGET:
         if (!cli_parse_size(&a->copies_budget, arg) || !a->copies_budget) {
             argp_error(state, "--copies-budget is a size such as 64G, not '%s'", arg);
@@ -141,15 +153,17 @@ static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *
 }
 
 static void check_together(const arguments *a, struct argp_state *state) {
-    bool of_peers = a->self || a->secret || a->copies || a->replicate || a->copies_budget || a->send_rate ||
-                    a->store_every_s || a->silence_s;
+    bool of_peers = a->self || a->secret || a->copies || a->replicate || a->parity || a->copies_budget ||
+                    a->send_rate || a->store_every_s || a->silence_s;
     if (a->action && (a->budget || a->detach || a->peers)) {
         argp_error(state, "--budget, --detach and --peers go with the start of an agent");
     }
     if (of_peers && !a->peers) {
-        argp_error(state,
-                   "--secret, --self, --replicate, --store-every, --send-rate, --copies, --copies-budget and "
-                   "--silence go with --peers");
+        argp_error(state, "--secret, --self, --replicate, --parity, --store-every, --send-rate, --copies, "
+                          "--copies-budget and --silence go with --peers");
+    }
+    if (a->replicate && a->parity) {
+        argp_error(state, "choose one of --replicate and --parity");
     }
     if (a->peers && !a->secret) {
         argp_error(state, "--peers needs --secret FILE");
@@ -210,16 +224,23 @@ static json_t *json_peers(const ckd_agent_state *s) {
     return peers;
 }
 
+/* null: whole copies. */
+static json_t *json_parity(const ckd_agent_state *s) {
+    return s->parity
+               ? json_pack("{s:I, s:I}", "data", (json_int_t)s->parity_data, "parity", (json_int_t)s->parity)
+               : json_null();
+}
+
 /* null: the agent has no other nodes. */
 static json_t *json_copies(const ckd_agent_state *s) {
     if (!s->peer_count && !s->replicate) {
         return json_null();
     }
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "replicate", (json_int_t)s->replicate,
-                     "replicated", (json_int_t)s->replicated, "own_bytes", (json_int_t)s->own_bytes,
-                     "held_bytes", (json_int_t)s->held_bytes, "states", (json_int_t)s->kept, "state_bytes",
-                     (json_int_t)s->kept_bytes, "peers", json_peers(s), "decisions",
-                     cli_json_text(s->decisions));
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "parity", json_parity(s), "replicate",
+                     (json_int_t)s->replicate, "replicated", (json_int_t)s->replicated, "own_bytes",
+                     (json_int_t)s->own_bytes, "held_bytes", (json_int_t)s->held_bytes, "states",
+                     (json_int_t)s->kept, "state_bytes", (json_int_t)s->kept_bytes, "peers", json_peers(s),
+                     "decisions", cli_json_text(s->decisions));
 }
 
 static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
@@ -253,9 +274,15 @@ static void step_cell(cli_table *t, uint64_t step) {
 }
 
 static ckd_status print_peers(const ckd_agent_state *s, ckd_error *err) {
-    printf("\n%" PRIu32 " of %" PRIu32
-           " copies are in place; files of this node's states take %s, of others' %s\n",
-           s->replicated, s->replicate, cli_text_size(s->own_bytes).text, cli_text_size(s->held_bytes).text);
+    if (s->parity) {
+        printf("\nparity %" PRIu32 "+%" PRIu32 ": %" PRIu32 " of %" PRIu32
+               " other nodes of the group have theirs; ",
+               s->parity_data, s->parity, s->replicated, s->replicate);
+    } else {
+        printf("\n%" PRIu32 " of %" PRIu32 " copies are in place; ", s->replicated, s->replicate);
+    }
+    printf("files of this node's states take %s, %s %s\n", cli_text_size(s->own_bytes).text,
+           s->parity ? "parity for others" : "of others'", cli_text_size(s->held_bytes).text);
     uint64_t sent = 0;
     cli_table *t = cli_table_new("NODE|DOMAIN|ALIVE|PARTNER|>BEHIND|>SENT|TROUBLE");
     for (size_t i = 0; i < s->peer_count; i++) {
@@ -351,8 +378,8 @@ static void explain_session(const ckd_agent_session *x) {
 }
 
 static void explain_peers(const ckd_agent_state *s) {
-    printf("%" PRIu32 " of %" PRIu32 " other nodes have copies of all states of this one.\n", s->replicated,
-           s->replicate);
+    printf("%" PRIu32 " of %" PRIu32 " other nodes %shave %s all states of this one.\n", s->replicated,
+           s->replicate, s->parity ? "of the group " : "", s->parity ? "parity of" : "copies of");
     for (size_t i = 0; i < s->peer_count; i++) {
         const ckd_agent_peer *p = &s->peers[i];
         if (p->trouble[0]) {
@@ -463,6 +490,8 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
     o.secret = a->secret;
     o.copies = a->copies;
     o.replicate = (uint32_t)a->replicate;
+    o.parity_data = a->parity_data;
+    o.parity = a->parity;
     o.copies_bytes = a->copies_budget;
     o.send_bytes_per_s = a->send_rate;
     o.store_every_s = (double)a->store_every_s;

@@ -201,7 +201,7 @@ typedef struct slot_agent {
     int64_t process;
     uint64_t memory_bytes, budget_bytes, since_ns;
     uint64_t sessions, peers, decision_bytes; /* of each, how many follow */
-    uint32_t replicate, replicated;
+    uint32_t replicate, replicated, parity_data, parity;
     uint64_t own_bytes, held_bytes, kept, kept_bytes;
 } slot_agent;
 

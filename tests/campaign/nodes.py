@@ -2,8 +2,8 @@
 
     nodes.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE] [--record]
 
-A case draws how many nodes there are, in which domains, how many copies are wanted, and how many ranks train where; then
-it plays a few launches that end in failures. The oracle: each launch goes on from no older step than was promised (one
+A case draws how many nodes there are, in which domains, how many copies are wanted, or which parity, and how many ranks
+train where; then it plays a few launches that end in failures. The oracle: each launch goes on from no older step than was promised (one
 that was durable, or one whose copies were in place if no more nodes were lost than there are copies), the last state is
 bit for bit that of a training without failures, and the store is intact. Options and output are those of agents.py.
 """
@@ -36,7 +36,7 @@ class Node:
 
     def start(self):
         words = [self.case.build / "ckptdelta", "agent", self.case.store, "--socket", self.socket, "--peers", self.case.hosts, "--self", self.address,
-                 "--secret", self.case.secret, "--copies", self.memory, "--silence", f"{SILENCE}s", "--replicate", self.case.copies,
+                 "--secret", self.case.secret, "--copies", self.memory, "--silence", f"{SILENCE}s", *self.case.redundancy,
                  "--store-every", self.case.store_every]
         self.agent = self.case.popen(words, stdout=subprocess.PIPE)
         if not self.agent.stdout.readline():
@@ -69,14 +69,16 @@ class Case:
         self.output = open(folder / "output", "w+b")
         self.started, self.ranks, self.launches, self.story = [], [], 0, []
         count = self.draw.randint(2, 4)
-        self.copies = self.draw.randint(1, min(2, count - 1))
+        self.copies = self.draw.randint(1, min(2, count - 1))  # nodes that can be lost
+        self.parity = count > self.copies + 1 and self.draw.random() < 0.5
+        self.redundancy = ["--parity", f"{count - self.copies}+{self.copies}"] if self.parity else ["--replicate", self.copies]
         self.store_every = self.draw.choice(["1h", "1h", "1s", "3s"])
         domains = [self.draw.choice("abcd") for _ in range(count)]
         self.nodes = [Node(self, i, f"127.0.0.1:{port}") for i, port in enumerate(ports(count))]
         self.hosts.write_text("".join(f"{n.address} domain={d}\n" for n, d in zip(self.nodes, domains)))
         self.secret.write_text("a secret of this campaign\n")
         self.secret.chmod(0o600)
-        self.tell(f"{count} nodes in {''.join(domains)}, {self.copies} copies, stored every {self.store_every}")
+        self.tell(f"{count} nodes in {''.join(domains)}, {' '.join(map(str, self.redundancy))}, stored every {self.store_every}")
 
     def tell(self, what):
         self.story.append(what)

@@ -163,6 +163,38 @@ static void test_secrets(void **state) {
     assert_int_equal(peer_secret_read(&s, "/nowhere/secret", &err), CKD_E_NOT_FOUND);
 }
 
+/* Each node is in one group, of the same nodes in the same order for all of them, and of different domains if there are enough. */
+static void test_groups_of_a_size(void **state) {
+    (void)state;
+    enum { MOST = 24 };
+    peer_host items[MOST];
+    size_t group[PEER_HOSTS_MAX], other[PEER_HOSTS_MAX];
+    for (size_t count = 1; count <= MOST; count++) {
+        memset(items, 0, sizeof(items));
+        for (size_t i = 0; i < count; i++) {
+            snprintf(items[i].name, sizeof(items[i].name), "h%zu:1", i);
+            snprintf(items[i].host, sizeof(items[i].host), "h%zu", i);
+            snprintf(items[i].domain, sizeof(items[i].domain), "d%zu", i / 4);
+        }
+        const peer_hosts hosts = {.items = items, .count = count};
+        for (size_t size = 1; size <= 7; size++) {
+            for (size_t of = 0; of < count; of++) {
+                size_t members = peer_hosts_group(group, &hosts, of, size), own = 0;
+                assert_true(count < size ? members == 0 : members >= size && members < 2 * size);
+                for (size_t i = 0; i < members; i++) {
+                    own += group[i] == of;
+                    assert_int_equal(peer_hosts_group(other, &hosts, group[i], size), members);
+                    assert_memory_equal(other, group, members * sizeof(group[0]));
+                    for (size_t k = 0; k < i && size <= 5 && count == 20; k++) { /* of five domains */
+                        assert_string_not_equal(items[group[i]].domain, items[group[k]].domain);
+                    }
+                }
+                assert_int_equal(own, members > 0);
+            }
+        }
+    }
+}
+
 /* The proof is HMAC-SHA-256, here computed by another implementation, and one of another connection is of no use. */
 static void test_proofs(void **state) {
     (void)state;
@@ -212,7 +244,7 @@ int main(void) {
         tempdir_test(test_lists),        tempdir_test(test_lists_with_mistakes),
         cmocka_unit_test(test_partners), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_domains),  tempdir_test(test_secrets),
-        cmocka_unit_test(test_proofs),
+        cmocka_unit_test(test_proofs),   cmocka_unit_test(test_groups_of_a_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

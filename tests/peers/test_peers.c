@@ -246,9 +246,9 @@ static void test_blobs_travel_and_come_back(void **state) {
     write_file(path, "one", BLOB_BYTES, 1);
     snprintf(back, sizeof(back), "%s/back", folder);
     for (size_t i = 1; i < NODES; i++) {
-        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
         assert_int_equal(sent, BLOB_BYTES);
-        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
         assert_int_equal(sent, 0); /* it has it */
         must(peer_list(&list, node, i, "node0", &err), &err);
         assert_int_equal(list.count, 1);
@@ -267,9 +267,59 @@ static void test_blobs_travel_and_come_back(void **state) {
         assert_false(file_exists(back));
     }
     write_file(path, "empty", 0, 1);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "data/store", path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "data/store", path, NULL}, &err), &err);
     must(peer_fetch(node, 1, "node0", "data/store", back, &err), &err);
     assert_int_equal(file_bytes(back), 0);
+}
+
+/* Parts of a file travel as blobs; a file of this node's own becomes one. */
+static void test_parts_and_own_files(void **state) {
+    (void)state;
+    char path[600], back[600], held[700], name[16];
+    uint64_t sent, before = peer_held_bytes(node);
+    ckd_error err;
+    static const peer_range ranges[] = {
+        {0, 1}, {1, 2500000}, {2500001, BLOB_BYTES - 2500001}, {BLOB_BYTES, 0}};
+    bytes whole = {.size = 0};
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+        bytes part = {.size = 0};
+        snprintf(name, sizeof(name), "part%zu", i);
+        must(peer_put(&sent, node, 1, &(peer_copy){"node0", name, path, &ranges[i]}, &err), &err);
+        assert_int_equal(sent, ranges[i].size);
+        must(peer_fetch(node, 1, "node0", name, back, &err), &err);
+        must(file_read_all(&part, back, BLOB_BYTES, &err), &err);
+        bytes_put(&whole, part.data, part.size);
+        bytes_free(&part);
+        must(file_remove(back, false, &err), &err);
+    }
+    bytes all = {.size = 0};
+    must(file_read_all(&all, path, BLOB_BYTES, &err), &err);
+    assert_int_equal(whole.size, all.size);
+    assert_memory_equal(whole.data, all.data, all.size);
+    bytes_free(&whole);
+    bytes_free(&all);
+    const peer_range outside = {BLOB_BYTES - 5, 6};
+    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", "x", path, &outside}, &err),
+                     CKD_E_CORRUPT);
+    must(peer_keep(node, "own", "data/a", path, &err), &err);
+    assert_false(file_exists(path));
+    assert_int_equal(peer_held_bytes(node), before + BLOB_BYTES);
+    must(peer_held_file(held, sizeof(held), node, "own", "data/a", &err), &err);
+    assert_int_equal(file_bytes(held), BLOB_BYTES);
+    flip_byte(held, BLOB_BYTES / 2);
+    assert_int_equal(peer_held_file(held, sizeof(held), node, "own", "data/a", &err), CKD_E_CORRUPT);
+    write_file(path, "two", BLOB_BYTES / 2, 2);
+    must(peer_keep(node, "own", "data/a", path, &err), &err); /* in the place of the old one */
+    assert_int_equal(peer_held_bytes(node), before + BLOB_BYTES / 2);
+    must(peer_held_remove(node, "own", "data/a", &err), &err);
+    assert_int_equal(peer_held_file(held, sizeof(held), node, "own", "data/a", &err), CKD_E_NOT_FOUND);
+    assert_int_equal(peer_held_bytes(node), before);
+    write_file(path, "large", BUDGET + 1, 1);
+    assert_int_equal(peer_keep(node, "own", "data/a", path, &err), CKD_E_NOSPACE);
+    assert_false(file_exists(path));
+    assert_int_equal(peer_held_bytes(node), before);
 }
 
 /* Whatever removes or cuts a file of a kept copy: the copy counts no more, and can be sent again. */
@@ -283,7 +333,7 @@ static void test_kept_files_that_vanish(void **state) {
     snprintf(back, sizeof(back), "%s/back", folder);
     snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
     for (unsigned i = 0; i < 3; i++) {
-        must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
         assert_int_equal(sent, BUDGET / 2 + 1); /* what has vanished takes no room */
         if (i == 0) {
             assert_int_equal(truncate(kept, 100), 0);
@@ -298,13 +348,13 @@ static void test_kept_files_that_vanish(void **state) {
         blob_list_free(&list);
     }
     must(dir_remove(kept, &err), &err);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     assert_int_equal(sent, BUDGET / 2 + 1);
     must(peer_fetch(node, 1, "node0", BLOB, back, &err), &err);
     check_same(path, back);
     snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
     assert_int_equal(unlink(kept), 0); /* nobody has listed it meanwhile */
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     assert_int_equal(sent, BUDGET / 2 + 1);
 }
 
@@ -315,17 +365,20 @@ static void test_a_budget_and_names(void **state) {
     ckd_error err;
     static const char *const bad[] = {"../x", "/x", "data//x", ".x", "data/.tmp-x", "a/", "a b"};
     write_file(path, "large", BUDGET + 1, 1);
-    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), CKD_E_NOSPACE);
+    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), CKD_E_NOSPACE);
     write_file(path, "small", BUDGET / 2 + 1, 1);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "a", path}, &err), &err);
-    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), CKD_E_NOSPACE);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "a", path, NULL}, &err), &err);
+    assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path, NULL}, &err), CKD_E_NOSPACE);
     must(peer_delete(node, 1, "node0", "", &err), &err);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path, NULL}, &err), &err);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", bad[i], path}, &err), CKD_E_INVALID);
-        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){bad[i], "a", path}, &err), CKD_E_INVALID);
+        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){"node0", bad[i], path, NULL}, &err),
+                         CKD_E_INVALID);
+        assert_int_equal(peer_put(&sent, node, 1, &(peer_copy){bad[i], "a", path, NULL}, &err),
+                         CKD_E_INVALID);
     }
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path}, &err), &err); /* the connection goes on */
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", "b", path, NULL}, &err),
+         &err); /* the connection goes on */
     assert_int_equal(sent, 0);
 }
 
@@ -401,7 +454,7 @@ static void test_killed_and_stopped_nodes(void **state) {
     write_file(path, "one", BLOB_BYTES, 1);
     snprintf(back, sizeof(back), "%s/back", folder);
     for (size_t i = 1; i < NODES; i++) {
-        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path}, &err), &err);
+        must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     }
     end_process(1);
     kill(processes[2], SIGSTOP);
@@ -409,7 +462,7 @@ static void test_killed_and_stopped_nodes(void **state) {
     assert_int_not_equal(peer_fetch(node, 2, "node0", BLOB, back, &err), CKD_OK);
     await_alive(1, false);
     await_alive(2, false);
-    assert_int_equal(peer_put(&sent, node, 2, &(peer_copy){"node0", "other", path}, &err), CKD_E_IO);
+    assert_int_equal(peer_put(&sent, node, 2, &(peer_copy){"node0", "other", path, NULL}, &err), CKD_E_IO);
     assert_true(peer_alive(node, 3));
     must(peer_fetch(node, 3, "node0", BLOB, back, &err), &err);
     check_same(path, back);
@@ -442,7 +495,7 @@ static void test_kills_during_transfers(void **state) {
             uint64_t sent;
             snprintf(name, sizeof(name), "blob%u", k % 4);
             (void)peer_delete(node, 1, "node0", name, NULL);
-            status = peer_put(&sent, node, 1, &(peer_copy){"node0", name, path}, &err);
+            status = peer_put(&sent, node, 1, &(peer_copy){"node0", name, path, NULL}, &err);
         }
         assert_true(status == CKD_E_IO || status == CKD_E_BUSY);
         waitpid(killer, NULL, 0);
@@ -476,7 +529,7 @@ static void test_bits_that_flip_on_their_way(void **state) {
     ckd_error err;
     write_file(path, "one", BLOB_BYTES, 1);
     snprintf(back, sizeof(back), "%s/back", folder);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     for (size_t at = 0; at < BLOB_BYTES + 200; at += at < 200 ? 7 : 400000) {
         flips f = {.done = false};
         while (!f.done) { /* a busy machine may be silent for so long that a fetch ends before the flip */
@@ -517,7 +570,7 @@ static void test_bits_that_flip_in_a_sent_copy(void **state) {
     for (size_t at = 0; at < BLOB_BYTES; at += 350000) {
         flips f = {.countdown = at};
         wire_set_fault(flip, &f);
-        ckd_status status = peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err);
+        ckd_status status = peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err);
         wire_set_fault(NULL, NULL);
         await_alive(1, true);
         damaged += status != CKD_OK;
@@ -545,8 +598,8 @@ static void test_bits_that_flip_in_a_kept_copy(void **state) {
     write_file(path, "one", BLOB_BYTES, 1);
     snprintf(back, sizeof(back), "%s/back", folder);
     snprintf(kept, sizeof(kept), "%s/node1/node0/" BLOB, folder);
-    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path}, &err), &err);
-    must(peer_put(&sent, node, 2, &(peer_copy){"node0", BLOB, path}, &err), &err);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
+    must(peer_put(&sent, node, 2, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     for (uint64_t at = 3; at < BLOB_BYTES; at += 500000) {
         flip_byte(kept, at);
         assert_int_equal(peer_fetch(node, 1, "node0", BLOB, back, &err), CKD_E_CORRUPT);
@@ -576,7 +629,7 @@ static void test_another_secret(void **state) {
     must(peer_node_begin(&stranger, &o, &err), &err);
     peer_node_await_first_look(stranger);
     assert_false(peer_alive(stranger, 2));
-    assert_int_equal(peer_put(&sent, stranger, 2, &(peer_copy){"node1", BLOB, path}, &err), CKD_E_IO);
+    assert_int_equal(peer_put(&sent, stranger, 2, &(peer_copy){"node1", BLOB, path, NULL}, &err), CKD_E_IO);
     wire *w;
     wire_limits limits = {SILENCE_MS, -1, NULL, NULL};
     assert_int_equal(peer_connect(&w, stranger, 2, &limits, &err), CKD_E_READ_ONLY);
@@ -727,6 +780,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_bucket),
         cmocka_unit_test(test_training_that_is_busy),
         WITH_NODES(test_blobs_travel_and_come_back),
+        WITH_NODES(test_parts_and_own_files),
         WITH_NODES(test_kept_files_that_vanish),
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),

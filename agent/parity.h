@@ -1,0 +1,125 @@
+/*
+ * Parity across nodes. Shared by the files of agent/ that keep it: stripes.c, pieces.c and rebuild.c.
+ *
+ * The nodes of a group have an order, and a group has as many rows as nodes. Row r has its parity at the nodes r, r + 1, ...,
+ * `lost` of them, and pieces of files of the `data` other ones. A node cuts each of its chunk files into `data` pieces, one
+ * for each row in which it has no parity. A stripe of a row is the sum of at most one piece of each of these nodes, each
+ * times a coefficient (codec/common: erasure_coefficient). So whatever `lost` nodes had can be computed from the others.
+ */
+#ifndef AGENT_PARITY_H
+#define AGENT_PARITY_H
+
+#include <stdatomic.h>
+
+#include "agent/internal.h"
+
+#define PARITY_SET  "parity" /* blobs with sums; no set of a node has this name */
+#define ARRIVED_SET "pieces" /* pieces on their way into a stripe, or from other nodes for a rebuild */
+
+/* A file of a node of which a stripe has a piece. */
+typedef struct parity_blob {
+    char set[PEER_SET_MAX + 1]; /* the node's */
+    uint64_t life;              /* of the node's agent: each one has its own */
+    char name[PEER_BLOB_MAX + 1];
+    uint64_t size; /* of the file */
+    hash128 hash;  /* of the file, as blob_entry has it */
+} parity_blob;
+
+typedef struct stripe_member {
+    uint32_t row;
+    uint32_t place; /* of the node among those with pieces */
+    uint64_t number;
+    parity_blob blob;
+    bool dropped; /* its node does not have the file any more, but what it has of it is part of the sum */
+} stripe_member;
+
+typedef struct stripe_members {
+    stripe_member *items;
+    size_t count, capacity;
+} stripe_members;
+
+/* A chunk file of this node. A link to it stays as long as any stripe has a piece of it. */
+typedef struct piece_file {
+    parity_blob blob;
+    uint64_t number;       /* of its stripes, in all rows */
+    uint64_t dropped_from; /* the version of the tier without it; 0: it has it */
+    bool taken_out;        /* its pieces are taken out of their stripes, which others use for long */
+    bool *listed;          /* by position in the group: the node has a piece of it in parity */
+} piece_file;
+
+struct parity {
+    size_t members[PEER_HOSTS_MAX]; /* hosts, in the order of the group */
+    size_t count, self;
+    unsigned data, lost;
+    uint64_t life;
+    pthread_mutex_t work_mutex;    /* one thread changes sums at a time */
+    pthread_mutex_t rebuild_mutex; /* one thread rebuilds files at a time */
+    pthread_mutex_t mutex;         /* of what follows */
+    stripe_members stripes;        /* of the rows in which this node has parity */
+    bool rebuilt[PEER_HOSTS_MAX];  /* by position: the node's set here is whole */
+    bool settled[PEER_HOSTS_MAX];  /* by position: as parity_about says */
+    piece_file *files;             /* the mirror's alone */
+    size_t file_count, file_capacity;
+    atomic_uint_fast64_t dropped_bytes; /* of files that are only here because stripes have pieces of them */
+};
+
+/* ---- questions to other nodes' agents ---- */
+
+enum {
+    PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
+    PARITY_ADD,        /* the piece `held` into its stripe */
+    PARITY_TAKE_OUT,   /* the piece `held` */
+    PARITY_DROP,       /* the node does not have `about.blob` any more; name "": nor any other of this life */
+    PARITY_FORGET,     /* stripes with files of other lives of the node are of no use to anybody */
+    PARITY_LOOK,       /* stripes may be gone: each node of the group should look at what it has in parity */
+    PARITY_PIECE       /* a part of `about.blob` to node `to` */
+};
+
+typedef struct parity_question {
+    uint8_t kind;
+    stripe_member about;
+    uint64_t offset, size;        /* of the piece in the file */
+    char to[PEER_NAME_MAX + 1];   /* HOST:PORT */
+    char held[PEER_BLOB_MAX + 1]; /* the blob in ARRIVED_SET; "": the piece is empty */
+} parity_question;
+
+/* Errors: those of peer_ask and of the answer; UNSUPPORTED, MISMATCH (the node has no parity, or other groups). */
+ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question *q, ckd_error *err);
+
+/* ---- stripes.c: what this node has in parity for others ---- */
+/* The node's index among those that have the parity of a row, from 0; parity->lost or more: it has pieces there. */
+unsigned parity_index(const parity *p, size_t position, uint32_t row);
+/* The name of a stripe's sum in PARITY_SET. */
+void stripe_name(char out[PEER_BLOB_MAX + 1], uint32_t row, uint64_t number);
+/* The part of a file that is the piece of a row. */
+peer_range parity_piece(const parity *p, size_t position, uint32_t row, uint64_t size);
+/* Reads an answer to PARITY_TABLE. Release with free of out->items. */
+typedef struct parity_about {
+    uint64_t life; /* of the agent */
+    bool settled;  /* it has asked all nodes of the group for what its last life has left */
+} parity_about;
+ckd_status parity_read_table(parity_about *about, stripe_members *out, const bytes *answer, ckd_error *err);
+/* Writes a new file: the sum of parts of files, each times its coefficient, with zeros behind their ends. */
+typedef struct summand {
+    char path[1024];
+    peer_range range;
+    uint8_t coefficient;
+} summand;
+ckd_status parity_sum(const char *path, uint64_t size, const summand *of, size_t count, ckd_error *err);
+/* A name of a file in the folder for work, which the caller removes. */
+void parity_work_path(char out[700], const tier *t, const char *name);
+ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *err);
+
+/* ---- rebuild.c ---- */
+/*
+ * Computes what nodes of the group have lost, so that their sets here are whole, if it is up to this node: the first one of
+ * the group that is there. set: of which node; "": of all. Errors: BUSY, IO, CORRUPT (something could not be rebuilt now),
+ * NOSPACE, NOMEM.
+ */
+ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err);
+/* Its files here may be replaced by those of another life. */
+void parity_peer_returns(tier *t, size_t host);
+/* Is the set of a node, or has it only small files? */
+bool parity_set_is_whole(tier *t, const char *set);
+
+#endif
