@@ -170,12 +170,12 @@ DEFINE_CAST(cast_f64_f32, uint32_t, uint64_t, scalar_f32_from_f64)
 /* ---- optimizer steps: one loop per rule ---- */
 
 #define DEFINE_STEP(name, expression)                                                                    \
-    CPU_LOOP static void step_##name(const scalar_step *rule, void *out, const void *before,             \
+    CPU_LOOP static void step_##name(const scalar_step *rule, void *out, const void *parent_values,      \
                                      const void *first, const void *second, size_t n) {                  \
         const scalar_step copy = *rule, *const s = &copy; /* so that writes to `out` do not change it */ \
         CPU_NO_CARRY                                                                                     \
         for (size_t i = 0; i < n; i++) {                                                                 \
-            LOAD(float, x, before, i);                                                                   \
+            LOAD(float, x, parent_values, i);                                                            \
             LOAD(float, a, first, i);                                                                    \
             LOAD(float, b, second, i);                                                                   \
             float predicted = expression;                                                                \
@@ -231,7 +231,7 @@ static const step_loop step_loops[] = {
     [69] = step_bf16_4,
 };
 
-static bool optimizer_step(const step_rule *rule, void *out, const void *before, const void *first,
+static bool optimizer_step(const step_rule *rule, void *out, const void *parent_values, const void *first,
                            const void *second, size_t n) {
     size_t known = sizeof(step_loops) / sizeof(step_loops[0]);
     step_loop loop = rule->rule < known ? step_loops[rule->rule] : NULL;
@@ -239,7 +239,7 @@ static bool optimizer_step(const step_rule *rule, void *out, const void *before,
         return false;
     }
     scalar_step s = scalar_step_of(rule->coefficients);
-    loop(&s, out, before, first, second ? second : first, n);
+    loop(&s, out, parent_values, first, second ? second : first, n);
     return true;
 }
 

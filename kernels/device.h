@@ -124,7 +124,7 @@ typedef struct device_exceptions {
     uint64_t *count;
     uint32_t capacity;
     float above, moved; /* limits of |now|, and of |now - before| */
-    float max;          /* |now| and |before| stay below it; not for second moments */
+    float max;          /* |now| and |parent_values| stay below it; not for second moments */
 } device_exceptions;
 
 /*
@@ -172,8 +172,8 @@ typedef struct device_scattering {
  * row_step[row] * column_step[column], as in lattice_run. Rows are counted from the first element's row.
  */
 typedef struct device_tile {
-    const float *now, *before;           /* before NULL: zeros */
-    float *values;                       /* `move`: decoded values; may be `before` */
+    const float *now, *parent_values;    /* parent_values NULL: zeros */
+    float *values;                       /* `move`: decoded values; may be `parent_values` */
     int8_t *q8;                          /* `quantise`: output; `move`: input, or NULL: see packed */
     const uint32_t *packed;              /* `move`: the integers, in groups; NULL, and no `q8`: all zero */
     const float *low_rank;               /* sums of products of factors, per element; NULL: none */
@@ -252,18 +252,18 @@ typedef struct device_levels {
 typedef struct device_sums {
     double now, moved, weighted;
     uint64_t finite, compared;
-    /* lowest: value of the lowest bit of `before`; infinite: all are zero. */
+    /* lowest: value of the lowest bit of `parent_values`; infinite: all are zero. */
     float largest, least, farthest, lowest;
-    uint32_t before_bits, unused;
+    uint32_t parent_bits, unused;
 } device_sums;
 
 typedef struct device_pass {
-    const float *now, *before; /* before NULL: none */
-    const float *weight;       /* of columns; NULL: none */
-    const float *row_weight;   /* of rows; NULL: 1 */
+    const float *now, *parent_values; /* parent_values NULL: none */
+    const float *weight;              /* of columns; NULL: none */
+    const float *row_weight;          /* of rows; NULL: 1 */
     uint64_t count, columns, phase;
     float max[2];
-    bool lattice;            /* also before_bits and lowest */
+    bool lattice;            /* also parent_bits and lowest */
     bool magnitudes;         /* rows and columns sum |now|; else positive values */
     double *row, *row_count; /* sums over each row, and the numbers of their elements; NULL: not wanted */
     device_sums *blocks;     /* room for device_pass_blocks(rows) */

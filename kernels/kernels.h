@@ -45,21 +45,21 @@ typedef struct lattice_sums {
     double now, moved, weighted;    /* sums of squares: of now, of now - before, of that times its weights */
     float largest, least, farthest; /* largest |now|, least now, largest |now - before| */
     uint64_t finite, compared;      /* numbers of values and of differences in the sums */
-    uint32_t before_bits;           /* bits of before that are set anywhere */
+    uint32_t parent_bits;           /* bits of the parent's values that are set anywhere */
     int32_t lowest_bit;             /* exponent of before's lowest bit; INT32_MAX: all are zero */
 } lattice_sums;
 #define LATTICE_SUMS_INIT \
     { .least = __builtin_inff(), .lowest_bit = INT32_MAX }
 
 /*
- * A run of one row, to be summed. before, weight (of columns): may be NULL; without `before` differences are to zero.
+ * A run of one row, to be summed. parent_values, weight (of columns): may be NULL; without `parent_values` differences are to zero.
  * Only magnitudes of now up to limits[0], and differences up to limits[1], count.
  */
 typedef struct sums_run {
-    const float *now, *before, *weight;
+    const float *now, *parent_values, *weight;
     float row_weight;
     const float *limits;
-    bool lattice; /* sums before_bits and lowest_bit as well */
+    bool lattice; /* sums parent_bits and lowest_bit as well */
 } sums_run;
 
 /* Distances of |residual| below |q|, and their numbers, for |q| = 1, 2, more. */
@@ -147,7 +147,7 @@ typedef struct kernels {
      * Predicts n f32 values from those of the step before and one or two other arrays, which the rule names
      * (`second` is not read if it takes one). out may be one of them. Returns false if the rule is unknown.
      */
-    bool (*optimizer_step)(const step_rule *rule, void *out, const void *before, const void *first,
+    bool (*optimizer_step)(const step_rule *rule, void *out, const void *parent_values, const void *first,
                            const void *second, size_t n);
     /* Converts f32, f16 and bf16 to floats, exactly. Returns false for other dtypes. */
     bool (*widen)(float *to, ckd_dtype from, const void *in, size_t n);
@@ -219,19 +219,20 @@ typedef struct kernels {
     /* quantise to bytes. Returns false, and q is of no use, if an integer does not fit a byte (or is -128). */
     bool (*quantise_q8)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*
-     * lattice_residual without a low-rank part, then quantise_q8. before NULL: zeros. Returns the largest
+     * lattice_residual without a low-rank part, then quantise_q8. parent_values NULL: zeros. Returns the largest
      * magnitude of an integer; if that does not fit a byte, q is of no use.
      */
-    int32_t (*quantise_run)(int8_t *q, const float *now, const float *before, const float up[3], size_t n,
-                            const lattice_run *run);
+    int32_t (*quantise_run)(int8_t *q, const float *now, const float *parent_values, const float up[3],
+                            size_t n, const lattice_run *run);
     /* Adds the errors of decoded values against finite input values. */
     void (*error_of)(error_sums *s, const float *given, const float *decoded, size_t n);
     /*
      * Is any of now, of before, or of their differences larger than its finite limit, in this order, or not a
      * number? Compares magnitudes. positive: compares values of now and before, and negative ones count as
-     * too large; differences still by magnitude. before NULL: only now.
+     * too large; differences still by magnitude. parent_values NULL: only now.
      */
-    bool (*beyond)(const float *now, const float *before, const float limits[3], bool positive, size_t n);
+    bool (*beyond)(const float *now, const float *parent_values, const float limits[3], bool positive,
+                   size_t n);
     /* Whole parts of magnitudes in units, at most `most`; NaN becomes `most`. */
     void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n);
     /* level_apply without a parent, with q = 0. */

@@ -62,7 +62,7 @@ typedef struct lane_rules {
 } lane_rules;
 
 /* before, weight: may be NULL. */
-SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, const float *weight,
+SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *parent_values, const float *weight,
                            const lane_rules *rules) {
     f32x8 v, b, w;
     memcpy(&v, now, sizeof(v));
@@ -72,8 +72,8 @@ SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *before, cons
     l->least = CHOOSE(less, v, l->least);
     l->finite -= finite;
     add_squares(l->now, &kept);
-    if (before) {
-        memcpy(&b, before, sizeof(b));
+    if (parent_values) {
+        memcpy(&b, parent_values, sizeof(b));
         v = v - b;
         finite = WITHIN(v, rules->limits[1]);
         kept = AS_FLOATS(AS_INTEGERS(v) & finite);
@@ -97,27 +97,27 @@ SUMS_INLINE double lane_total(const half_doubles v[2]) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool before, bool weight) {
+SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool has_parent, bool weight) {
     s->now += lane_total(l->now);
     for (int i = 0; i < LANES; i++) {
         s->finite += (uint64_t)l->finite[i];
-        s->compared += (uint64_t)(before ? l->compared[i] : l->finite[i]);
+        s->compared += (uint64_t)(has_parent ? l->compared[i] : l->finite[i]);
         s->largest = l->largest[i] > s->largest ? l->largest[i] : s->largest;
         s->least = l->least[i] < s->least ? l->least[i] : s->least;
         s->farthest = l->farthest[i] > s->farthest ? l->farthest[i] : s->farthest;
-        s->before_bits |= (uint32_t)l->bits[i];
+        s->parent_bits |= (uint32_t)l->bits[i];
         int32_t lowest = l->lowest[i] < INFINITY ? ilogbf(l->lowest[i]) : INT32_MAX;
         s->lowest_bit = lowest < s->lowest_bit ? lowest : s->lowest_bit;
     }
-    double moved = lane_total(before ? l->moved : l->now);
+    double moved = lane_total(has_parent ? l->moved : l->now);
     s->moved += moved;
     s->weighted += weight ? lane_total(l->weighted) : moved;
 }
 
 /* Inlined for the constants has_before, has_weight and lattice. */
-SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_before, bool has_weight, bool lattice,
+SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_parent, bool has_weight, bool lattice,
                          size_t n) {
-    const float *const now = run->now, *const before = has_before ? run->before : NULL,
+    const float *const now = run->now, *const parent_values = has_parent ? run->parent_values : NULL,
                        *const weight = has_weight ? run->weight : NULL;
     const lane_rules rules = {{(int32_t)scalar_bits(run->limits[0]), (int32_t)scalar_bits(run->limits[1])},
                               run->row_weight,
@@ -125,29 +125,29 @@ SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_before, 
     lanes l = {.least = INFINITY - (f32x8){0}, .lowest = INFINITY - (f32x8){0}};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        add_lanes(&l, now + i, before ? before + i : NULL, weight ? weight + i : NULL, &rules);
+        add_lanes(&l, now + i, parent_values ? parent_values + i : NULL, weight ? weight + i : NULL, &rules);
     }
     if (i < n) { /* NaNs count for nothing */
         float rest[3][LANES] = {{NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN}};
         size_t left = (n - i) * sizeof(float);
         memcpy(rest[0], now + i, left);
-        if (before) {
-            memcpy(rest[1], before + i, left);
+        if (parent_values) {
+            memcpy(rest[1], parent_values + i, left);
         }
         if (weight) {
             memcpy(rest[2], weight + i, left);
         }
-        add_lanes(&l, rest[0], before ? rest[1] : NULL, weight ? rest[2] : NULL, &rules);
+        add_lanes(&l, rest[0], parent_values ? rest[1] : NULL, weight ? rest[2] : NULL, &rules);
     }
-    take_lanes(s, &l, before, weight);
+    take_lanes(s, &l, parent_values, weight);
 }
 
 CPU_LOOP static void sums_of(lattice_sums *s, const sums_run *run, size_t n) {
-    if (run->before && run->weight) {
+    if (run->parent_values && run->weight) {
         add_run(s, run, true, true, run->lattice, n);
-    } else if (run->before && run->lattice) {
+    } else if (run->parent_values && run->lattice) {
         add_run(s, run, true, false, true, n);
-    } else if (run->before) {
+    } else if (run->parent_values) {
         add_run(s, run, true, false, false, n);
     } else if (run->weight) {
         add_run(s, run, false, true, false, n);
@@ -233,12 +233,12 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
  * A difference in lattice units, and a step. before, column: may be NULL. Macros pass by value; an address
  * would force vectors into memory.
  */
-#define DIFFERENCE_EIGHT(now, before, r)                          \
+#define DIFFERENCE_EIGHT(now, parent_values, r)                   \
     __extension__({                                               \
-        f32x8 now_ = *(const loose_floats *)(now), before_ = {0}; \
-        if (before) {                                             \
-            before_ = *(const loose_floats *)(before);            \
-            now_ = now_ - before_;                                \
+        f32x8 now_ = *(const loose_floats *)(now), parent_ = {0}; \
+        if (parent_values) {                                      \
+            parent_ = *(const loose_floats *)(parent_values);     \
+            now_ = now_ - parent_;                                \
         }                                                         \
         now_ *(r).per_unit;                                       \
     })
@@ -271,23 +271,24 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
 
 /* Values to quantise. before, column (steps): may be NULL. */
 typedef struct quantise_source {
-    const float *now, *before, *column;
+    const float *now, *parent_values, *column;
 } quantise_source;
 
 SUMS_INLINE int32_t quantise_values(int8_t *q8, const quantise_source *from, const float up[3], size_t n,
                                     const lattice_run *run) {
-    const float *const now = from->now, *const before = from->before, *const column = from->column;
+    const float *const now = from->now, *const parent_values = from->parent_values,
+                       *const column = from->column;
     const lattice_run r = *run;
     const float one = up[0], two = 1.0f + up[1], add = 1.0f - up[2], less = one * SURELY_LESS;
     i32x8 largest = {0};
     size_t i = 0;
-#define BEFORE(j) (before ? before + i + LANES * (j) : NULL)
+#define PARENT(j) (parent_values ? parent_values + i + LANES * (j) : NULL)
 #define COLUMN(j) (column ? column + i + LANES * (j) : NULL)
     for (; i + LANES * AT_ONCE <= n; i += LANES * AT_ONCE) {
-        f32x8 d0 = DIFFERENCE_EIGHT(now + i, BEFORE(0), r),
-              d1 = DIFFERENCE_EIGHT(now + i + LANES, BEFORE(1), r);
-        f32x8 d2 = DIFFERENCE_EIGHT(now + i + 2 * LANES, BEFORE(2), r),
-              d3 = DIFFERENCE_EIGHT(now + i + 3 * LANES, BEFORE(3), r);
+        f32x8 d0 = DIFFERENCE_EIGHT(now + i, PARENT(0), r),
+              d1 = DIFFERENCE_EIGHT(now + i + LANES, PARENT(1), r);
+        f32x8 d2 = DIFFERENCE_EIGHT(now + i + 2 * LANES, PARENT(2), r),
+              d3 = DIFFERENCE_EIGHT(now + i + 3 * LANES, PARENT(3), r);
         f32x8 s0 = STEP_EIGHT(COLUMN(0), r), s1 = STEP_EIGHT(COLUMN(1), r), s2 = STEP_EIGHT(COLUMN(2), r),
               s3 = STEP_EIGHT(COLUMN(3), r);
         i32x8 any = (CANDIDATES(d0, s0) | CANDIDATES(d1, s1)) | (CANDIDATES(d2, s2) | CANDIDATES(d3, s3));
@@ -300,20 +301,20 @@ SUMS_INLINE int32_t quantise_values(int8_t *q8, const quantise_source *from, con
         QUANTISE_EIGHT(q8 + i + 2 * LANES, d2, s2);
         QUANTISE_EIGHT(q8 + i + 3 * LANES, d3, s3);
     }
-#undef BEFORE
+#undef PARENT
 #undef COLUMN
     for (; i < n; i += LANES) {
         size_t left = n - i < LANES ? n - i : LANES;
         float rest[3][LANES] = {{0}, {0}, {0}};
         int8_t bytes[LANES];
         memcpy(rest[0], now + i, left * sizeof(float));
-        if (before) {
-            memcpy(rest[1], before + i, left * sizeof(float));
+        if (parent_values) {
+            memcpy(rest[1], parent_values + i, left * sizeof(float));
         }
         if (column) {
             memcpy(rest[2], column + i, left * sizeof(float));
         }
-        f32x8 difference = DIFFERENCE_EIGHT(rest[0], before ? rest[1] : NULL, r);
+        f32x8 difference = DIFFERENCE_EIGHT(rest[0], parent_values ? rest[1] : NULL, r);
         f32x8 step = STEP_EIGHT(column ? rest[2] : NULL, r);
         QUANTISE_EIGHT(bytes, difference, step);
         memcpy(q8 + i, bytes, left);
@@ -325,12 +326,12 @@ SUMS_INLINE int32_t quantise_values(int8_t *q8, const quantise_source *from, con
     return most;
 }
 
-CPU_LOOP static int32_t quantise_run(int8_t *q8, const float *now, const float *before, const float up[3],
-                                     size_t n, const lattice_run *run) {
+CPU_LOOP static int32_t quantise_run(int8_t *q8, const float *now, const float *parent_values,
+                                     const float up[3], size_t n, const lattice_run *run) {
     const float *column = run->column_step;
-    if (before) {
-        return column ? quantise_values(q8, &(quantise_source){now, before, column}, up, n, run)
-                      : quantise_values(q8, &(quantise_source){now, before, NULL}, up, n, run);
+    if (parent_values) {
+        return column ? quantise_values(q8, &(quantise_source){now, parent_values, column}, up, n, run)
+                      : quantise_values(q8, &(quantise_source){now, parent_values, NULL}, up, n, run);
     }
     return column ? quantise_values(q8, &(quantise_source){now, NULL, column}, up, n, run)
                   : quantise_values(q8, &(quantise_source){now, NULL, NULL}, up, n, run);

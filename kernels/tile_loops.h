@@ -4,21 +4,21 @@
  * Compares bits: larger magnitudes, and NaNs, are larger integers. The final result is a sign: of a
  * difference, or of a value that has kept its own.
  */
-CPU_LOOP static bool beyond(const float *now, const float *before, const float limits[3], bool positive,
-                            size_t n) {
+CPU_LOOP static bool beyond(const float *now, const float *parent_values, const float limits[3],
+                            bool positive, size_t n) {
     const uint32_t mask = positive ? UINT32_MAX : INT32_MAX;
     const uint32_t most = scalar_bits(limits[0]), max_before = scalar_bits(limits[1]),
                    max_moved = scalar_bits(limits[2]);
     uint32_t any = 0;
-    if (!before) {
+    if (!parent_values) {
         for (size_t i = 0; i < n; i++) {
             uint32_t bits = scalar_bits(now[i]) & mask;
             any |= bits | (most - bits);
         }
     } else {
         for (size_t i = 0; i < n; i++) {
-            uint32_t bits = scalar_bits(now[i]) & mask, from = scalar_bits(before[i]) & mask;
-            uint32_t moved = scalar_bits(now[i] - before[i]) & INT32_MAX;
+            uint32_t bits = scalar_bits(now[i]) & mask, from = scalar_bits(parent_values[i]) & mask;
+            uint32_t moved = scalar_bits(now[i] - parent_values[i]) & INT32_MAX;
             any |= bits | (most - bits) | from | (max_before - from) | (max_moved - moved);
         }
     }

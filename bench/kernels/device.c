@@ -14,7 +14,7 @@ typedef struct arrays {
     const device_backend *backend;
     device_queue queue;
     uint64_t n;
-    float *now, *before, *out, *row, *column;
+    float *now, *parent_values, *out, *row, *column;
     int8_t *few;
     uint32_t *words, *packed; /* packed: as integers travel to a device, 2 bits each */
     double *rows, *columns;
@@ -51,7 +51,7 @@ static device_result from_host(arrays *a) {
 }
 static device_result elements(arrays *a, device_operation which, ckd_dtype from, ckd_dtype to) {
     device_elements what = {which, from, to, NULL};
-    device_span whole_span = {a->out, a->now, a->before, NULL, a->n};
+    device_span whole_span = {a->out, a->now, a->parent_values, NULL, a->n};
     bool known;
     return a->backend->elements(&a->queue, &known, &what, &whole_span, 1, &a->why);
 }
@@ -71,7 +71,7 @@ static device_result step(arrays *a) {
     static const step_rule rule = {
         17, {.9, .1, .95, .05, .99997, 3e-5, 3e-4, .97, 1e-8, .99, .99, 3e-4, .1, .9, .9}};
     device_elements what = {DEVICE_STEP, CKD_F32, CKD_DTYPE_NONE, &rule};
-    device_span whole_span = {a->out, a->now, a->before, a->before, a->n};
+    device_span whole_span = {a->out, a->now, a->parent_values, a->parent_values, a->n};
     bool known;
     return a->backend->elements(&a->queue, &known, &what, &whole_span, 1, &a->why);
 }
@@ -82,7 +82,7 @@ static device_result hash(arrays *a) {
 
 static device_tile tile_of(const arrays *a) {
     return (device_tile){.now = a->now,
-                         .before = a->before,
+                         .parent_values = a->parent_values,
                          .values = a->out,
                          .q8 = a->few,
                          .row_step = a->row,
@@ -120,7 +120,7 @@ static device_result pack(arrays *a) {
 }
 static device_result sums(arrays *a) {
     device_pass p = {.now = a->now,
-                     .before = a->before,
+                     .parent_values = a->parent_values,
                      .weight = a->column,
                      .row_weight = a->row,
                      .count = a->n,
@@ -268,7 +268,7 @@ static void send_packed(arrays *a, uint64_t seed) {
 static void arrays_begin(arrays *a, uint64_t n) {
     a->n = n;
     a->now = on_device(a, n * sizeof(float));
-    a->before = on_device(a, n * sizeof(float));
+    a->parent_values = on_device(a, n * sizeof(float));
     a->out = on_device(a, n * sizeof(float));
     a->few = on_device(a, n);
     a->words = on_device(a, n / 4);
@@ -282,16 +282,17 @@ static void arrays_begin(arrays *a, uint64_t n) {
     must(a, a->backend->allocate_pinned(&a->pinned, a->queue.device, n * sizeof(float), &a->why));
     memset(a->pinned, 0, n * sizeof(float));
     fill(a, a->now, n, 0, 0.02f, 1);
-    fill(a, a->before, n, 0, 0.0201f, 1); /* the same numbers, slightly larger, as after some training */
+    fill(a, a->parent_values, n, 0, 0.0201f,
+         1); /* the same numbers, slightly larger, as after some training */
     send_packed(a, 5);
     fill(a, a->row, n / COLUMNS, 16, 0, 3);
     fill(a, a->column, COLUMNS, 1, 0, 3);
-    a->streams = bench_streams_begin(a->backend, &a->queue, a->now, a->before, n);
+    a->streams = bench_streams_begin(a->backend, &a->queue, a->now, a->parent_values, n);
 }
 
 static void arrays_end(arrays *a) {
-    void *const all[] = {a->now,  a->before,  a->out,   a->few,   a->words,   a->row,   a->column,
-                         a->rows, a->columns, a->small, a->other, a->factors, a->packed};
+    void *const all[] = {a->now,  a->parent_values, a->out,   a->few,   a->words,   a->row,   a->column,
+                         a->rows, a->columns,       a->small, a->other, a->factors, a->packed};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         a->backend->release(a->queue.device, all[i]);
     }

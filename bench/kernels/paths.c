@@ -146,7 +146,7 @@ static void timed_gemm(float *sums, const float *left, const float *right, size_
 }
 
 /* Seconds that a save of a delta spends on matrix products, which find factors, in all three parts. */
-static double gemm_seconds(const state *s, const float *before, int effort) {
+static double gemm_seconds(const state *s, const float *parent_values, int effort) {
     static const lossy_part parts[PARTS] = {LOSSY_SECOND, LOSSY_MOMENT, LOSSY_WEIGHT};
     ckd_error err = {0};
     quant_params params = quant_params_of(CKD_COARSE, effort);
@@ -164,7 +164,7 @@ static double gemm_seconds(const state *s, const float *before, int effort) {
                         .shape.columns = s->side,
                         .input.values = s->part[p],
                         .input.now = s->part[p],
-                        .input.before = p == 2 ? before : NULL,
+                        .input.parent_values = p == 2 ? parent_values : NULL,
                         .found = p == 0 ? &scales : NULL,
                         .context.scales = p == 0 ? NULL : &scales,
                         .context.expected_movement = NAN};
@@ -214,19 +214,19 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
     figures f = {0};
     double copies[BENCH_MAX_REPEATS], deltas[DELTAS];
     state s = state_new(side);
-    float *to = floats(side * side), *before = floats(side * side);
+    float *to = floats(side * side), *parent_values = floats(side * side);
     bench_remove_tree(plan->folder);
     mkdir("bench/series", 0777);
     ckd_store *store = open_store(plan->folder);
     move_on(&s);
     f.lossy_base = save(store, "lossy", 0, &s, CKD_COARSE, effort);
     for (int d = 0; d < DELTAS; d++) {
-        memcpy(before, s.part[2], side * side * sizeof(float));
+        memcpy(parent_values, s.part[2], side * side * sizeof(float));
         move_on(&s);
         deltas[d] = save(store, "lossy", (uint64_t)d + 1, &s, CKD_COARSE, effort);
     }
     save(store, "exact", DELTAS, &s, CKD_EXACT, 0);
-    f.gemm = gemm_seconds(&s, before, effort);
+    f.gemm = gemm_seconds(&s, parent_values, effort);
     for (int r = 0; r < plan->repeats; r++) {
         copies[r] = copy_seconds(&s, to);
     }
@@ -243,7 +243,7 @@ static figures measure(const bench_plan *plan, size_t side, int effort) {
     bench_remove_tree(plan->folder);
     state_free(&s);
     free(to);
-    free(before);
+    free(parent_values);
     return f;
 }
 

@@ -387,7 +387,7 @@ static const uint32_t *packed_of(const run *r, const device_chain *c, const chai
 }
 
 static void move_linear(run *r, const device_chain *c, const chain_link *l, float *values, uint8_t *at) {
-    device_tile t = {.before = l->delta ? values : NULL,
+    device_tile t = {.parent_values = l->delta ? values : NULL,
                      .values = values,
                      .packed = packed_of(r, c, l),
                      .row_step = (const float *)(const void *)(r->memory + c->base + l->row),

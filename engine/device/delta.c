@@ -63,15 +63,15 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
 /* Uses the parent's values on the device if their hashes are right. */
 static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
-    device_pieces *pieces_of = r->before ? calloc(b->count, sizeof(*pieces_of)) : NULL;
-    hash128 *hashes = r->before ? calloc(b->count, sizeof(*hashes)) : NULL;
+    device_pieces *pieces_of = r->parent_values ? calloc(b->count, sizeof(*pieces_of)) : NULL;
+    hash128 *hashes = r->parent_values ? calloc(b->count, sizeof(*hashes)) : NULL;
     ckd_status status =
-        r->before && (!pieces_of || !hashes) ? err_nomem(err, sizeof(*pieces_of), "hashes") : CKD_OK;
+        r->parent_values && (!pieces_of || !hashes) ? err_nomem(err, sizeof(*pieces_of), "hashes") : CKD_OK;
     uint64_t pieces = 0;
     for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
-        d->previous = r->before + d->first * r->element;
-        if (!device_is_contiguous(r, r->before)) {
+        d->previous = r->parent_values + d->first * r->element;
+        if (!device_is_contiguous(r, r->parent_values)) {
             d->previous = d->memory;
             status = device_gather_before(r, d->memory, d->first, d->count, err);
         }
@@ -83,7 +83,7 @@ static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
         status = device_hash(hashes, r->lease, pieces_of, b->count, to, err);
     }
     for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
-        b->blocks[i].parent_on_device = hash128_equal(&hashes[i], &b->blocks[i].before);
+        b->blocks[i].parent_on_device = hash128_equal(&hashes[i], &b->blocks[i].parent_content);
     }
     free(pieces_of);
     free(hashes);

@@ -178,7 +178,8 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
     uint64_t elements = whole->elements / columns * width;
     return (device_reader){.lease = whole->lease,
                            .data = whole->data + first * whole->element,
-                           .before = whole->before ? whole->before + first * whole->element : NULL,
+                           .parent_values =
+                               whole->parent_values ? whole->parent_values + first * whole->element : NULL,
                            .element = whole->element,
                            .elements = elements,
                            .end = elements,
@@ -225,7 +226,7 @@ ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint6
 
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err) {
-    return copy_elements(r, &(element_copy){r->before, first, count, DEVICE_ON_DEVICE}, to, err);
+    return copy_elements(r, &(element_copy){r->parent_values, first, count, DEVICE_ON_DEVICE}, to, err);
 }
 
 /* Starts to read as much as fits from `first` on, into the piece that is not current. */

@@ -61,7 +61,7 @@ typedef struct device_reader {
     device_lease *lease;
     const uint8_t *data;
     /* The same elements of the parent, in the same layout, if the device may have them; else NULL. */
-    const uint8_t *before;
+    const uint8_t *parent_values;
     size_t element;
     uint64_t elements; /* of the region, or of some of its columns */
     uint64_t end;      /* limit of reading ahead; no read goes beyond it */
@@ -78,7 +78,7 @@ device_reader device_reader_columns(const device_reader *whole, uint64_t first, 
                                     uint64_t columns);
 /* Queues a copy of `count` elements from `first` on to contiguous memory elsewhere on the device. */
 ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint64_t count, ckd_error *err);
-/* Like device_gather, but copies the parent's elements (`before`). */
+/* Like device_gather, but copies the parent's elements (`parent_values`). */
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err);
 /* Are the reader's elements at `data` contiguous, and aligned to their size, as kernels need them? */
@@ -342,10 +342,10 @@ ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to,
  */
 
 typedef struct device_delta {
-    uint64_t first, count; /* elements of the reader; set by the caller */
-    hash128 before;        /* content hash of the parent's values; set by the caller */
-    device_stream *stream; /* also dropped by the caller, or because another kind of stream may be better */
-    bool parent_on_device; /* the parent's values are on the device */
+    uint64_t first, count;  /* elements of the reader; set by the caller */
+    hash128 parent_content; /* content hash of the parent's values; set by the caller */
+    device_stream *stream;  /* also dropped by the caller, or because another kind of stream may be better */
+    bool parent_on_device;  /* the parent's values are on the device */
     const uint8_t *now, *previous;
     uint8_t *memory, *residual, *contexts; /* memory: for `previous` */
 } device_delta;

@@ -338,7 +338,7 @@ static uint64_t lossy_rank(const block_job *job) {
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols =
-        job->output.lossy ? (job->output.tile->input.before ? 0 : lossy_rank(job)) : job->input.count;
+        job->output.lossy ? (job->output.tile->input.parent_values ? 0 : lossy_rank(job)) : job->input.count;
     return chain_with(&nothing, PREDICT_NONE, &job->analysis.standalone, tensor, block_raw_size(job, tensor),
                       symbols);
 }

@@ -27,7 +27,7 @@
 /* Some of a block's elements. */
 typedef struct sample {
     size_t count;
-    float before[SAMPLE], now[SAMPLE], gradient[SAMPLE], predicted[SAMPLE];
+    float parent_values[SAMPLE], now[SAMPLE], gradient[SAMPLE], predicted[SAMPLE];
     double usable[SAMPLE]; /* gradients that the moments determine well */
     size_t usable_count;
 } sample;
@@ -55,13 +55,13 @@ static mixing mixing_of(const step_source *s) {
  * The gradient divided by its scale, rounded to bf16. What rounding the moment explains is 0: rows of an embedding whose
  * token did not come would get noise otherwise. now: may be unaligned.
  */
-static void find_gradient(float *to, const void *now, const float *before, size_t n, const mixing *by,
+static void find_gradient(float *to, const void *now, const float *parent_values, size_t n, const mixing *by,
                           double scale) {
     double factor = 1 / (by->add * scale);
     for (size_t i = 0; i < n; i++) {
         float m;
         memcpy(&m, (const uint8_t *)now + i * sizeof(m), sizeof(m));
-        double change = (double)m - by->keep * (double)before[i];
+        double change = (double)m - by->keep * (double)parent_values[i];
         float g = (float)(fabs(change) > NOISE * fabs((double)m) ? change * factor : 0);
         uint32_t bits;
         memcpy(&bits, &g, sizeof(bits));
@@ -70,19 +70,19 @@ static void find_gradient(float *to, const void *now, const float *before, size_
     }
 }
 
-static void take_sample(sample *s, const block_job *job, const float *before, const mixing *by) {
+static void take_sample(sample *s, const block_job *job, const float *parent_values, const mixing *by) {
     size_t n = (size_t)job->input.count, pieces = n > SAMPLE ? PIECES : 1;
     size_t length = pieces > 1 ? PIECE : n;
     s->count = pieces * length;
     for (size_t i = 0; i < pieces; i++) {
         size_t at = i * (n / pieces);
-        memcpy(s->before + i * length, before + at, length * sizeof(float));
+        memcpy(s->parent_values + i * length, parent_values + at, length * sizeof(float));
         memcpy(s->now + i * length, (const uint8_t *)job->input.values + at * sizeof(float),
                length * sizeof(float));
     }
     s->usable_count = 0;
     for (size_t i = 0; i < s->count; i++) {
-        double g = ((double)s->now[i] - by->keep * (double)s->before[i]) / by->add;
+        double g = ((double)s->now[i] - by->keep * (double)s->parent_values[i]) / by->add;
         if (isfinite(g) && fabs(g) >= fabs((double)s->now[i]) / 4 && fabs(g) > 1e-30) {
             s->usable[s->usable_count++] = g;
         }
@@ -153,8 +153,9 @@ static double fit_scale(const sample *s, double usual) {
 static void try_rule(fit *best, sample *s, const block_job *job, const mixing *by, const fit *tried) {
     fit f = *tried;
     f.rule.coefficients[C_SCALE] = f.scale;
-    find_gradient(s->gradient, s->now, s->before, s->count, by, f.scale);
-    job->decoder.kernels->optimizer_step(&f.rule, s->predicted, s->before, s->gradient, NULL, s->count);
+    find_gradient(s->gradient, s->now, s->parent_values, s->count, by, f.scale);
+    job->decoder.kernels->optimizer_step(&f.rule, s->predicted, s->parent_values, s->gradient, NULL,
+                                         s->count);
     f.exact = 0;
     for (size_t i = 0; i < s->count; i++) {
         f.exact += memcmp(&s->predicted[i], &s->now[i], sizeof(float)) == 0;

@@ -121,8 +121,8 @@ static ckd_status parent_content(hash128 *out, block_job *job, const lossy_tile 
     }
     if (tile->dtype == CKD_F32) {
         uint64_t at = job->input.first - tile->shape.first;
-        *out = tile->input.device ? lossy_device_block_of(tile->input.device, at)->before
-                                  : content_hash(tile->input.before + at, raw);
+        *out = tile->input.device ? lossy_device_block_of(tile->input.device, at)->parent_content
+                                  : content_hash(tile->input.parent_values + at, raw);
         return CKD_OK;
     }
     void *values = bytes_scratch(&job->scratch.previous, raw, "coding scratch", err);
@@ -231,14 +231,15 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         }
         return status;
     }
-    bytes *payload = tile->input.before ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
+    bytes *payload =
+        tile->input.parent_values ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
     status = code_block(job, payload, tile, at, err);
     if (status != CKD_OK) {
         return status;
     }
     const lossy_job *made = &job->scratch.lossy;
     /* A lossy base of 16-bit weights is hardly smaller, and the first delta on it corrects its error. */
-    bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.before;
+    bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.parent_values;
     if (exact_base || !made->within || made->block.exceptions > job->input.count / MOST_KEPT ||
         payload->size >= raw) {
         status = fetch_input(job, tile, raw, err);
@@ -261,7 +262,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     }
     job->decision.base = lossy_base_cost(tensor->tensor->dtype, raw);
     job->decision.base_stored = (uint64_t)job->decision.base.stored;
-    if (tile->input.before) {
+    if (tile->input.parent_values) {
         return offer_delta(job, tile, ctx, tensor, budget, err);
     }
     offer(&job->analysis.standalone, payload->size, true);

@@ -36,12 +36,12 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
     bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
     const pinned_block *first = &s->first->blocks[job->input.first / CKD_BLOCK_ELEMENTS];
     const pinned_block *square = weight ? &s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS] : NULL;
-    const record *before = s->before ? block_matching(job, tensor, s->before) : NULL;
-    if (s->before && !before) {
+    const record *parent_first = s->parent_first ? block_matching(job, tensor, s->parent_first) : NULL;
+    if (s->parent_first && !parent_first) {
         return;
     }
     const load_cost nothing = {0, 0};
-    load_cost chain_before = before && !first->on_parent ? record_chain(before) : nothing;
+    load_cost chain_first = parent_first && !first->on_parent ? record_chain(parent_first) : nothing;
     out->chain = job->analysis.parent_chain;
     out->shared = weight ? square->chain : first->chain;
     out->base = first->base;
@@ -51,15 +51,15 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
         add(&out->chain, weight ? &square->own : &nothing);
     } else {
         add(&out->chain, weight ? &square->chain : &first->chain);
-        add(&out->chain, weight && !square->on_step ? &first->chain : &chain_before);
+        add(&out->chain, weight && !square->on_step ? &first->chain : &chain_first);
     }
     out->two_inputs = weight;
     if (weight) {
         add(&out->base, &square->base);
         out->depth = square->depth > out->depth ? square->depth : out->depth;
     }
-    if (before) {
-        out->depth = before->depth > out->depth ? before->depth : out->depth;
+    if (parent_first) {
+        out->depth = parent_first->depth > out->depth ? parent_first->depth : out->depth;
     }
     out->available = out->depth < MAX_SAVE_DEPTH;
 }
@@ -67,7 +67,7 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
 /* ---- which rule ---- */
 
 typedef struct inputs {
-    const float *now, *before, *first, *second;
+    const float *now, *parent_first, *first, *second;
 } inputs;
 
 /* Total length of the differences, in bits. */
@@ -92,7 +92,7 @@ static double sampled_bits(const block_job *job, const inputs *in, const step_ru
     float guess[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE], now[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE];
     for (size_t i = 0; i < pieces; i++) {
         size_t at = i * step;
-        memcpy(guess, in->before + at, length * sizeof(float));
+        memcpy(guess, in->parent_first + at, length * sizeof(float));
         memcpy(now, (const uint8_t *)in->now + at * sizeof(float), length * sizeof(float));
         if (rule) {
             job->decoder.kernels->optimizer_step(rule, guess, guess, in->first + at,
@@ -145,10 +145,10 @@ void block_step_name_inputs(block_job *job, const coding_context *ctx, const ten
         deps[2].tensor = s->square->name;
         deps[2].content = s->square->blocks[job->input.first / CKD_BLOCK_ELEMENTS].content;
         count++;
-    } else if (s->before) {
+    } else if (s->parent_first) {
         deps[2].checkpoint = *parent;
         deps[2].tensor = s->first->name;
-        deps[2].content = block_matching(job, tensor, s->before)->content;
+        deps[2].content = block_matching(job, tensor, s->parent_first)->content;
         count++;
     }
     optimizer_group g = s->group;
@@ -168,15 +168,15 @@ void block_step_name_inputs(block_job *job, const coding_context *ctx, const ten
 
 /* Reads the parent's first moment. */
 static ckd_status read_before(block_job *job, const coding_context *ctx, const tensor_context *tensor,
-                              const float **before, ckd_error *err) {
+                              const float **parent_first, ckd_error *err) {
     void *to =
         bytes_scratch(&job->scratch.step_before, job->input.count * sizeof(float), "coding scratch", err);
-    *before = to;
+    *parent_first = to;
     if (!to) {
         return CKD_E_NOMEM;
     }
     const view_source from = {
-        ctx->parent, tensor->step->before, {tensor->region, job->input.first, job->input.count}, NULL};
+        ctx->parent, tensor->step->parent_first, {tensor->region, job->input.first, job->input.count}, NULL};
     return span_values(&job->decoder, &from, to, err);
 }
 
@@ -186,7 +186,7 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
     float *previous = (float *)(void *)job->scratch.previous.data;
     inputs in = {
         .now = job->input.values,
-        .before = previous,
+        .parent_first = previous,
         .first = step_pinned_values(s->first, &job->scratch.step_first, job->input.first, job->input.count)};
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
         in.second =
@@ -195,7 +195,7 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
     if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
         return CKD_OK; /* no prediction, but a delta */
     }
-    if (s->inputs != INPUTS_MOMENT_SQUARE && s->before) {
+    if (s->inputs != INPUTS_MOMENT_SQUARE && s->parent_first) {
         ckd_status status = read_before(job, ctx, tensor, &in.second, err);
         if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
             job->analysis.parent_damaged = true; /* no prediction, but a delta */

@@ -220,13 +220,14 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
     }
     s->first = &p->first;
     s->square = &p->square;
-    bool needs_before = s->inputs == INPUTS_MOMENTS_BEFORE || s->inputs == INPUTS_MOMENTUM_NESTEROV;
-    if (needs_before && p->first.name) {
-        s->before = view_find(in, p->first.name);
+    bool needs_first = s->inputs == INPUTS_MOMENTS_BEFORE || s->inputs == INPUTS_MOMENTUM_NESTEROV;
+    if (needs_first && p->first.name) {
+        s->parent_first = view_find(in, p->first.name);
     }
-    s->available =
-        step_is_pinned(&p->first) && (!needs_before || (s->before && same_shape(s->before, parent))) &&
-        (s->inputs != INPUTS_MOMENT_SQUARE || step_is_pinned(&p->square)) && !(square && o->kind == CKD_SGD);
+    s->available = step_is_pinned(&p->first) &&
+                   (!needs_first || (s->parent_first && same_shape(s->parent_first, parent))) &&
+                   (s->inputs != INPUTS_MOMENT_SQUARE || step_is_pinned(&p->square)) &&
+                   !(square && o->kind == CKD_SGD);
 }
 
 /* Gradients of one training are bf16 throughout, or nowhere but in a few tensors. */

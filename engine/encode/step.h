@@ -78,7 +78,7 @@ typedef struct step_source {
     double scale; /* of the gradient, if it was bf16. Of a first moment: of those before; 0: unknown */
     group_inputs inputs;
     const pinned_tensor *first, *square;
-    const view_tensor *before; /* the parent's first moment, if the rules need it */
+    const view_tensor *parent_first; /* the parent's first moment, if the rules need it */
 } step_source;
 
 /* One tensor on its way through a save. */

@@ -44,11 +44,11 @@ typedef struct row_piece {
 static void residual_of(float *to, const source *from, const lattice_run *run, const row_piece *p) {
     static const float zeros[PIECE] = {0};
     const lossy_elements *e = from->elements;
-    const float *now = e->tile->input.now + e->at, *before = e->tile->input.before;
+    const float *now = e->tile->input.now + e->at, *parent_values = e->tile->input.parent_values;
     lattice_run piece_run = *run;
     piece_run.column_step = run->column_step ? run->column_step + p->column : NULL;
     e->kernels->lattice_residual(
-        to, now + p->first, before ? before + e->at + p->first : zeros,
+        to, now + p->first, parent_values ? parent_values + e->at + p->first : zeros,
         from->products ? from->products + p->row * from->job->block.columns + p->column : NULL, p->n,
         &piece_run);
 }
@@ -201,19 +201,19 @@ static ckd_status measure(lossy_job *j, const lossy_elements *e, ckd_error *err)
 
 static ckd_status rebuild(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const lossy_tile *t = e->tile;
-    const float *before = t->input.before ? t->input.before + e->at : NULL;
+    const float *parent_values = t->input.parent_values ? t->input.parent_values + e->at : NULL;
     uint64_t n = j->block.count;
     size_t size = ckd_dtype_size(t->dtype);
     void *values = bytes_scratch(&j->values, n * size, "coding scratch", err);
     if (!values) {
         return CKD_E_NOMEM;
     }
-    if (before && t->dtype == CKD_F32) {
-        memcpy(values, before, n * size);
-    } else if (before) {
-        e->kernels->cast(t->dtype, values, CKD_F32, before, n);
+    if (parent_values && t->dtype == CKD_F32) {
+        memcpy(values, parent_values, n * size);
+    } else if (parent_values) {
+        e->kernels->cast(t->dtype, values, CKD_F32, parent_values, n);
     }
-    const lattice_target target = {values, t->dtype, before != NULL};
+    const lattice_target target = {values, t->dtype, parent_values != NULL};
     return lattice_rebuild_values(&target, &j->block, &j->work, e->kernels, err);
 }
 

@@ -77,7 +77,8 @@ static ckd_status as_floats(const struct lossy_device *d, float *to, const void 
 }
 
 /* Returns the bytes of a panel's arrays. widest == UINT64_MAX: there are no panels. */
-static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, const lossy_device_values *v) {
+static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool parent_values,
+                           const lossy_device_values *v) {
     if (v->widest == UINT64_MAX) {
         return 0;
     }
@@ -88,18 +89,18 @@ static uint64_t panel_size(const lossy_tile *t, uint64_t rows, bool before, cons
         return lossy_device_aligned(n * size);
     }
     return lossy_device_aligned(n * size) * (floats ? 1 : 2) +
-           lossy_device_aligned(n * 4) * (1 + before + !floats);
+           lossy_device_aligned(n * 4) * (1 + parent_values + !floats);
 }
 
-/* Puts the parent's values as floats into `to`, unless the caller makes them later (makes_before). */
+/* Puts the parent's values as floats into `to`, unless the caller makes them later (makes_parent_values). */
 static ckd_status set_before(struct lossy_device *d, const lossy_device_values *v, float *to,
                              ckd_error *err) {
-    d->whole.before = to;
-    if (v->makes_before) {
+    d->whole.parent_values = to;
+    if (v->makes_parent_values) {
         return CKD_OK;
     }
-    return v->before ? device_put(d->lease, to, v->before, d->count * sizeof(float), err)
-                     : as_floats(d, to, v->reference->memory, err);
+    return v->parent_values ? device_put(d->lease, to, v->parent_values, d->count * sizeof(float), err)
+                            : as_floats(d, to, v->reference->memory, err);
 }
 
 /* Allocates memory for hashes and a panel only. */
@@ -110,14 +111,14 @@ static ckd_status begin_input(struct lossy_device *d, lossy_tile *t, uint64_t pa
     d->panel = status == CKD_OK ? d->scratch + d->scratch_size : NULL;
     d->at = d->whole;
     t->input.device = d;
-    t->input.now = t->input.before = NULL;
+    t->input.now = t->input.parent_values = NULL;
     return status;
 }
 
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *v,
                               ckd_error *err) {
     bool floats = t->dtype == CKD_F32, borrowed = v->reference && floats,
-         before = v->before || v->reference || v->makes_before;
+         parent_values = v->parent_values || v->reference || v->makes_parent_values;
     uint64_t n = t->shape.count, all = lossy_device_aligned(n * sizeof(float)), rows = n / t->shape.columns;
     *d = (struct lossy_device){.lease = v->lease,
                                .store = v->store,
@@ -130,13 +131,13 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
                                .whole = {.input = v->input, .count = n}};
     pthread_mutex_init(&d->mutex, NULL);
     d->scratch_size = scratch_of(t, rows);
-    uint64_t panel = panel_size(t, rows, before, v);
+    uint64_t panel = panel_size(t, rows, parent_values, v);
     if (v->only_input) {
         return begin_input(d, t, panel, err);
     }
     uint64_t list =
         lossy_device_aligned(MAX_EXCEPTIONS(n) * sizeof(device_element_at)) + lossy_device_aligned(8);
-    uint64_t size = (2 + (before && !borrowed) + !floats) * all + (floats ? 0 : all / 2) +
+    uint64_t size = (2 + (parent_values && !borrowed) + !floats) * all + (floats ? 0 : all / 2) +
                     lossy_device_aligned(n) + list + d->scratch_size + panel;
     void *memory;
     ckd_status status = device_memory(&memory, d->lease, size, err);
@@ -156,8 +157,8 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     at += panel;
     d->whole.now = v->input;
     if (borrowed) {
-        d->whole.before = v->reference->memory;
-    } else if (before) {
+        d->whole.parent_values = v->reference->memory;
+    } else if (parent_values) {
         status = set_before(d, v, (float *)(void *)at, err);
         at += all;
     }
@@ -168,18 +169,18 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
     }
     t->input.device = d;
     t->input.now = d->whole.now;
-    t->input.before = d->whole.before;
+    t->input.parent_values = d->whole.parent_values;
     return status;
 }
 
 lossy_device_scratch lossy_device_scratch_of(const struct lossy_device *d) {
     uint8_t *begin = (uint8_t *)(void *)d->matrix;
-    void *before = d->whole.cast ? d->whole.cast : (void *)d->whole.before;
-    return (lossy_device_scratch){before, begin, (uint64_t)(d->panel - begin)};
+    void *parent_values = d->whole.cast ? d->whole.cast : (void *)d->whole.parent_values;
+    return (lossy_device_scratch){parent_values, begin, (uint64_t)(d->panel - begin)};
 }
 
 ckd_status lossy_device_before_made(struct lossy_device *d, ckd_error *err) {
-    return d->whole.cast ? as_floats(d, d->whole.before, d->whole.cast, err) : CKD_OK;
+    return d->whole.cast ? as_floats(d, d->whole.parent_values, d->whole.cast, err) : CKD_OK;
 }
 
 void lossy_device_end(struct lossy_device *d) {
@@ -220,7 +221,7 @@ static void take_sums(lattice_sums *to, const device_sums *s) {
                          .farthest = s->farthest,
                          .finite = s->finite,
                          .compared = s->compared,
-                         .before_bits = s->before_bits,
+                         .parent_bits = s->parent_bits,
                          .lowest_bit = s->lowest < INFINITY ? ilogbf(s->lowest) : INT32_MAX};
 }
 
@@ -229,7 +230,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
     uint64_t used = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     device_pass pass = {.now = d->whole.now,
-                        .before = d->whole.before,
+                        .parent_values = d->whole.parent_values,
                         .count = d->count,
                         .columns = d->columns,
                         .max = {p->max[0], p->max[1]},
@@ -367,7 +368,7 @@ static ckd_status put_steps(device_tile *out, const lossy_tile *t, uint64_t *use
         status = device_put(d->lease, column_step, run.column_step, d->columns * sizeof(float), err);
     }
     *out = (device_tile){.now = d->whole.now,
-                         .before = d->whole.before,
+                         .parent_values = d->whole.parent_values,
                          .values = d->whole.values,
                          .q8 = d->q8,
                          .row_step = row_step,

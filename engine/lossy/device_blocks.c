@@ -131,8 +131,9 @@ static ckd_status measure_coded(const struct lossy_device *d, ckd_error *err) {
         status =
             hash_blocks(d, offsetof(lossy_device_block, content), decoded, ckd_dtype_size(d->dtype), err);
     }
-    if (status == CKD_OK && a->before && !a->cast) {
-        status = hash_blocks(d, offsetof(lossy_device_block, before), a->before, sizeof(float), err);
+    if (status == CKD_OK && a->parent_values && !a->cast) {
+        status = hash_blocks(d, offsetof(lossy_device_block, parent_content), a->parent_values, sizeof(float),
+                             err);
     }
     if (status == CKD_OK && d->master) {
         status = measure_rounded(d, CKD_BF16, offsetof(lossy_device_block, bf16), err);

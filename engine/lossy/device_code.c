@@ -25,7 +25,7 @@ static bool may_have_exceptions(const lossy_tile *t) {
 static bool is_planned(const lossy_tile *t) {
     bool complete = t->part == LOSSY_SECOND ? !may_have_exceptions(t)
                                             : t->plan.offsets_known && t->plan.lattice.step <= 400;
-    return complete && (t->part != LOSSY_WEIGHT || t->input.before);
+    return complete && (t->part != LOSSY_WEIGHT || t->input.parent_values);
 }
 
 /* Returns an empty list of exceptions with the tile's limits. */
@@ -283,12 +283,12 @@ ckd_status lossy_device_panel(lossy_tile *t, uint64_t first, ckd_error *err) {
     lossy_device_arrays *to = &d->at;
     *to = (lossy_device_arrays){.count = t->shape.count};
     to->input = gather_columns(&p, d->whole.input, size);
-    to->before = gather_columns(&p, d->whole.before, sizeof(float));
+    to->parent_values = gather_columns(&p, d->whole.parent_values, sizeof(float));
     to->values = gather_columns(&p, d->whole.values, sizeof(float));
     to->cast = gather_columns(&p, d->whole.cast, size);
     to->now = d->whole.cast ? gather_columns(&p, d->whole.now, sizeof(float)) : to->input;
     t->input.now = to->now;
-    t->input.before = to->before;
+    t->input.parent_values = to->parent_values;
     int8_t *integers =
         d->whole.integers ? bytes_scratch(&d->panel_integers, t->shape.count, "coding scratch", err) : NULL;
     if (d->whole.integers && !integers) {

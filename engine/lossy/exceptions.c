@@ -11,13 +11,14 @@
 static bool is_exception(const lossy_tile *t, uint64_t i, float max) {
     float value = t->input.now[i];
     if (fabsf(value) > t->limits.exception_above ||
-        (t->input.before && fabsf(value - t->input.before[i]) > t->limits.exception_moved)) {
+        (t->input.parent_values && fabsf(value - t->input.parent_values[i]) > t->limits.exception_moved)) {
         return true;
     }
-    if (t->input.before && !(fabsf(t->input.before[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
+    if (t->input.parent_values &&
+        !(fabsf(t->input.parent_values[i]) < (t->part == LOSSY_SECOND ? INFINITY : max))) {
         return true; /* no integer leads back from such a parent's value */
     }
-    if (t->input.before && t->part == LOSSY_SECOND && t->input.before[i] < 0) {
+    if (t->input.parent_values && t->part == LOSSY_SECOND && t->input.parent_values[i] < 0) {
         return true;
     }
     return t->part == LOSSY_SECOND ? !(value >= 0 && value <= FLT_MAX) : !(fabsf(value) < max);
@@ -79,15 +80,16 @@ void lossy_no_exceptions(lossy_job *j) {
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err) {
     const lossy_tile *t = e->tile;
-    const float *now = t->input.now + e->at, *before = t->input.before ? t->input.before + e->at : NULL;
+    const float *now = t->input.now + e->at,
+                *parent_values = t->input.parent_values ? t->input.parent_values + e->at : NULL;
     lattice_block *b = &j->block;
     float max = ldexpf(1, b->exponent + 29), limits[3];
-    bool ordinary = t->limits.ordinary && t->limits.largest < max; /* bounds `before`, too */
+    bool ordinary = t->limits.ordinary && t->limits.largest < max; /* bounds `parent_values`, too */
     limits_of(limits, t, max);
     for (uint64_t i = from; i < to && !ordinary; i += SOME) {
         uint64_t n = to - i < SOME ? to - i : SOME;
-        bool any =
-            e->kernels->beyond(now + i, before ? before + i : NULL, limits, t->part == LOSSY_SECOND, n);
+        bool any = e->kernels->beyond(now + i, parent_values ? parent_values + i : NULL, limits,
+                                      t->part == LOSSY_SECOND, n);
         for (uint64_t at = i; any && at < i + n; at++) {
             if (is_exception(t, e->at + at, max)) {
                 add_exception(j, e, at);

@@ -81,7 +81,7 @@ typedef struct outlier {
 /* Inputs of a pass, then its results. */
 typedef struct tile_pass {
     float max[2];        /* largest magnitude, and largest difference, that count */
-    bool lattice;        /* compute before_bits and lowest_bit */
+    bool lattice;        /* compute parent_bits and lowest_bit */
     const float *weight; /* of columns, for all.weighted; the plan has the rows'. NULL: none */
     bool means;          /* sum up rows and columns */
     bool magnitudes;     /* sum magnitudes; else positive values */

@@ -110,17 +110,18 @@ typedef struct tile_shape {
 
 /* The elements of a tile. */
 typedef struct tile_input {
-    const void *values;          /* in the tensor's dtype */
-    const float *now;            /* the same as floats */
-    const float *before;         /* values that the parent decodes to; NULL: no parent */
-    struct lossy_device *device; /* holds `now` and `before` in its memory; NULL: they are in host memory */
-    uint64_t sampled;            /* of a panel: index of its first element in samples of the whole tile */
+    const void *values;         /* in the tensor's dtype */
+    const float *now;           /* the same as floats */
+    const float *parent_values; /* values that the parent decodes to; NULL: no parent */
+    struct lossy_device
+        *device;      /* holds `now` and `parent_values` in its memory; NULL: they are in host memory */
+    uint64_t sampled; /* of a panel: index of its first element in samples of the whole tile */
 } tile_input;
 
 /* Facts about a tile from the parent, and from other tensors of the same parameter. */
 typedef struct tile_context {
-    double before_error;        /* mean square error of `before` against the state that it stands for */
-    double expected_movement;   /* RMS of the movement; NaN: estimate it from `before` */
+    double parent_error;      /* mean square error of `parent_values` against the state that it stands for */
+    double expected_movement; /* RMS of the movement; NaN: estimate it from `parent_values` */
     const lossy_scales *scales; /* of the second moment; NULL: unknown */
     lossy_pair pair;            /* of moments only */
 } tile_context;
@@ -360,13 +361,13 @@ bool lossy_may_factor(const lossy_tile *t);
 #define SAMPLE_PIECE 128u /* elements of a row */
 typedef struct tile_piece {
     uint64_t first, row, column, n;
-    const float *now, *before; /* before NULL: no parent */
+    const float *now, *parent_values; /* parent_values NULL: no parent */
 } tile_piece;
 typedef struct tile_sample {
     const lossy_tile *tile;
     uint64_t stride, in_round, round; /* of pieces */
     uint64_t row, at;
-    float *now, *before; /* of a tile on a device: copies of all pieces; `next` is the next one */
+    float *now, *parent_values; /* of a tile on a device: copies of all pieces; `next` is the next one */
     uint64_t next;
 } tile_sample;
 /*
@@ -396,8 +397,8 @@ typedef struct lossy_device_rounded {
 typedef struct lossy_device_block {
     uint64_t at, count; /* in the tile */
     hash128 original, content;
-    hash128 before; /* f32 only: hash of the parent's values */
-    bool nonzero;   /* some integer is not 0 */
+    hash128 parent_content; /* f32 only: hash of the parent's values */
+    bool nonzero;           /* some integer is not 0 */
     lossy_error error;
     lossy_device_rounded bf16, f16; /* of masters */
 } lossy_device_block;
@@ -409,7 +410,7 @@ typedef struct lossy_device_block {
 typedef struct lossy_device_arrays {
     const void *input;
     const float *now;
-    float *before; /* NULL: no parent */
+    float *parent_values; /* NULL: no parent */
     float *values;
     void *cast;             /* decoded values in the dtype; NULL if that is f32 */
     const int8_t *integers; /* in host memory; NULL: all are 0 */
@@ -451,17 +452,17 @@ struct lossy_device {
  */
 bool lossy_device_can_code(const lossy_tile *t, const void *input);
 /*
- * A tile on a device and its parent's values. At most one of these is set: `before` (on the host),
- * `reference` (kept on the device), makes_before (decoded on the device later).
+ * A tile on a device and its parent's values. At most one of these is set: `parent_values` (on the host),
+ * `reference` (kept on the device), makes_parent_values (decoded on the device later).
  */
 typedef struct lossy_device_values {
     ckd_store *store;
     device_lease *lease;
     const void *input;
-    const float *before;
+    const float *parent_values;
     device_reference *reference; /* taken by the caller; passes to the tile */
     /* The caller decodes them, then calls lossy_device_before_made before anything else. */
-    bool makes_before;
+    bool makes_parent_values;
     uint64_t widest; /* largest number of columns of its panels */
     bool master;
     bool only_input; /* only hashes of the input are wanted */
@@ -476,7 +477,7 @@ ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy
 void lossy_device_end(struct lossy_device *d);
 /* Memory into which the caller decodes the parent's values, in the tile's dtype. It is free until then. */
 typedef struct lossy_device_scratch {
-    void *before, *spare;
+    void *parent_values, *spare;
     uint64_t size; /* of `spare`: at least 9 bytes per element */
 } lossy_device_scratch;
 lossy_device_scratch lossy_device_scratch_of(const struct lossy_device *d);

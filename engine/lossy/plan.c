@@ -44,9 +44,9 @@ typedef struct planning {
 static double time_in_bits(const lossy_tile *t, uint32_t rank) {
     uint64_t raw = t->shape.count * sizeof(float);
     double base = decode_work(PREDICT_NONE, CODING_SYMBOLS, sizeof(float), raw, raw, t->shape.count);
-    return t->input.before ? t->params->bits_for_load * (double)t->shape.count *
-                                 low_rank_work(t->shape.count, ckd_dtype_size(t->dtype), rank) / base
-                           : 0;
+    return t->input.parent_values ? t->params->bits_for_load * (double)t->shape.count *
+                                        low_rank_work(t->shape.count, ckd_dtype_size(t->dtype), rank) / base
+                                  : 0;
 }
 
 /* Uses the low-rank part, alone or with integers for its remainder, if either costs less than integers alone. */
@@ -104,7 +104,7 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan.lattice, work, t->shape.vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
-        k->lattice_residual(residual, at.now, at.before ? at.before : zeros, NULL, at.n, &run);
+        k->lattice_residual(residual, at.now, at.parent_values ? at.parent_values : zeros, NULL, at.n, &run);
         rate_add(p->histogram, residual, at.n, k);
     }
     sample_end(&s);

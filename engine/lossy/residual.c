@@ -25,7 +25,7 @@ static void add_rows(residual_panel *p, const residual_pass *all, uint64_t at, r
         lattice_run run = lattice_row_run(&p->block, p->work, r);
         run.column_step = run.column_step ? run.column_step + column : NULL;
         all->k->lattice_residual(p->row, t->input.now + at + first,
-                                 t->input.before ? t->input.before + at + first : p->zeros,
+                                 t->input.parent_values ? t->input.parent_values + at + first : p->zeros,
                                  p->products ? p->products + r * columns + column : NULL, n, &run);
         rate_add(h, p->row, n, all->k);
     }
@@ -100,7 +100,8 @@ static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t co
     run.column_step = run.column_step ? run.column_step + from : NULL;
     first += from - begin;
     m->kernels->lattice_residual(to + (from - column), t->input.now + first,
-                                 t->input.before ? t->input.before + first : zeros, NULL, end - from, &run);
+                                 t->input.parent_values ? t->input.parent_values + first : zeros, NULL,
+                                 end - from, &run);
 }
 
 void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,

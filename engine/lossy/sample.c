@@ -42,7 +42,9 @@ bool sample_next(tile_piece *out, tile_sample *s) {
     }
     const lossy_tile *t = s->tile;
     out->now = s->now ? s->now + s->next : t->input.now + out->first;
-    out->before = !t->input.before ? NULL : s->before ? s->before + s->next : t->input.before + out->first;
+    out->parent_values = !t->input.parent_values ? NULL
+                         : s->parent_values      ? s->parent_values + s->next
+                                                 : t->input.parent_values + out->first;
     s->next += out->n;
     return true;
 }
@@ -59,16 +61,17 @@ static ckd_status gather(tile_sample *s, ckd_error *err) {
         elements += p.n;
     }
     s->now = malloc((elements + 1) * sizeof(float));
-    s->before = t->input.before ? malloc((elements + 1) * sizeof(float)) : NULL;
-    if (list.failed || !s->now || (t->input.before && !s->before)) {
+    s->parent_values = t->input.parent_values ? malloc((elements + 1) * sizeof(float)) : NULL;
+    if (list.failed || !s->now || (t->input.parent_values && !s->parent_values)) {
         bytes_free(&list);
         return err_nomem(err, elements * sizeof(float), "coding scratch");
     }
     const device_piece *pieces = (const device_piece *)(const void *)list.data;
     uint64_t count = list.size / sizeof(*pieces);
     ckd_status status = lossy_device_gather(s->now, t->input.device, t->input.now, pieces, count, err);
-    if (status == CKD_OK && t->input.before) {
-        status = lossy_device_gather(s->before, t->input.device, t->input.before, pieces, count, err);
+    if (status == CKD_OK && t->input.parent_values) {
+        status = lossy_device_gather(s->parent_values, t->input.device, t->input.parent_values, pieces, count,
+                                     err);
     }
     bytes_free(&list);
     return status;
@@ -81,8 +84,8 @@ ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, 
 
 void sample_end(tile_sample *s) {
     free(s->now);
-    free(s->before);
-    s->now = s->before = NULL;
+    free(s->parent_values);
+    s->now = s->parent_values = NULL;
 }
 
 /* ---- typical ranges ---- */
@@ -117,7 +120,7 @@ static float typical_limit(const float *values, uint64_t n, const kernels *k) {
 }
 
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err) {
-    bool moves = t->input.before && t->part == LOSSY_WEIGHT;
+    bool moves = t->input.parent_values && t->part == LOSSY_WEIGHT;
     tile_scratches own = {.workers = NULL},
                    *scratches = t->resources.scratches ? t->resources.scratches : &own;
     bytes *now = &scratches->now, *moved = &scratches->moved;
@@ -129,7 +132,7 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
         bytes_put(now, p.now, p.n * sizeof(float));
         float *to = moves ? (float *)(void *)bytes_extend(moved, p.n * sizeof(float)) : NULL;
         for (uint64_t i = 0; to && i < p.n; i++) {
-            to[i] = p.now[i] - p.before[i];
+            to[i] = p.now[i] - p.parent_values[i];
         }
     }
     sample_end(&s);
@@ -158,7 +161,7 @@ static bool limit_holds(float limit, float largest, double energy, uint64_t n, u
 }
 
 bool typical_range_holds(const lossy_tile *t, const lattice_sums *s) {
-    bool moves = t->input.before && t->part == LOSSY_WEIGHT;
+    bool moves = t->input.parent_values && t->part == LOSSY_WEIGHT;
     return limit_holds(t->limits.exception_above, s->largest, s->now, s->finite, t->shape.count) &&
            (!moves ||
             limit_holds(t->limits.exception_moved, s->farthest, s->moved, s->compared, t->shape.count));
@@ -189,7 +192,7 @@ ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err) {
     tile_pass all = {.max = {FLT_MAX, FLT_MAX}};
     ckd_status status = tile_pass_run(&all, t, k, err);
     THEN(status, typical_limit_of_tile(&t->limits.exception_above, t, &all.all, false, k, err));
-    if (status == CKD_OK && t->input.before && t->part == LOSSY_WEIGHT) {
+    if (status == CKD_OK && t->input.parent_values && t->part == LOSSY_WEIGHT) {
         status = typical_limit_of_tile(&t->limits.exception_moved, t, &all.all, true, k, err);
     }
     tile_pass_free(&all);

@@ -42,11 +42,12 @@ static lattice_run run_of(const stream *s, const row_part *r) {
 static bool quantise_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const float *now = t->input.now + s->elements->at,
-                *before = t->input.before ? t->input.before + s->elements->at : NULL;
+                *parent_values = t->input.parent_values ? t->input.parent_values + s->elements->at : NULL;
     for (row_part r = {.first = from}; next_part(&r, &s->job->block, end);) {
         lattice_run run = run_of(s, &r);
-        int32_t largest = s->k->quantise_run(s->q8 + r.first, now + r.first, before ? before + r.first : NULL,
-                                             t->plan.up, r.n, &run);
+        int32_t largest =
+            s->k->quantise_run(s->q8 + r.first, now + r.first, parent_values ? parent_values + r.first : NULL,
+                               t->plan.up, r.n, &run);
         s->largest = largest > s->largest ? largest : s->largest;
         if (largest > INT8_MAX) {
             return false;
@@ -60,8 +61,8 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     const lossy_tile *t = s->tile;
     const lattice_block *b = &s->job->block;
     size_t size = (end - from) * sizeof(float);
-    if (s->q8 && t->input.before) {
-        memcpy(s->floats + from, t->input.before + s->elements->at + from, size);
+    if (s->q8 && t->input.parent_values) {
+        memcpy(s->floats + from, t->input.parent_values + s->elements->at + from, size);
     } else if (s->q8) {
         memset(s->floats + from, 0, size);
     }

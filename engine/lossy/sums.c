@@ -117,7 +117,7 @@ static double add_row(panel *to, const panels *all, uint64_t row) {
     const float *now = t->input.now + first;
     const int32_t *steps = p->weight ? t->plan.lattice.row : NULL;
     all->k->sums_of(&to->all,
-                    &(sums_run){now, t->input.before ? t->input.before + first : NULL,
+                    &(sums_run){now, t->input.parent_values ? t->input.parent_values + first : NULL,
                                 p->weight ? p->weight + column : NULL,
                                 steps ? scalar_quarter_octaves(-steps[row]) : 1, p->max, p->lattice},
                     n);
@@ -185,7 +185,7 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
     to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
     to->finite += s->finite;
     to->compared += s->compared;
-    to->before_bits |= s->before_bits;
+    to->parent_bits |= s->parent_bits;
     to->lowest_bit = s->lowest_bit < to->lowest_bit ? s->lowest_bit : to->lowest_bit;
 }
 

@@ -156,10 +156,12 @@ static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd
     }
     const lattice_sums *s = &p->all;
     bool second = t->part == LOSSY_SECOND;
-    t->limits.ordinary = s->finite == t->shape.count && (!t->input.before || s->compared == t->shape.count) &&
+    t->limits.ordinary = s->finite == t->shape.count &&
+                         (!t->input.parent_values || s->compared == t->shape.count) &&
                          (!second || s->least >= 0);
     t->limits.largest =
-        second ? 0 : s->largest + (t->input.before ? s->farthest : 0); /* also bounds |before| */
+        second ? 0
+               : s->largest + (t->input.parent_values ? s->farthest : 0); /* also bounds |parent_values| */
     return status;
 }
 
@@ -260,9 +262,9 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
  */
 static double find_movement(lossy_tile *t, double energy, double rms) {
     double lasting_error = rms / t->params->root_units; /* an error that may stay for ever */
-    t->plan.still = fabs(energy - t->context.before_error) <= NOTHING_MOVED * t->context.before_error &&
+    t->plan.still = fabs(energy - t->context.parent_error) <= NOTHING_MOVED * t->context.parent_error &&
                     energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
-    double share = energy > 0 ? 1 - t->context.before_error / energy : 0;
+    double share = energy > 0 ? 1 - t->context.parent_error / energy : 0;
     share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
     if (energy > 0 && t->context.expected_movement > 0) {
         double expected_share = t->context.expected_movement * t->context.expected_movement / energy;
@@ -280,7 +282,7 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
  */
 static double step_refinement(const lossy_tile *t) {
     double leftover =
-        t->plan.movement > 0 ? sqrt(t->context.before_error) / (t->params->leftover * t->plan.movement) : 0;
+        t->plan.movement > 0 ? sqrt(t->context.parent_error) / (t->params->leftover * t->plan.movement) : 0;
     return leftover > 1 ? fmin(leftover * leftover, MOST_CATCHING_UP) : 1;
 }
 
@@ -306,7 +308,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
     double rms = root(s.now, s.finite);
     /* against values that all are zero now, every error is infinite, however far they have moved */
     t->limits.bound = rms == 0 ? 0 : t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
-    if (!t->input.before) {
+    if (!t->input.parent_values) {
         prepare_root(t, &s);
     } else {
         double share = find_movement(t, s.compared ? s.moved / (double)s.compared : 0, rms);
@@ -316,7 +318,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         double max = COARSEST * rms / t->params->root_units;
         step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
         double lasting = MOST_LASTING * rms / t->params->root_units;
-        t->limits.step = t->context.before_error > lasting * lasting ? step : max > 0 ? max : INFINITY;
+        t->limits.step = t->context.parent_error > lasting * lasting ? step : max > 0 ? max : INFINITY;
         double spacing = t->plan.movement / UNITS_MOVED,
                fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
         t->plan.lattice.exponent = exponent_of(t, spacing < fine ? spacing : fine, s.largest);
@@ -491,7 +493,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
         t->plan.offsets_known = true;
         return status;
     }
-    bool steps = t->input.before || t->part == LOSSY_MOMENT;
+    bool steps = t->input.parent_values || t->part == LOSSY_MOMENT;
     if (steps && !(t->params->max_error > 0)) {
         status = lossy_tile_plan_rate(t, k, err);
     }

@@ -141,7 +141,7 @@ static ckd_status choose_batch(save_device *s, const ckd_save *save, unchanged_b
             c->wants[PAYLOAD_STANDALONE] = !c->wants[PAYLOAD_DELTA];
         }
         if (d) {
-            d->before = parent->content;
+            d->parent_content = parent->content;
             d->stream->dropped = !s->blocks[s->count - 1].wants[PAYLOAD_DELTA];
         }
     }

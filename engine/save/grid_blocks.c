@@ -18,7 +18,7 @@ bool grid_shares_rows(const lossy_tile *t) {
 typedef struct gathering {
     const lossy_tile *tile;
     uint8_t *original;
-    float *now, *before; /* NULL: not needed */
+    float *now, *parent_values; /* NULL: not needed */
     uint64_t first, width, rows;
 } gathering;
 
@@ -37,7 +37,7 @@ static ckd_status gather_rows(void *context, size_t index, uint32_t worker, ckd_
     uint64_t rows = remaining < ROWS_AT_A_TIME ? remaining : ROWS_AT_A_TIME;
     gather(g->original, g->tile->input.values, ckd_dtype_size(g->tile->dtype), g, row, rows);
     gather(g->now, g->tile->input.now, sizeof(float), g, row, rows);
-    gather(g->before, g->tile->input.before, sizeof(float), g, row, rows);
+    gather(g->parent_values, g->tile->input.parent_values, sizeof(float), g, row, rows);
     return CKD_OK;
 }
 
@@ -51,14 +51,15 @@ static ckd_status gather_panel(tile_part *part, ckd_save *save, const lossy_tile
     g.original = !g.now || same ? NULL
                                 : bytes_scratch(&part->original, n * ckd_dtype_size(t->dtype),
                                                 "a panel of a tensor", err);
-    g.before =
-        !t->input.before ? NULL : bytes_scratch(&part->before, n * sizeof(float), "a panel of a tensor", err);
-    if (!g.now || (!same && !g.original) || (t->input.before && !g.before)) {
+    g.parent_values = !t->input.parent_values ? NULL
+                                              : bytes_scratch(&part->parent_values, n * sizeof(float),
+                                                              "a panel of a tensor", err);
+    if (!g.now || (!same && !g.original) || (t->input.parent_values && !g.parent_values)) {
         return CKD_E_NOMEM;
     }
     out->input.values = same ? (const void *)g.now : g.original;
     out->input.now = g.now;
-    out->input.before = g.before;
+    out->input.parent_values = g.parent_values;
     return pool_run(save->store->pool, (size_t)((g.rows + ROWS_AT_A_TIME - 1) / ROWS_AT_A_TIME), gather_rows,
                     &g, err);
 }

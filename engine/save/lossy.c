@@ -379,7 +379,7 @@ void save_lossy_free(ckd_save *save) {
 
 static size_t inflight_bytes(const inflight_tile *h) {
     const lossy_buffers *b = &h->buffers;
-    return b->original.capacity + b->now.capacity + b->stored.capacity + b->before.capacity;
+    return b->original.capacity + b->now.capacity + b->stored.capacity + b->parent_values.capacity;
 }
 
 /*

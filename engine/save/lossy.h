@@ -34,13 +34,13 @@ typedef struct tile_part {
     lossy_tile tile;
     struct inflight_tile *inflight;
     region_figures *figures;
-    bytes original, now, before; /* a panel's values, gathered */
-    uint64_t end;                /* it is done when this many blocks are written */
+    bytes original, now, parent_values; /* a panel's values, gathered */
+    uint64_t end;                       /* it is done when this many blocks are written */
 } tile_part;
 
 /* Buffers of a tile: input, input as floats, parent in its dtype, parent as floats. */
 typedef struct lossy_buffers {
-    bytes original, now, stored, before;
+    bytes original, now, stored, parent_values;
 } lossy_buffers;
 
 /*
@@ -293,7 +293,7 @@ typedef struct parent_attempt {
 } parent_attempt;
 /*
  * Decodes the parent's chains in the memory of the tile's device, which has been told so
- * (lossy_device_values.makes_before). false: the host must decode it, and reports what is wrong, if anything is.
+ * (lossy_device_values.makes_parent_values). false: the host must decode it, and reports what is wrong, if anything is.
  */
 bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const lossy_tile *t,
                                   const tile_parent *from, const tensor_context *context);

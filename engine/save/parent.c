@@ -177,9 +177,9 @@ ckd_status save_parent_load(const float **out, const parent_request *request, lo
     /* The memory for decoded values holds the parent's until the tile's own replace them, block by block. */
     bool in_place = request->context->decoded_values && t->dtype == CKD_F32;
     tile_load l = {.save = request->save, .tile = t, .from = request->from, .context = request->context};
-    l.floats = in_place
-                   ? (float *)request->context->decoded_values + t->shape.first
-                   : bytes_scratch(&b->before, t->shape.count * sizeof(float), "a tile of a tensor", err);
+    l.floats = in_place ? (float *)request->context->decoded_values + t->shape.first
+                        : bytes_scratch(&b->parent_values, t->shape.count * sizeof(float),
+                                        "a tile of a tensor", err);
     ckd_status status = l.floats ? load_parent(&loaded, &l, b, err) : CKD_E_NOMEM;
     *out = loaded ? l.floats : NULL;
     return status;
@@ -248,7 +248,7 @@ bool save_parent_decode_on_device(parent_attempt *out, ckd_save *save, const los
     f->pool = save->store->pool;
     f->lease = t->input.device->lease;
     f->tensor = from->tensor;
-    f->data = scratch.before;
+    f->data = scratch.parent_values;
     f->make = make_one;
     f->context = w;
     /* three quarters of what the host would have held of the tile */

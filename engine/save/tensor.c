@@ -311,7 +311,7 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     device_reference *reference = device_reference_acquire(save->store, device, &key);
     bool counts =
         reference && !save->sources.ignore_cached && parent_is_intact(save, t, &region, values->elements);
-    values->before = counts ? reference->memory : NULL;
+    values->parent_values = counts ? reference->memory : NULL;
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
     /* it will be known again, so nothing is a delta on it */

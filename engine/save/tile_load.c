@@ -156,7 +156,7 @@ static void read_recorded_errors(lossy_tile *t, const tile_parent *p, const view
     }
     /* training continued from the decoded values */
     bool true_ones = !p->is_ancestor && save_is_first_after_resume(save);
-    t->context.before_error = error >= 0 && !true_ones ? error / elements : 0;
+    t->context.parent_error = error >= 0 && !true_ones ? error / elements : 0;
     if (!p->is_ancestor) {
         return;
     }
@@ -251,7 +251,7 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight
     if (!from->tensor || save->device.parents_on_host || save_parent_in_memory(from, context)) {
         return CKD_OK;
     }
-    values.makes_before = true;
+    values.makes_parent_values = true;
     ckd_status status = begin_on_device(save, t, &values, err);
     *begun = status == CKD_OK && save_parent_decode_on_device(attempt, save, t, from, context);
     if (status == CKD_OK && !*begun) {
@@ -260,18 +260,18 @@ static ckd_status begin_with_made(bool *begun, parent_attempt *attempt, inflight
     return status;
 }
 
-static ckd_status load_before(const float **before, inflight_tile *inflight, const tile_parent *from,
-                              ckd_error *err) {
+static ckd_status load_parent_values(const float **parent_values, inflight_tile *inflight,
+                                     const tile_parent *from, ckd_error *err) {
     const lossy_region *r = inflight->region;
-    return save_parent_load(before, &(parent_request){r->save, &inflight->tile, from, &r->context},
+    return save_parent_load(parent_values, &(parent_request){r->save, &inflight->tile, from, &r->context},
                             &inflight->buffers, err);
 }
 
 /* How a tile on a device began. */
 typedef struct tile_start {
-    bool begun;          /* false: the host must code it */
-    bool loaded;         /* `before` has the parent's values, or there are none */
-    const float *before; /* on the host */
+    bool begun;                 /* false: the host must code it */
+    bool loaded;                /* `parent_values` has the parent's values, or there are none */
+    const float *parent_values; /* on the host */
 } tile_start;
 
 static ckd_status begin_device_tile(tile_start *start, inflight_tile *inflight, const tile_parent *from,
@@ -285,13 +285,13 @@ static ckd_status begin_device_tile(tile_start *start, inflight_tile *inflight, 
     if (status != CKD_OK || start->begun) {
         return status;
     }
-    status = load_before(&start->before, inflight, from, err);
-    values.before = start->before;
+    status = load_parent_values(&start->parent_values, inflight, from, err);
+    values.parent_values = start->parent_values;
     start->loaded = true;
-    if (status == CKD_OK && values.before) {
+    if (status == CKD_OK && values.parent_values) {
         save_parent_report(r->save, &attempt, &r->context);
     }
-    start->begun = status == CKD_OK && (values.before || !lossy_wants_parent(&inflight->tile));
+    start->begun = status == CKD_OK && (values.parent_values || !lossy_wants_parent(&inflight->tile));
     return start->begun ? begin_on_device(r->save, &inflight->tile, &values, err) : status;
 }
 
@@ -320,7 +320,7 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load
     lossy_tile *t = &inflight->tile;
     lossy_device_values values = {
         .store = r->save->store, .widest = widest, .master = block_is_master(context)};
-    tile_start start = {.before = NULL};
+    tile_start start = {.parent_values = NULL};
     ckd_status status = CKD_OK;
     *from = (tile_parent){0};
     if (lossy_wants_parent(t)) {
@@ -331,13 +331,13 @@ ckd_status save_load_tile(tile_parent *from, inflight_tile *inflight, const load
         status = begin_device_tile(&start, inflight, from, values, err);
     }
     if (status == CKD_OK && !start.loaded && !start.begun) {
-        status = load_before(&start.before, inflight, from, err);
+        status = load_parent_values(&start.parent_values, inflight, from, err);
     }
     if (status == CKD_OK && !start.begun) {
         status = save_fetch_tile(r->save, &inflight->buffers, t, r->tensor, err);
-        t->input.before = start.before;
+        t->input.parent_values = start.parent_values;
     }
-    if (status == CKD_OK && t->input.before) {
+    if (status == CKD_OK && t->input.parent_values) {
         read_recorded_errors(t, from, context->parent, r->save);
     }
     return status;

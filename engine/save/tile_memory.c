@@ -70,12 +70,12 @@ ckd_status save_tiles_new(save_workspace *workspace, uint32_t threads, ckd_error
 static void free_part(tile_part *p) {
     bytes_free(&p->original);
     bytes_free(&p->now);
-    bytes_free(&p->before);
+    bytes_free(&p->parent_values);
 }
 
 void inflight_tile_free(inflight_tile *inflight) {
     lossy_buffers *b = &inflight->buffers;
-    bytes *const all[] = {&b->original, &b->now, &b->stored, &b->before};
+    bytes *const all[] = {&b->original, &b->now, &b->stored, &b->parent_values};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bytes_free(all[i]);
     }

@@ -114,7 +114,7 @@ static void pause_while_busy(ckd_session *s, session_slot *slot) {
 }
 
 /* Returns the parent's values of an item if they are still in memory, else NULL. */
-static const void *values_before(const ckd_session *s, const ckd_save *save, size_t i) {
+static const void *values_of_parent(const ckd_session *s, const ckd_save *save, size_t i) {
     const ckd_id *parent = save->sources.parent ? &save->sources.parent->manifest.checkpoint.id : NULL;
     if (s->saver.cached.memory) {
         return parent && id_equal(parent, &s->saver.cached.of) ? cached_values_of(s, i) : NULL;
@@ -139,7 +139,7 @@ static ckd_status save_item(ckd_session *s, session_slot *slot, size_t i, ckd_sa
     ckd_status status = CKD_OK;
     t.data = await_copy(slot, i);
     t.optimizer = one_step && t.optimizer ? &slot->optimizers[i] : NULL;
-    save->input.parent_values = values_before(s, save, i);
+    save->input.parent_values = values_of_parent(s, save, i);
     save->input.decoded_values = cached_values_of(s, i);
     if (item->on_device) {
         status = session_device_read(&t, &device, slot, item, err);

@@ -110,10 +110,10 @@ DEVICE_FN void keep_one(const device_exceptions *k, uint64_t at) {
 }
 
 /* The rule of engine/lossy/exceptions.c. */
-DEVICE_FN bool tile_keeps(const device_tile *t, float now, float before) {
+DEVICE_FN bool tile_keeps(const device_tile *t, float now, float parent_values) {
     const device_exceptions *k = &t->exceptions;
-    bool from =
-        t->before && (scalar_magnitude(now - before) > k->moved || !(scalar_magnitude(before) < k->max));
+    bool from = t->parent_values && (scalar_magnitude(now - parent_values) > k->moved ||
+                                     !(scalar_magnitude(parent_values) < k->max));
     return from || scalar_magnitude(now) > k->above || !(scalar_magnitude(now) < k->max);
 }
 
@@ -172,32 +172,33 @@ typedef struct quantise_seen {
     uint32_t count[3], misfits;
 } quantise_seen;
 
-DEVICE_FN float tile_residual(const device_tile *t, const lattice_four *f, float now, float before,
+DEVICE_FN float tile_residual(const device_tile *t, const lattice_four *f, float now, float parent_values,
                               float low_rank) {
     float step = tile_step(t, f);
     int32_t by = tile_low(t, low_rank, step);
-    float from = by ? scalar_move(before, by, t->unit, t->per_unit) : before;
+    float from = by ? scalar_move(parent_values, by, t->unit, t->per_unit) : parent_values;
     float r = (now - from) * t->per_unit / step;
     return scalar_magnitude(r) < LATTICE_LIMIT ? r : 0.0f;
 }
 
-DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, float now, float before,
+DEVICE_FN int32_t quantise_one(const device_tile *t, const lattice_four *f, float now, float parent_values,
                                float low_rank, float *residual) {
-    *residual = tile_residual(t, f, now, before, low_rank);
+    *residual = tile_residual(t, f, now, parent_values, low_rank);
     int32_t level = scalar_quantised(scalar_magnitude(*residual), t->up[0], 1.0f + t->up[1], 1.0f - t->up[2]);
     return *residual < 0.0f ? -level : level;
 }
 
 DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_seen *seen) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
+    four_floats now = load_four_floats(t->now, &f), parent_values = load_four_floats(t->parent_values, &f),
                 low = tile_low_four(t, &f);
     four_bytes few = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             float residual;
-            int32_t q = quantise_one(t, &here, now.at[j], before.at[j], low.at[j], &residual);
-            if (t->exceptions.count && (q > 127 || q < -127 || tile_keeps(t, now.at[j], before.at[j]))) {
+            int32_t q = quantise_one(t, &here, now.at[j], parent_values.at[j], low.at[j], &residual);
+            if (t->exceptions.count &&
+                (q > 127 || q < -127 || tile_keeps(t, now.at[j], parent_values.at[j]))) {
                 keep_one(&t->exceptions, f.first + j);
                 q = 0;
             }
@@ -279,11 +280,11 @@ DEVICE_FN uint32_t residual_bin(const device_residuals *r, float residual) {
 DEVICE_FN void residual_turn(const place *at, const device_residuals *r, residual_shared *s) {
     const device_tile *t = &r->tile;
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_floats now = load_four_floats(t->now, &f), before = load_four_floats(t->before, &f),
+    four_floats now = load_four_floats(t->now, &f), parent_values = load_four_floats(t->parent_values, &f),
                 low = tile_low_four(t, &f);
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
-            now.at[j] = tile_residual(t, &here, now.at[j], before.at[j], low.at[j]);
+            now.at[j] = tile_residual(t, &here, now.at[j], parent_values.at[j], low.at[j]);
             if (r->bin) {
                 add_u32(&s->bin[residual_bin(r, now.at[j])], 1);
             }
@@ -486,7 +487,7 @@ DEVICE_FN four_integers tile_integers(const int8_t *few, const uint32_t *packed,
 
 DEVICE_FN void move_tile(const place *at, const device_tile *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
-    four_floats values = load_four_floats(t->before, &f), low = tile_low_four(t, &f);
+    four_floats values = load_four_floats(t->parent_values, &f), low = tile_low_four(t, &f);
     uint32_t width;
     four_integers q = tile_integers(t->q8, t->packed, &f, &width);
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {

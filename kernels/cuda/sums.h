@@ -28,7 +28,7 @@ DEVICE_FN void sums_add(device_sums *to, const device_sums *s) {
     to->least = s->least < to->least ? s->least : to->least;
     to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
     to->lowest = s->lowest < to->lowest ? s->lowest : to->lowest;
-    to->before_bits |= s->before_bits;
+    to->parent_bits |= s->parent_bits;
 }
 
 /* Compares bits: NaN, and magnitudes above `most`, are not within. */
@@ -46,23 +46,23 @@ DEVICE_FN float sums_lowest(uint32_t bits) {
 /* ---- a pass over a tile ---- */
 
 /* Adds one element, as kernels.sums_of does. weight: its row's times its column's. */
-DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float before, float weight) {
+DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float parent_values, float weight) {
     bool finite = sums_within(now, p->max[0]);
     float kept = finite ? now : 0.0f, size = scalar_magnitude(kept);
     s->largest = size > s->largest ? size : s->largest;
     s->least = finite && now < s->least ? now : s->least;
     s->finite += finite;
     s->now += (double)kept * (double)kept;
-    if (p->before) {
-        float moved = now - before;
+    if (p->parent_values) {
+        float moved = now - parent_values;
         finite = sums_within(moved, p->max[1]);
         kept = finite ? moved : 0.0f;
         size = scalar_magnitude(kept);
         s->farthest = size > s->farthest ? size : s->farthest;
         if (p->lattice) {
-            float lowest = sums_lowest(scalar_bits(before));
+            float lowest = sums_lowest(scalar_bits(parent_values));
             s->lowest = lowest > 0.0f && lowest < s->lowest ? lowest : s->lowest;
-            s->before_bits |= scalar_bits(before);
+            s->parent_bits |= scalar_bits(parent_values);
         }
     }
     s->compared += finite;
@@ -100,7 +100,7 @@ DEVICE_FN void pass_row(const place *at, const device_pass *p, pass_shared *shar
         if (i >= p->phase) {
             float now = p->now[i - p->phase], weight = p->weight ? p->weight[i - start] * row_weight : 1.0f;
             float counted = pass_counted(now, p->magnitudes, p->max[0]);
-            pass_add(&all, p, now, p->before ? p->before[i - p->phase] : 0.0f, weight);
+            pass_add(&all, p, now, p->parent_values ? p->parent_values[i - p->phase] : 0.0f, weight);
             sum += (double)counted;
             count += counted > 0.0f;
         }

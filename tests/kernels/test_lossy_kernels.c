@@ -354,7 +354,7 @@ static lattice_sums plain_sums(const float *now, const float *before, const floa
         if (before) {
             int32_t lowest = lowest_bit(before[i]);
             s.lowest_bit = lowest < s.lowest_bit ? lowest : s.lowest_bit;
-            s.before_bits |= scalar_bits(before[i]);
+            s.parent_bits |= scalar_bits(before[i]);
         }
     }
     return s;
@@ -410,7 +410,7 @@ static void test_sums(void **state) {
                 assert_int_equal(s.compared, expected.compared);
                 if (lattice) {
                     assert_int_equal(s.lowest_bit, expected.lowest_bit);
-                    assert_int_equal(s.before_bits, expected.before_bits);
+                    assert_int_equal(s.parent_bits, expected.parent_bits);
                 }
                 first = t == 0 ? s : first;
                 assert_bits(&first, &s, sizeof(s));

@@ -111,7 +111,7 @@ static array packed_on_device(const int32_t *q, const int8_t *few, uint64_t n, b
 typedef struct tile {
     shape s;
     uint64_t rows;
-    array before, low, row, column, values;
+    array parent_values, low, row, column, values;
     device_tile t;
 } tile;
 
@@ -135,12 +135,12 @@ static void fill_steps(array *a, float times) {
  */
 static void tile_new(tile *t, const shape *s, bool plain) {
     *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
-    t->before = array_new(s->count, 4, s->count % 3);
+    t->parent_values = array_new(s->count, 4, s->count % 3);
     t->low = array_new(s->count, 4, 0);
     t->row = array_new(t->rows, 4, 1);
     t->column = array_new(s->columns, 4, 1);
     t->values = array_new(s->count, 4, s->count % 2);
-    fill_small(&t->before, 1e-6f);
+    fill_small(&t->parent_values, 1e-6f);
     fill_small(&t->low, 1);
     fill_steps(&t->row, plain ? 0 : 16);
     fill_steps(&t->column, 1);
@@ -148,7 +148,7 @@ static void tile_new(tile *t, const shape *s, bool plain) {
         ((float *)(void *)t->row.host)[i] = 1;
     }
     array_give(&t->row);
-    t->t = (device_tile){.before = plain ? NULL : (const float *)(const void *)t->before.device,
+    t->t = (device_tile){.parent_values = plain ? NULL : (const float *)(const void *)t->parent_values.device,
                          .values = (float *)(void *)t->values.device,
                          .low_rank = plain ? NULL : (const float *)(const void *)t->low.device,
                          .row_step = (const float *)(const void *)t->row.device,
@@ -163,7 +163,7 @@ static void tile_new(tile *t, const shape *s, bool plain) {
 }
 
 static void tile_free(tile *t) {
-    array *all[] = {&t->before, &t->low, &t->row, &t->column, &t->values};
+    array *all[] = {&t->parent_values, &t->low, &t->row, &t->column, &t->values};
     for (size_t i = 0; i < 5; i++) {
         array_free(all[i]);
     }
@@ -194,7 +194,7 @@ static void compare_tile(const shape *s, const int32_t *q, const int8_t *few, bo
     float *got = zeroed(s->count * sizeof(float)), *want = zeroed(s->count * sizeof(float));
     array_take(&t.values, got);
     if (!plain) {
-        memcpy(want, t.before.host, s->count * sizeof(float));
+        memcpy(want, t.parent_values.host, s->count * sizeof(float));
     }
     move_on_cpu(want, &t, q);
     assert_memory_equal(got, want, s->count * sizeof(float));

@@ -247,7 +247,7 @@ static const shape shapes[] = {{1, 1, 0},       {31, 31, 0},     {33, 8, 0},    
 typedef struct tile {
     shape s;
     uint64_t rows;
-    array now, before, low, row, column, few, values, sums;
+    array now, parent_values, low, row, column, few, values, sums;
     device_tile t;
 } tile;
 
@@ -265,11 +265,11 @@ static void tile_whole(tile *t) {
     t->t.low_rank = NULL;
 }
 
-static void tile_new(tile *t, const shape *s, bool before, bool low, bool column, float unit_log) {
+static void tile_new(tile *t, const shape *s, bool parent_values, bool low, bool column, float unit_log) {
     *t = (tile){.s = *s, .rows = (s->phase + s->count + s->columns - 1) / s->columns};
     size_t shift = s->count % 3;
     t->now = array_new(s->count, 4, shift);
-    t->before = array_new(s->count, 4, shift);
+    t->parent_values = array_new(s->count, 4, shift);
     t->low = array_new(s->count, 4, 0);
     t->row = array_new(t->rows, 4, 1);
     t->column = array_new(s->columns, 4, 1);
@@ -277,7 +277,7 @@ static void tile_new(tile *t, const shape *s, bool before, bool low, bool column
     t->values = array_new(s->count, 4, 2 * shift);
     t->sums = array_new(1, sizeof(device_level_sums), 0);
     fill_floats(&t->now, 0.04f, false);
-    fill_floats(&t->before, 0.04f, false);
+    fill_floats(&t->parent_values, 0.04f, false);
     for (uint64_t i = 0; i < s->count; i++) {
         ((float *)(void *)t->low.host)[i] = (float)(int32_t)(next_random() % 2001) - 1000;
     }
@@ -287,13 +287,13 @@ static void tile_new(tile *t, const shape *s, bool before, bool low, bool column
     for (uint64_t i = 0; i < s->columns; i++) {
         ((float *)(void *)t->column.host)[i] = scalar_quarter_octaves((int32_t)(next_random() % 9) - 4);
     }
-    const array *given[] = {&t->now, &t->before, &t->low, &t->row, &t->column, &t->sums};
+    const array *given[] = {&t->now, &t->parent_values, &t->low, &t->row, &t->column, &t->sums};
     for (size_t i = 0; i < 6; i++) {
         array_give(given[i]);
     }
     float unit = exp2f(-unit_log);
     t->t = (device_tile){(const float *)(void *)t->now.device,
-                         before ? (const float *)(void *)t->before.device : NULL,
+                         parent_values ? (const float *)(void *)t->parent_values.device : NULL,
                          (float *)(void *)t->values.device,
                          (int8_t *)t->few.device,
                          NULL,
@@ -314,7 +314,7 @@ static void tile_new(tile *t, const shape *s, bool before, bool low, bool column
 }
 
 static void tile_free(tile *t) {
-    array *all[] = {&t->now, &t->before, &t->low, &t->row, &t->column, &t->few, &t->values, &t->sums};
+    array *all[] = {&t->now, &t->parent_values, &t->low, &t->row, &t->column, &t->few, &t->values, &t->sums};
     for (size_t i = 0; i < 8; i++) {
         array_free(all[i]);
     }
@@ -342,9 +342,9 @@ static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
                            .column_step = t->t.column_step ? (float *)(void *)t->column.host + column : NULL,
                            .low_rank_unit = t->t.low_rank_unit};
         memcpy(run.offset, t->t.offset, sizeof(run.offset));
-        const float *before = t->t.before ? (float *)(void *)t->before.host + at : zeros;
+        const float *parent_values = t->t.parent_values ? (float *)(void *)t->parent_values.host + at : zeros;
         const float *low = t->t.low_rank || t->t.low_whole ? (float *)(void *)t->low.host + at : NULL;
-        cpu->lattice_residual(residual, (float *)(void *)t->now.host + at, before, low, n, &run);
+        cpu->lattice_residual(residual, (float *)(void *)t->now.host + at, parent_values, low, n, &run);
         cpu->quantise(to->q + at, residual, t->t.up, n);
         for (uint64_t i = 0; i < n; i++) {
             int32_t level = abs(to->q[at + i]);
@@ -362,7 +362,7 @@ static void rows_on_cpu(by_rows *to, const tile *t, const int8_t *few) {
         for (uint64_t i = 0; i < n; i++) {
             to->q[at + i] = abs(to->q[at + i]) < 128 ? to->q[at + i] : 0;
         }
-        memcpy(to->values + at, before, n * sizeof(float));
+        memcpy(to->values + at, parent_values, n * sizeof(float));
         int32_t *q = malloc(n * sizeof(int32_t));
         assert_non_null(q);
         cpu->widen_integers(q, few + at, n);
@@ -416,15 +416,15 @@ static void test_tiles(void **state) {
             compare_tile(&t);
             /* In place, and with no integers. */
             t.t.q8 = NULL;
-            t.t.values = (float *)(void *)t.before.device;
-            t.t.before = t.t.values;
+            t.t.values = (float *)(void *)t.parent_values.device;
+            t.t.parent_values = t.t.values;
             must(backend->move(&queue, &t.t, &why));
             float *values = malloc(t.s.count * sizeof(float));
             int8_t *none = calloc(t.s.count, 1);
             by_rows want = {.q = malloc(t.s.count * sizeof(int32_t)),
                             .values = malloc(t.s.count * sizeof(float))};
             assert_true(values && none && want.q && want.values);
-            array_take(&t.before, values);
+            array_take(&t.parent_values, values);
             rows_on_cpu(&want, &t, none);
             assert_memory_equal(values, want.values, t.s.count * sizeof(float));
             free(values);
@@ -459,7 +459,7 @@ static void compare_residuals(tile *t, bool written) {
                            .column_step = t->t.column_step ? (float *)(void *)t->column.host + column : NULL,
                            .low_rank_unit = t->t.low_rank_unit};
         cpu->lattice_residual(want, (float *)(void *)t->now.host + at,
-                              t->t.before ? (float *)(void *)t->before.host + at : zeros,
+                              t->t.parent_values ? (float *)(void *)t->parent_values.host + at : zeros,
                               t->t.low_rank || t->t.low_whole ? (float *)(void *)t->low.host + at : NULL, n,
                               &run);
         assert_true(!written || memcmp(got + at, want, n * sizeof(float)) == 0);
@@ -767,9 +767,9 @@ static void test_scatter(void **state) {
     must(backend->scatter(&queue, &none, &why));
 }
 
-static void compare_kept(const shape *s, bool before, bool low) {
+static void compare_kept(const shape *s, bool parent_values, bool low) {
     tile t;
-    tile_new(&t, s, before, low, true, 20);
+    tile_new(&t, s, parent_values, low, true, 20);
     array list = array_new(s->count, sizeof(device_element_at), 0), count = array_new(1, 8, 0);
     array_give(&count);
     t.t.exceptions = (device_exceptions){(device_element_at *)(void *)list.device,
@@ -784,10 +784,10 @@ static void compare_kept(const shape *s, bool before, bool low) {
     assert_true(kept && few && none && want.q && want.values);
     rows_on_cpu(&want, &t, none);
     const float *now = (const float *)(const void *)t.now.host,
-                *from = (const float *)(const void *)t.before.host;
+                *from = (const float *)(const void *)t.parent_values.host;
     for (uint64_t i = 0; i < s->count; i++) {
         kept[i] |= fabsf(now[i]) > 0.012f || !(fabsf(now[i]) < 1e4f);
-        kept[i] |= before && (fabsf(now[i] - from[i]) > 0.018f || !(fabsf(from[i]) < 1e4f));
+        kept[i] |= parent_values && (fabsf(now[i] - from[i]) > 0.018f || !(fabsf(from[i]) < 1e4f));
     }
     must(backend->quantise(&queue, &t.t, &why));
     device_level_sums sums;
@@ -878,7 +878,7 @@ static void compare_sums(const device_sums *got, const lattice_sums *want) {
     assert_true(scalar_bits(got->largest) == scalar_bits(want->largest));
     assert_true(got->least == want->least);
     assert_true(scalar_bits(got->farthest) == scalar_bits(want->farthest));
-    assert_int_equal(got->before_bits, want->before_bits);
+    assert_int_equal(got->parent_bits, want->parent_bits);
     int32_t lowest = got->lowest < INFINITY ? ilogbf(got->lowest) : INT32_MAX;
     assert_int_equal(lowest, want->lowest_bit);
 }
@@ -896,7 +896,7 @@ static void pass_new(pass_case *c, const shape *s, int how) {
     c->blocks = array_new(device_pass_blocks(c->t.rows), sizeof(device_sums), 0);
     c->all = array_new(1, sizeof(device_sums), 0);
     c->p = (device_pass){(const float *)(void *)c->t.now.device,
-                         c->t.t.before,
+                         c->t.t.parent_values,
                          c->t.t.column_step,
                          c->t.t.column_step ? c->t.t.row_step : NULL,
                          s->count,
@@ -930,12 +930,12 @@ static void test_sums(void **state) {
             uint64_t n = s->columns - column < s->count - at ? s->columns - column : s->count - at;
             const float *now = (float *)(void *)c.t.now.host + at;
             double sums[2] = {0, 0};
-            cpu->sums_of(&want,
-                         &(sums_run){now, c.p.before ? (float *)(void *)c.t.before.host + at : NULL,
-                                     c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
-                                     c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.max,
-                                     c.p.lattice},
-                         n);
+            cpu->sums_of(
+                &want,
+                &(sums_run){now, c.p.parent_values ? (float *)(void *)c.t.parent_values.host + at : NULL,
+                            c.p.weight ? (float *)(void *)c.t.column.host + column : NULL,
+                            c.p.row_weight ? ((float *)(void *)c.t.row.host)[row] : 1, c.p.max, c.p.lattice},
+                n);
             cpu->moment_row(sums, now, c.p.magnitudes, c.p.max[0], n);
             near_enough(rows[row], sums[0]);
             assert_true(numbers[row] == sums[1]);

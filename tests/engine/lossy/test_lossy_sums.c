@@ -22,7 +22,7 @@ enum { ROWS = 451, COLUMNS = 700, PHASE = 123, COUNT = ROWS * COLUMNS - PHASE - 
 
 typedef struct fixture {
     drift now;
-    float *before;
+    float *parent_values;
     quant_params params;
     lossy_scales found;
     thread_pool *pool;
@@ -30,9 +30,9 @@ typedef struct fixture {
 
 static void setup(fixture *f, int effort) {
     *f = (fixture){.now = drift_new(ROWS, COLUMNS, 3), .params = quant_params_of(CKD_COARSE, effort)};
-    f->before = malloc(ROWS * COLUMNS * sizeof(float));
-    assert_non_null(f->before);
-    memcpy(f->before, f->now.weight, ROWS * COLUMNS * sizeof(float));
+    f->parent_values = malloc(ROWS * COLUMNS * sizeof(float));
+    assert_non_null(f->parent_values);
+    memcpy(f->parent_values, f->now.weight, ROWS * COLUMNS * sizeof(float));
     drift_step(&f->now);
     assert_int_equal(pool_create(&f->pool, 3, NULL), CKD_OK);
 }
@@ -41,7 +41,7 @@ static void teardown(fixture *f) {
     drift_free(&f->now);
     lossy_scales_free(&f->found);
     pool_destroy(f->pool);
-    free(f->before);
+    free(f->parent_values);
 }
 
 static lossy_tile tile_of(const fixture *f, lossy_part which_part) {
@@ -56,7 +56,7 @@ static lossy_tile tile_of(const fixture *f, lossy_part which_part) {
                         .shape.phase = PHASE,
                         .input.values = values + PHASE,
                         .input.now = values + PHASE,
-                        .input.before = which_part == LOSSY_WEIGHT ? f->before + PHASE : NULL,
+                        .input.parent_values = which_part == LOSSY_WEIGHT ? f->parent_values + PHASE : NULL,
                         .limits.exception_above = FLT_MAX,
                         .limits.exception_moved = FLT_MAX,
                         .context.expected_movement = NAN};
