@@ -223,6 +223,8 @@ ckd_status parity_begin(tier *t, ckd_error *err);
 void parity_end(tier *t);
 /* Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask. */
 ckd_status parity_check_group(tier *t, ckd_error *err);
+/* Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity, too. */
+void pieces_note(tier *t, uint64_t step);
 /* Looks at this node's chunk files, and brings their pieces into the parity that a node has. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
 /* The same for files that this node does not have any more. Comes after the manifests that name them have gone. */

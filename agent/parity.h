@@ -41,11 +41,17 @@ typedef struct stripe_members {
 /* A chunk file of this node. A link to it stays as long as any stripe has a piece of it. */
 typedef struct piece_file {
     parity_blob blob;
+    uint64_t step;         /* of the state with which it was written; 0: not known */
     uint64_t number;       /* of its stripes, in all rows */
     uint64_t dropped_from; /* the version of the tier without it; 0: it has it */
     bool taken_out;        /* its pieces are taken out of their stripes, which others use for long */
     bool *listed;          /* by position in the group: the node has a piece of it in parity */
 } piece_file;
+
+typedef struct file_step {
+    char name[PEER_BLOB_MAX + 1];
+    uint64_t step;
+} file_step;
 
 struct parity {
     size_t members[PEER_HOSTS_MAX]; /* hosts, in the order of the group */
@@ -60,6 +66,8 @@ struct parity {
     bool settled[PEER_HOSTS_MAX];  /* by position: as parity_about says */
     piece_file *files;             /* the mirror's alone */
     size_t file_count, file_capacity;
+    struct file_step *steps; /* of files that the mirror has not seen yet */
+    size_t step_count, step_capacity;
     atomic_uint_fast64_t dropped_bytes; /* of files that are only here because stripes have pieces of them */
 };
 
@@ -69,7 +77,7 @@ enum {
     PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
     PARITY_ADD,        /* the piece `held` into its stripe */
     PARITY_TAKE_OUT,   /* the piece `held` */
-    PARITY_DROP,       /* the node does not have `about.blob` any more; name "": nor any other of this life */
+    PARITY_DROP,       /* of this life, the node needs only the files `needed` */
     PARITY_FORGET,     /* stripes with files of other lives of the node are of no use to anybody */
     PARITY_LOOK,       /* stripes may be gone: each node of the group should look at what it has in parity */
     PARITY_PIECE       /* a part of `about.blob` to node `to` */
@@ -81,6 +89,7 @@ typedef struct parity_question {
     uint64_t offset, size;        /* of the piece in the file */
     char to[PEER_NAME_MAX + 1];   /* HOST:PORT */
     char held[PEER_BLOB_MAX + 1]; /* the blob in ARRIVED_SET; "": the piece is empty */
+    bytes needed;                 /* names, each a string; whoever asks frees it */
 } parity_question;
 
 /* Errors: those of peer_ask and of the answer; UNSUPPORTED, MISMATCH (the node has no parity, or other groups). */

@@ -6,12 +6,12 @@
 
 #include "codec/common/common.h"
 
-#define CHUNKS       "data/c"
-#define LONG_ROUNDS  4 /* versions for which a stripe may keep a file that this node does not need */
-#define DROPPED_PART 4 /* of the other files: what is kept for stripes may be as large as a fourth of them */
-#define GROUP_MAX    64
-#define SMALL_NUMBER (UINT64_C(1) << 32) /* from here on: numbers of stripes for small files */
-#define POSITIONS(p) for (size_t position = 0; position < (p)->count; position++)
+#define CHUNKS        "data/c"
+#define LONG_ROUNDS   4 /* versions for which a stripe may keep a file that this node does not need */
+#define DROPPED_PART  4 /* of the other files: what is kept for stripes may be as large as a fourth of them */
+#define GROUP_MAX     64
+#define FILES_OF_STEP 256 /* numbers of stripes, at least: more are of no harm */
+#define POSITIONS(p)  for (size_t position = 0; position < (p)->count; position++)
 
 /* ---- begin and end ---- */
 
@@ -70,6 +70,7 @@ void parity_end(tier *t) {
         free(p->files[i].listed);
     }
     free(p->files);
+    free(p->steps);
     free(p->stripes.items);
     pthread_mutex_destroy(&p->mutex);
     pthread_mutex_destroy(&p->work_mutex);
@@ -145,18 +146,27 @@ static void link_path(char out[1024], const tier *t, const char *name) {
     snprintf(out, 1024, "%s/pieces/%s", t->folder, name);
 }
 
-/*
- * Files of about the same size share stripes, so that sums are not longer than needed: bases, which are large, and deltas.
- * The lowest number that is free for this node is the one at which other nodes in step with it have theirs.
- */
-static uint64_t choose_number(const parity *p, uint64_t size) {
-    uint64_t largest = size, number;
-    for (size_t i = 0; i < p->file_count; i++) {
-        bool counts = !p->files[i].dropped_from && p->files[i].blob.size > largest;
-        largest = counts ? p->files[i].blob.size : largest;
+/* Takes the step of a file from the notes; 0: there is none. */
+static uint64_t take_step(parity *p, const char *name) {
+    uint64_t step = 0;
+    pthread_mutex_lock(&p->mutex);
+    for (size_t i = 0; i < p->step_count; i++) {
+        if (strcmp(p->steps[i].name, name) == 0) {
+            step = p->steps[i].step;
+            p->steps[i] = p->steps[--p->step_count];
+            break;
+        }
     }
-    bool used = true;
-    for (number = size < largest / 2 ? SMALL_NUMBER : 0; used; number += used) {
+    pthread_mutex_unlock(&p->mutex);
+    return step;
+}
+
+/*
+ * Nodes of one job have files of the same size at the same step, and drop them at the same time: such files share stripes.
+ */
+static uint64_t choose_number(const parity *p, uint64_t step) {
+    uint64_t number = step * FILES_OF_STEP;
+    for (bool used = true; used; number += used) {
         used = false;
         for (size_t i = 0; i < p->file_count; i++) {
             used |= p->files[i].number == number;
@@ -183,7 +193,8 @@ static ckd_status take_file(tier *t, const char *name, ckd_error *err) {
         status = f.listed ? CKD_OK : err_nomem(err, p->count, "files");
     }
     if (status == CKD_OK) {
-        f.number = choose_number(p, f.blob.size);
+        f.step = take_step(p, name);
+        f.number = choose_number(p, f.step);
         p->files[p->file_count++] = f;
     }
     return status;
@@ -260,6 +271,31 @@ static ckd_status look_at_files(tier *t, ckd_error *err) {
         look_at_dropped(t);
     }
     return status;
+}
+
+void pieces_note(tier *t, uint64_t step) {
+    parity *p = t->parity;
+    char folder[700], link[1024];
+    dir_list names = {.count = 0};
+    snprintf(folder, sizeof(folder), "%s/own/" CHUNKS, t->folder);
+    if (dir_list_read(&names, folder, NULL) != CKD_OK) {
+        return;
+    }
+    pthread_mutex_lock(&p->mutex);
+    for (size_t i = 0; i < names.count; i++) {
+        link_path(link, t, names.names[i]);
+        bool known = names.names[i][0] == '.' || file_exists(link);
+        for (size_t k = 0; k < p->step_count && !known; k++) {
+            known = strcmp(p->steps[k].name, names.names[i]) == 0;
+        }
+        if (!known && ARRAY_GROW(p->steps, p->step_capacity, p->step_count + 1, "files", NULL) == CKD_OK) {
+            file_step *s = &p->steps[p->step_count++];
+            snprintf(s->name, sizeof(s->name), "%.255s", names.names[i]);
+            s->step = step;
+        }
+    }
+    pthread_mutex_unlock(&p->mutex);
+    dir_list_free(&names);
 }
 
 /* ---- one node ---- */
@@ -393,20 +429,37 @@ ckd_status pieces_add(tier *t, size_t host, ckd_error *err) {
     return status;
 }
 
-static ckd_status drop_file(const stripe_members *there, tier *t, size_t host, const piece_file *f,
-                            ckd_error *err) {
+/* *drops: the node does not know yet that this one does not need the file. */
+static ckd_status drop_file(bool *drops, const stripe_members *there, tier *t, size_t host,
+                            const piece_file *f, ckd_error *err) {
     const parity *p = t->parity;
     ckd_status status = CKD_OK;
-    bool drops = false;
     for (uint32_t row = 0; row < p->count && status == CKD_OK; row++) {
         const stripe_member *m = find_member(there, f, row);
         if (m && f->taken_out) {
             status = send_piece(t, host, f, row, PARITY_TAKE_OUT, err);
         } else if (m) {
-            drops |= !m->dropped;
+            *drops |= !m->dropped;
         }
     }
-    return status == CKD_OK && drops ? ask_simple(t, host, PARITY_DROP, &f->blob, err) : status;
+    return status;
+}
+
+/* Tells a node which files this one still needs. */
+static ckd_status send_needed(tier *t, size_t host, bool none, ckd_error *err) {
+    const parity *p = t->parity;
+    bytes answer = {.size = 0};
+    parity_question q = {.kind = PARITY_DROP, .about = {.blob = {.life = p->life}}};
+    snprintf(q.about.blob.set, sizeof(q.about.blob.set), "%s", t->set);
+    for (size_t i = 0; i < p->file_count && !none; i++) {
+        if (!p->files[i].dropped_from) {
+            bytes_put_string(&q.needed, p->files[i].blob.name);
+        }
+    }
+    ckd_status status = parity_ask(&answer, t, host, &q, err);
+    bytes_free(&answer);
+    bytes_free(&q.needed);
+    return status;
 }
 
 static bool lists_file(const stripe_members *there, const parity *p, const piece_file *f) {
@@ -422,7 +475,7 @@ ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     parity *p = t->parity;
     size_t position = position_of(p, host);
     stripe_members there = {.count = 0};
-    bool any = false;
+    bool any = false, drops = false;
     for (size_t i = 0; i < p->file_count; i++) {
         any |= p->files[i].dropped_from && p->files[i].listed[position];
     }
@@ -432,8 +485,11 @@ ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     ckd_status status = read_table(&there, t, host, err);
     for (size_t i = 0; i < p->file_count && status == CKD_OK; i++) {
         if (p->files[i].dropped_from) {
-            status = drop_file(&there, t, host, &p->files[i], err);
+            status = drop_file(&drops, &there, t, host, &p->files[i], err);
         }
+    }
+    if (status == CKD_OK && drops) {
+        status = send_needed(t, host, false, err);
     }
     free(there.items);
     there = (stripe_members){.count = 0};
@@ -469,12 +525,10 @@ bool pieces_release(tier *t) {
 }
 
 void pieces_leave(tier *t) {
-    parity_blob of = {.life = t->parity->life};
-    snprintf(of.set, sizeof(of.set), "%s", t->set);
     POSITIONS(t->parity) {
         size_t host = t->parity->members[position];
         if (host != t->hosts.self && peer_alive(t->node, host)) {
-            (void)ask_simple(t, host, PARITY_DROP, &of, NULL);
+            (void)send_needed(t, host, true, NULL);
         }
     }
 }

@@ -66,6 +66,8 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question
     bytes_put_u64(&asked, q->size);
     bytes_put_string(&asked, q->to);
     bytes_put_string(&asked, q->held);
+    bytes_put(&asked, q->needed.data, q->needed.size);
+    asked.failed |= q->needed.failed;
     bool takes_long = q->kind == PARITY_ADD || q->kind == PARITY_TAKE_OUT || q->kind == PARITY_PIECE;
     ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
                                      : restart_ask(answer, t, host, &asked, takes_long, err);
@@ -82,6 +84,7 @@ static ckd_status get_question(parity_question *q, const tier *t, const bytes *f
     q->size = reader_u64(&r);
     reader_string(&r, q->to, sizeof(q->to));
     reader_string(&r, q->held, sizeof(q->held));
+    q->needed = (bytes){.data = (uint8_t *)from->data + r.at, .size = r.size - r.at};
     if (r.failed) {
         return err_set(err, CKD_E_INVALID, "a question that has no meaning");
     }
@@ -356,14 +359,26 @@ static bool has_other_life(const parity *p, const stripe_member *m, const parity
     return strcmp(m->blob.set, of->set) == 0 && m->blob.life != of->life;
 }
 
-static void drop(tier *t, const parity_blob *of) {
+static bool is_needed(const bytes *needed, const char *name) {
+    char one[PEER_BLOB_MAX + 1];
+    reader r = reader_of(needed->data, needed->size);
+    while (!r.failed && r.at < r.size) {
+        reader_string(&r, one, sizeof(one));
+        if (!r.failed && strcmp(one, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void drop(tier *t, const parity_blob *of, const bytes *needed) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->work_mutex);
     pthread_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->stripes.count; i++) {
         parity_blob *b = &p->stripes.items[i].blob;
         bool is_of = strcmp(b->set, of->set) == 0 && b->life == of->life;
-        p->stripes.items[i].dropped |= is_of && (!of->name[0] || strcmp(b->name, of->name) == 0);
+        p->stripes.items[i].dropped |= is_of && !is_needed(needed, b->name);
     }
     pthread_mutex_unlock(&p->mutex);
     while (remove_first(t, all_dropped, of)) {
@@ -490,7 +505,7 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
     case PARITY_TAKE_OUT:
         return answer_change(t, &q, err);
     case PARITY_DROP:
-        drop(t, &q.about.blob);
+        drop(t, &q.about.blob, &q.needed);
         return CKD_OK;
     case PARITY_FORGET:
         forget(t, &q.about.blob);

@@ -5,7 +5,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define KEEP_LAST 2
+#define KEEP_LAST   2
+#define CHAIN_BYTES 5 /* deltas on a base take at most about as much as so many states */
+#define CHAIN_MIN   2 /* states in a chain */
+#define CHAIN_GROWS 4 /* each length is so many times the one before */
+#define CHAIN_MAX   32
 
 /* ---- begin and end ---- */
 
@@ -286,6 +290,33 @@ static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t firs
     return status;
 }
 
+/*
+ * The deltas that exact states need stay as long as their chain goes on. So a chain ends before they take too much memory,
+ * and at steps that are the same on all nodes of a job: then nodes with parity drop their files together. There are few
+ * lengths, so that nodes whose deltas differ somewhat in size have the same. A run's states have about the same distance.
+ */
+static bool begins_chain(const tier *t, const char *run, uint64_t step) {
+    ckd_checkpoint_list *list = NULL;
+    const ckd_checkpoint *last = NULL;
+    uint64_t length = CHAIN_MIN;
+    bool begins = false;
+    if (ckd_store_list(&list, t->store, run, NULL) != CKD_OK) {
+        return false;
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        last = list->items[i].step < step ? &list->items[i] : last;
+    }
+    if (last && last->kind == CKD_DELTA) {
+        uint64_t all = CHAIN_BYTES * last->raw_bytes;
+        while (length < CHAIN_MAX && CHAIN_GROWS * length * last->stored_bytes <= all) {
+            length *= CHAIN_GROWS;
+        }
+        begins = step / (step - last->step) % length == 0;
+    }
+    ckd_checkpoint_list_free(list);
+    return begins;
+}
+
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err) {
     bool removed;
     const ckd_save_options *o = &p->content->request.options;
@@ -309,8 +340,13 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
     }
     THEN(status, remove_from(&removed, t, run, o->step, &id, err));
     if (status == CKD_OK) {
-        status = p->plan ? slot_part_save(out, t->store, p, err)
-                         : slot_save_copy(out, t->store, p->slot, p->content, err);
+        slot_part copy = *p;
+        copy.base = begins_chain(t, run, o->step);
+        status =
+            p->plan ? slot_part_save(out, t->store, &copy, err) : slot_save_copy(out, t->store, &copy, err);
+    }
+    if (status == CKD_OK && t->parity) {
+        pieces_note(t, o->step);
     }
     pthread_mutex_unlock(&t->store_mutex);
     *version = status == CKD_OK ? change(t, 1, size) : 0;

@@ -242,6 +242,7 @@ typedef struct gpt_progress {
 
 /* Where to save, and where training resumed from. The caller owns the strings. */
 typedef struct gpt_lineage {
+    ckd_fidelity fidelity; /* of the saves */
     const char *run;
     const char *resumed_run; /* NULL: not resumed */
     uint64_t resumed_step;

@@ -38,6 +38,7 @@ enum {
     O_STORE,
     O_RUN,
     O_SAVE_EVERY,
+    O_FIDELITY,
     O_BACKGROUND,
     O_OVERHEAD,
     O_RESUME,
@@ -85,6 +86,7 @@ static const struct argp_option option_table[] = {
     {"store", O_STORE, "DIR", 0, "save to this ckptdelta store, which is created if needed", 4},
     {"run", O_RUN, "NAME", 0, "name of the run (gpt)", 4},
     {"save-every", O_SAVE_EVERY, "N", 0, "save every N steps, and at the end (at the end)", 4},
+    {"fidelity", O_FIDELITY, "NAME", 0, "of checkpoints: exact, near or coarse (exact)", 4},
     {"background", O_BACKGROUND, "HOW", 0,
      "save while training goes on: copy (training waits for a copy in memory) or lazy (not even for that). "
      "SIGUSR1 asks for a save, SIGTERM for one and to stop",
@@ -228,6 +230,11 @@ static error_t parse_saving(int key, char *text, struct argp_state *state) {
         break;
     case O_SAVE_EVERY:
         o->save_every = whole(state, text, 1, INT64_MAX);
+        break;
+    case O_FIDELITY:
+        for (o->fidelity = CKD_EXACT; strcmp(text, ckd_fidelity_name(o->fidelity)) != 0; o->fidelity++)
+            if (o->fidelity == CKD_COARSE)
+                argp_error(state, "--fidelity is exact, near or coarse, not %s", text);
         break;
     case O_BACKGROUND:
         o->background = text;

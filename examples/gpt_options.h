@@ -34,7 +34,8 @@ typedef struct gpt_options {
     int no_phases;                  /* train_pipeline does not say when it is idle */
     const char *losses;             /* file for every step's loss; NULL: none */
     const char *store, *run;
-    uint64_t save_every;    /* 0: at the end only */
+    uint64_t save_every; /* 0: at the end only */
+    ckd_fidelity fidelity;
     const char *background; /* "copy" or "lazy"; NULL: training waits for saves */
     /* with background and save_every 0: a share of the time; 0: the library's default */
     double overhead;

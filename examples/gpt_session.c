@@ -95,6 +95,7 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     store.on_message = store_says;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = lineage->run;
+    save.fidelity = lineage->fidelity;
     /* a repeated run gives the same bits; anything else is an error, as with ranks, which cannot compare */
     save.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH
                         : w->ranks       ? CKD_DUPLICATE_ERROR

@@ -143,6 +143,7 @@ int gpt_state_save(ckd_store *store, const gpt_lineage *lineage, const gpt_model
     gpt_small small = gpt_small_of(model, text, progress);
     ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
     options.run = lineage->run;
+    options.fidelity = lineage->fidelity;
     options.step = progress->step;
     /* a repeated run gives the same bits; anything else is an error */
     options.on_duplicate = lineage->rewound ? CKD_DUPLICATE_BRANCH : CKD_DUPLICATE_SAME_OK;

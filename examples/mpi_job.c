@@ -34,6 +34,8 @@ int mpi_job_begin(mpi_job *job, const char *program, const gpt_options *o) {
     size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
     job->at.progress.seed = o->seed;
     job->at.lineage.run = o->run;
+    job->at.lineage.fidelity = o->fidelity;
+    job->at.lineage.adamw = o->save_every == 1 ? &o->adamw : NULL;
     job->pool = gpt_pool_new(o->threads ? o->threads : 1);
     job->tokens = malloc(batch_bytes);
     job->targets = malloc(batch_bytes);

@@ -84,6 +84,7 @@ static int set_up(trainer *t) {
     size_t batch_bytes = (size_t)o->model.batch * (size_t)o->model.context;
     t->at.progress.seed = o->seed;
     t->at.lineage.run = o->run;
+    t->at.lineage.fidelity = o->fidelity;
     t->at.lineage.adamw = o->save_every == 1 ? &o->adamw : NULL;
     t->pool = gpt_pool_new(o->threads ? o->threads : core_count());
     t->tokens = malloc(batch_bytes);

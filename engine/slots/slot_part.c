@@ -187,6 +187,7 @@ static ckd_status save_part(ckd_checkpoint *out, ckd_store *store, const slot_pa
     o.checkpoint_id = slot_part_id(&r->options.checkpoint_id, p->who.rank);
     o.codec = r->options.codec;
     o.level = r->options.level;
+    o.base = p->base;
     store->launch = NULL;
     ckd_status status = ckd_save_begin(&save, store, &o, err);
     if (status != CKD_OK) {

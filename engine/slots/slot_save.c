@@ -137,17 +137,14 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, co
     return status;
 }
 
-ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
-                          ckd_error *err) {
-    ckd_save_options options = options_of(&c->request);
+ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err) {
+    ckd_save_options options = options_of(&p->content->request);
     if (is_saved(out, store, &options.checkpoint_id)) {
         return CKD_OK;
     }
     options.parent_run = options.resumed_from_run = NULL;
     options.on_duplicate = CKD_DUPLICATE_ERROR;
-    options.fidelity = CKD_EXACT;
-    memset(options.role_fidelity, 0, sizeof(options.role_fidelity));
-    options.target_bits = options.target_ratio = options.max_error = options.step_scale = 0;
+    options.base = p->base && options.fidelity <= CKD_EXACT;
     store->launch = NULL;
-    return save_alone(out, store, &options, s, c, err);
+    return save_alone(out, store, &options, p->slot, p->content, err);
 }

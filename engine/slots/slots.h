@@ -114,14 +114,6 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, co
  */
 ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err);
 
-/*
- * Makes a checkpoint of a good slot in a store that only the caller writes to. It is exact,
- * has the id of the slot, and the newest checkpoint there before its step as its parent: a copy of the state, not of its
- * lineage. Errors: those of slot_save.
- */
-ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const shared_slot *s, const slot_content *c,
-                          ckd_error *err);
-
 /* ---- slot_part.c: what one rank has of a state, in a store that only the caller writes to ---- */
 
 /* Who connects, or whose part it is. run "": somebody who asks something. world 0: a session of one process. */
@@ -136,7 +128,14 @@ typedef struct slot_part {
     const ckd_plan
         *plan; /* of all ranks: a part has what its rank writes, so that all parts together are one state */
     slot_peer who; /* its run is not used */
+    bool base;     /* an exact copy depends on no other checkpoint */
 } slot_part;
+/*
+ * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the slot,
+ * and the newest checkpoint there before its step as its parent: a copy of the state, not of its lineage. Errors: those of
+ * slot_save.
+ */
+ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
 /* Bytes of its values; without a plan, of the whole slot. */
 uint64_t slot_part_bytes(const slot_part *p);
 #define SLOT_PART_PREFIX "part." /* of the runs that parts have */

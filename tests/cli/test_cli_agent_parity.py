@@ -134,7 +134,7 @@ def test_a_group_that_is_not_whole(cluster):
     step = four.newest()
     until(lambda: four.newest() > step + 20)
     assert node.said().count("other nodes of the group have parity of this node's states: if a node fails now") == 1
-    assert f"node {other.address} of the group: it shows no sign of life" in node.ask("--explain").out
+    until(lambda: f"node {other.address} of the group: it shows no sign of life" in node.ask("--explain").out)
     other.start(*ONE)
     until(node.in_place)
     until(lambda: copied([node], four.newest() + 20))

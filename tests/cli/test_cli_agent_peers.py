@@ -284,6 +284,30 @@ def test_the_example_gpt(cluster):
     assert list(losses.values()) == (two.folder / "plain_losses").read_text().splitlines()
 
 
+def test_lossy_sessions(cluster):
+    """Copies have the fidelity of the session, and are as small as its checkpoints. A restart has what the store would have."""
+    two = cluster("ab", "--store-every", "1h")
+    node, text = two.nodes[0], two.folder / "text"
+    text.write_bytes(bytes(range(32, 127)) * 2200)
+    command = [GPT, f"--text={text}", "--width=64", "--heads=2", "--layers=1", "--batch=2", "--context=16", "--threads=1", "--steps=60",
+               f"--store={two.store}", "--save-every=1", "--background=copy", "--resume", "--fidelity=near"]
+    until(node.in_place)
+    node.train(command=command)
+    until(lambda: node.copied(30))
+    copies = node.copies()
+    assert copies["own_bytes"] < 0.7 * copies["state_bytes"] / copies["states"]  # an exact base alone takes .9
+    reached = node.status()["sessions"][0]["copied_step"]
+    node.lose()
+    assert two.newest() < reached
+    node.start("--store-every", "1h")
+    out = node.train(command=command).communicate()[0]
+    resumed = int(re.search(r"resumed from gpt at step (\d+)", out).group(1))
+    assert resumed >= reached and f"step {resumed} of run 'gpt' comes from the memory of node" in node.said()
+    listed = run("list", two.store, "--json").json()["checkpoints"]
+    assert two.newest() == 60 and {c["fidelity"] for c in listed} == {"near"} and resumed in [c["step"] for c in listed]
+    run("verify", two.store)
+
+
 def test_a_small_budget(cluster):
     """Old states make room, here and at the partner, but not before the store has them. A state that does not fit is said."""
     two = cluster("ab", "--store-every", "1h", "--copies-budget", "1200K")
