@@ -11,7 +11,8 @@
 
 #define NICE          10 /* the trainer's cores are its own */
 #define LOOK_EVERY_NS UINT64_C(100000000)
-#define DEFERRED_MS   200 /* between two looks at whether a state must go to the store */
+#define RANKS_WAIT_MS 600000 /* of ranks that name no time */
+#define DEFERRED_MS   200    /* between two looks at whether a state must go to the store */
 
 /* ---- answers ---- */
 
@@ -167,7 +168,9 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.rank = h->rank;
     o.world = h->world;
     o.group = group;
-    o.timeout_ms = wanted.timeout_ms;
+    /* less than the ranks wait: they need time for what follows when agents have given each other up */
+    uint32_t ranks_wait_ms = wanted.timeout_ms ? wanted.timeout_ms : RANKS_WAIT_MS;
+    o.timeout_ms = ranks_wait_ms - ranks_wait_ms / 4;
     pthread_mutex_lock(&c->agent->mutex);
     h->group = wanted.group;
     pthread_mutex_unlock(&c->agent->mutex);
