@@ -120,6 +120,7 @@ def test_all_documented_objects_are_printed(full):
     seen |= {"follow"}  # by test_cli_follow.py
     seen |= {"agent --status", "agent_session", "agent --drain", "agent --stop"}  # by test_cli_agent.py
     seen |= {"agent_copies", "agent_peer"}  # by test_cli_agent_peers.py
+    seen |= {"agent_parity"}  # by test_cli_agent_parity.py
     assert seen == set(documented()), seen ^ set(documented())
 
 
