@@ -120,20 +120,32 @@ static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error 
 
 /* ---- lists ---- */
 
-/* What a checkpoint among the copies is: a state, or a part of one. */
-static found describe(ckd_store *copies, const char *set, const ckd_checkpoint *c) {
-    found out = {.step = c->step, .created_ns = c->created_ns, .checkpoint = c->id};
+/* Has the run a name that slot_part_run makes? */
+static bool is_part_run(const char *run) {
+    const char *hash = run + strlen(SLOT_PART_PREFIX);
+    return strncmp(run, SLOT_PART_PREFIX, strlen(SLOT_PART_PREFIX)) == 0 &&
+           strspn(hash, "0123456789abcdef") == 2 * sizeof(hash128) && hash[2 * sizeof(hash128)] == '.';
+}
+
+/*
+ * What a checkpoint among the copies is: a state, or a part of one. Returns false for a part that cannot be read: it must
+ * not pass for a state of its own.
+ */
+static bool describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c) {
     slot_part_info part;
-    bool is_part = strncmp(c->run, SLOT_PART_PREFIX, strlen(SLOT_PART_PREFIX)) == 0 &&
-                   slot_part_describe(&part, copies, &c->id, NULL) == CKD_OK;
-    snprintf(out.set, sizeof(out.set), "%s", set);
-    snprintf(out.run, sizeof(out.run), "%s", is_part ? part.run : c->run);
-    if (is_part) {
-        out.checkpoint = part.checkpoint;
-        out.rank = part.rank;
-        out.world = part.world;
+    bool is_part = is_part_run(c->run);
+    if (is_part && slot_part_describe(&part, copies, &c->id, NULL) != CKD_OK) {
+        return false;
     }
-    return out;
+    *out = (found){.step = c->step, .created_ns = c->created_ns, .checkpoint = c->id};
+    snprintf(out->set, sizeof(out->set), "%s", set);
+    snprintf(out->run, sizeof(out->run), "%s", is_part ? part.run : c->run);
+    if (is_part) {
+        out->checkpoint = part.checkpoint;
+        out->rank = part.rank;
+        out->world = part.world;
+    }
+    return true;
 }
 
 static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *set, const char *run,
@@ -146,8 +158,8 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
     }
     status = ckd_store_list(&list, copies, NULL, err);
     for (size_t i = 0; status == CKD_OK && i < list->count && *count < FOUND_MAX; i++) {
-        found f = describe(copies, set, &list->items[i]);
-        if (is_of_run(f.run, run)) {
+        found f;
+        if (describe(&f, copies, set, &list->items[i]) && is_of_run(f.run, run)) {
             put_found(answer, &f);
             (*count)++;
         }

@@ -66,9 +66,10 @@ typedef struct holding {
 typedef struct tier_peer {
     uint64_t has; /* the version of the tier that it has in full; 0: not known */
     uint64_t sent_bytes;
-    uint64_t changes;   /* how often it came or went */
-    bool partner, seen; /* seen: it was alive before */
-    bool asked;         /* what it has of this node's last life is in the store, or of no use */
+    uint64_t changes;       /* how often it came or went */
+    uint64_t round_changes; /* at the beginning of the mirror's round */
+    bool partner, seen;     /* seen: it was alive before */
+    bool asked;             /* what it has of this node's last life is in the store, or of no use */
     char trouble[256];
 } tier_peer;
 
@@ -225,7 +226,14 @@ void parity_end(tier *t);
 ckd_status parity_check_group(tier *t, ckd_error *err);
 /* Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity, too. */
 void pieces_note(tier *t, uint64_t step);
-/* Looks at this node's chunk files, and brings their pieces into the parity that a node has. Called by the mirror. */
+/*
+ * Looks at this node's chunk files: once a round of the mirror, so that no file is dropped before all nodes have what
+ * comes in its place.
+ */
+ckd_status pieces_look(tier *t, ckd_error *err);
+/* Tells nodes that stripes here are gone. Returns whether some do not know it yet. */
+bool pieces_tell(tier *t);
+/* Brings the pieces of this node's chunk files into the parity that a node has. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
 /* The same for files that this node does not have any more. Comes after the manifests that name them have gone. */
 ckd_status pieces_drop(tier *t, size_t host, ckd_error *err);

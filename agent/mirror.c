@@ -42,9 +42,8 @@ static ckd_status add_name(names *n, const char *folder, const char *name, ckd_e
     return status;
 }
 
-/* Lists this node's files in the order in which they must arrive. Chunk files are left out if they have parity. */
+/* Adds this node's files in the order in which they must arrive. Chunk files are left out if they have parity. */
 static ckd_status list_files(names *out, tier *t, ckd_error *err) {
-    *out = (names){.count = 0};
     ckd_status status = add_name(out, "data", "store", err);
     pthread_mutex_lock(&t->store_mutex); /* no save is under way */
     for (size_t f = t->parity ? 1 : 0; f < FOLDERS && status == CKD_OK; f++) {
@@ -144,40 +143,54 @@ static bool may_make_room(tier *t) {
     return false;
 }
 
-/* Chunk files as pieces in parity, if so wanted. */
-static ckd_status bring_files(tier *t, size_t host, const names *own, const blob_list *there,
-                              ckd_error *err) {
-    ckd_status status = t->parity ? pieces_add(t, host, err) : CKD_OK;
-    THEN(status, send_files(t, host, own, there, err));
-    return status;
-}
-
-static ckd_status take_files_away(tier *t, size_t host, const names *own, const blob_list *there,
-                                  ckd_error *err) {
-    ckd_status status = remove_files(t, host, own, there, err);
-    if (status == CKD_OK && t->parity) {
-        status = pieces_drop(t, host, err);
-    }
-    return status;
-}
-
 /* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
 static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     names own = {.count = 0};
     blob_list there = {.count = 0};
     ckd_status status = peer_list(&there, t->node, host, t->set, err);
     THEN(status, list_files(&own, t, err));
-    THEN(status, bring_files(t, host, &own, &there, err));
-    if (status == CKD_E_NOSPACE &&
+    THEN(status, send_files(t, host, &own, &there, err));
+    if (status == CKD_E_NOSPACE && !t->parity &&
         may_make_room(t)) { /* old states make room; what has arrived is not sent again */
-        status = take_files_away(t, host, &own, &there, err);
+        status = remove_files(t, host, &own, &there, err);
         blob_list_free(&there);
         THEN(status, peer_list(&there, t->node, host, t->set, err));
-        THEN(status, bring_files(t, host, &own, &there, err));
+        THEN(status, send_files(t, host, &own, &there, err));
     }
-    THEN(status, take_files_away(t, host, &own, &there, err));
+    if (!t->parity) { /* else when all nodes have the new ones */
+        THEN(status, remove_files(t, host, &own, &there, err));
+    }
     free_names(&own);
     blob_list_free(&there);
+    return status;
+}
+
+/* Takes away what this node has not in `kept`, nor now. */
+static ckd_status clear(tier *t, size_t host, names *kept, ckd_error *err) {
+    blob_list there = {.count = 0};
+    ckd_status status = CKD_OK;
+    if (t->parity->unclear) {
+        status = peer_list(&there, t->node, host, t->set, err);
+        THEN(status, list_files(kept, t, err));
+        THEN(status, remove_files(t, host, kept, &there, err));
+        blob_list_free(&there);
+    }
+    THEN(status, pieces_drop(t, host, err)); /* others may have dropped their files meanwhile */
+    return status;
+}
+
+typedef ckd_status (*bring_fn)(tier *t, size_t host, ckd_error *err);
+
+/* With parity: if something does not fit, old files make room. */
+static ckd_status bring_or_make_room(tier *t, size_t host, bring_fn bring, ckd_error *err) {
+    ckd_status status = bring(t, host, err);
+    t->parity->unclear = true;
+    if (status == CKD_E_NOSPACE && may_make_room(t)) {
+        names kept = {.count = 0};
+        status = clear(t, host, &kept, err);
+        free_names(&kept);
+        THEN(status, bring(t, host, err));
+    }
     return status;
 }
 
@@ -246,8 +259,8 @@ static void remove_surplus(tier *t) {
     }
 }
 
-/* Returns whether the peer has this version. */
-static bool bring_into_line(tier *t, size_t host, uint64_t version) {
+/* last: afterwards the peer has this version. Returns whether it has, or whether the next step may follow. */
+static bool bring_into_line(tier *t, size_t host, uint64_t version, bring_fn bring, bool last) {
     tier_peer *p = &t->peers[host];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
@@ -255,7 +268,6 @@ static bool bring_into_line(tier *t, size_t host, uint64_t version) {
         status = parity_check_group(t, &why);
     }
     pthread_mutex_lock(&t->mutex);
-    uint64_t changes = p->changes;
     bool asked = p->asked, done = p->has >= version;
     pthread_mutex_unlock(&t->mutex);
     if (status == CKD_OK && !asked) {
@@ -263,35 +275,87 @@ static bool bring_into_line(tier *t, size_t host, uint64_t version) {
             err_set(&why, CKD_E_BUSY,
                     "it was not asked yet for what this node's last life has left, or could not store it");
     } else if (status == CKD_OK && !done) {
-        status = mirror_to(t, host, &why);
-    } else if (status == CKD_OK && t->parity) { /* others may have dropped their files meanwhile */
-        status = pieces_drop(t, host, &why);
+        status = t->parity ? bring_or_make_room(t, host, bring, &why) : bring(t, host, &why);
     }
     pthread_mutex_lock(&t->mutex);
-    if (status == CKD_OK && p->changes != changes) { /* it may have come back without them */
-        status = err_set(&why, CKD_E_IO, "it has gone meanwhile");
+    if (status == CKD_OK && p->changes != p->round_changes) { /* it may have come back without them */
+        status = err_set(&why, CKD_E_IO, "it has lost them meanwhile");
     }
-    p->has = status == CKD_OK && !done ? version : p->has;
+    p->has = status == CKD_OK && !done && last ? version : p->has;
     snprintf(p->trouble, sizeof(p->trouble), "%.255s", status == CKD_OK ? "" : why.message);
     pthread_mutex_unlock(&t->mutex);
     return status == CKD_OK;
 }
 
+static uint32_t bring_all(tier *t, uint64_t version, bring_fn bring, bool last) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        count += t->peers[i].partner && bring_into_line(t, i, version, bring, last);
+    }
+    return count;
+}
+
+static void note_trouble(tier *t, size_t host, const char *why) {
+    pthread_mutex_lock(&t->mutex);
+    snprintf(t->peers[host].trouble, sizeof(t->peers[host].trouble), "%.255s", why);
+    pthread_mutex_unlock(&t->mutex);
+}
+
+/* Returns whether something is left to be taken away. */
+static bool clear_all(tier *t, names *kept) {
+    bool left = false;
+    for (size_t i = 0; i < t->hosts.count; i++) {
+        ckd_error why;
+        if (t->peers[i].partner && clear(t, i, kept, &why) != CKD_OK) {
+            left = true;
+            note_trouble(t, i, why.message);
+        }
+    }
+    t->parity->unclear = left;
+    return left;
+}
+
+/*
+ * Each node of a group has a part of every state. So manifests follow, and may replace older ones, when all nodes have the
+ * pieces; and what was needed before goes when all have the manifests. Returns how many nodes have this version.
+ */
+static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
+    uint32_t count = 0, wanted = tier_wanted(t);
+    names kept = {.count = 0};
+    ckd_error why;
+    *left = pieces_tell(t);
+    ckd_status status = list_files(&kept, t, &why);
+    THEN(status, pieces_look(t, &why));
+    for (size_t i = 0; i < t->hosts.count && status != CKD_OK; i++) {
+        note_trouble(t, i, why.message);
+    }
+    if (status == CKD_OK && bring_all(t, version, pieces_add, false) == wanted) {
+        count = bring_all(t, version, mirror_to, true);
+    }
+    if (count == wanted) {
+        *left |= clear_all(t, &kept);
+    }
+    free_names(&kept);
+    *left |= pieces_release(t);
+    return count;
+}
+
 /* Returns whether all copies that can be made are in line. */
 static bool do_round(tier *t) {
-    uint32_t replicated = 0, partners = 0;
+    uint32_t partners = 0;
+    bool left = false;
     pthread_mutex_lock(&t->mutex);
     choose_partners(t);
     uint64_t version = t->version;
     pthread_mutex_unlock(&t->mutex);
     restart_last_life(t);
+    pthread_mutex_lock(&t->mutex);
     for (size_t i = 0; i < t->hosts.count; i++) {
-        if (t->peers[i].partner) {
-            partners++;
-            replicated += bring_into_line(t, i, version);
-        }
+        partners += t->peers[i].partner;
+        t->peers[i].round_changes = t->peers[i].changes;
     }
-    bool left = t->parity && pieces_release(t);
+    pthread_mutex_unlock(&t->mutex);
+    uint32_t replicated = t->parity ? do_parity(&left, t, version) : bring_all(t, version, mirror_to, true);
     report(t, replicated);
     if (replicated == partners) {
         remove_surplus(t);
@@ -327,6 +391,9 @@ static void *mirror_main(void *context) {
 void mirror_peer_changed(void *context, size_t host, bool alive, const char *why) {
     tier *t = context;
     const char *name = t->hosts.items[host].name;
+    if (t->parity) {
+        parity_peer_changed(t, host);
+    }
     pthread_mutex_lock(&t->mutex);
     tier_peer *p = &t->peers[host];
     bool returns = alive && p->seen, goes = !alive && p->seen;
@@ -338,9 +405,6 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
     t->woken = true;
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mutex);
-    if (t->parity && alive) {
-        parity_peer_returns(t, host);
-    }
     if (goes) {
         agent_say(t->agent, "node %s shows no sign of life: %s", name, why);
     } else if (returns) {

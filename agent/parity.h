@@ -57,13 +57,15 @@ struct parity {
     size_t members[PEER_HOSTS_MAX]; /* hosts, in the order of the group */
     size_t count, self;
     unsigned data, lost;
-    uint64_t life;
+    uint64_t life, group;          /* group: a hash of what all its nodes must agree on */
     pthread_mutex_t work_mutex;    /* one thread changes sums at a time */
     pthread_mutex_t rebuild_mutex; /* one thread rebuilds files at a time */
     pthread_mutex_t mutex;         /* of what follows */
     stripe_members stripes;        /* of the rows in which this node has parity */
     bool rebuilt[PEER_HOSTS_MAX];  /* by position: the node's set here is whole */
     bool settled[PEER_HOSTS_MAX];  /* by position: as parity_about says */
+    bool untold[PEER_HOSTS_MAX];   /* by position: the node does not know that stripes here are gone */
+    bool unclear;                  /* the mirror's: nodes have small files that this one does not need */
     piece_file *files;             /* the mirror's alone */
     size_t file_count, file_capacity;
     struct file_step *steps; /* of files that the mirror has not seen yet */
@@ -77,9 +79,9 @@ enum {
     PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
     PARITY_ADD,        /* the piece `held` into its stripe */
     PARITY_TAKE_OUT,   /* the piece `held` */
-    PARITY_DROP,       /* of this life, the node needs only the files `needed` */
+    PARITY_DROP,       /* of this life, the node does not need the files `dropped` */
     PARITY_FORGET,     /* stripes with files of other lives of the node are of no use to anybody */
-    PARITY_LOOK,       /* stripes may be gone: each node of the group should look at what it has in parity */
+    PARITY_LOOK,       /* stripes are gone: the node should look at what it has in parity */
     PARITY_PIECE       /* a part of `about.blob` to node `to` */
 };
 
@@ -89,7 +91,7 @@ typedef struct parity_question {
     uint64_t offset, size;        /* of the piece in the file */
     char to[PEER_NAME_MAX + 1];   /* HOST:PORT */
     char held[PEER_BLOB_MAX + 1]; /* the blob in ARRIVED_SET; "": the piece is empty */
-    bytes needed;                 /* names, each a string; whoever asks frees it */
+    bytes dropped;                /* names, each a string; whoever asks frees it */
 } parity_question;
 
 /* Errors: those of peer_ask and of the answer; UNSUPPORTED, MISMATCH (the node has no parity, or other groups). */
@@ -107,8 +109,9 @@ typedef struct parity_about {
     uint64_t life; /* of the agent */
     bool settled;  /* it has asked all nodes of the group for what its last life has left */
 } parity_about;
-ckd_status parity_read_table(parity_about *about, stripe_members *out, const bytes *answer, ckd_error *err);
-/* Writes a new file: the sum of parts of files, each times its coefficient, with zeros behind their ends. */
+ckd_status parity_read_table(parity_about *about, stripe_members *out, const parity *p, const bytes *answer,
+                             ckd_error *err);
+/* Writes a file: the sum of parts of files, each times its coefficient, with zeros behind their ends. */
 typedef struct summand {
     char path[1024];
     peer_range range;
@@ -126,8 +129,8 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
  * NOSPACE, NOMEM.
  */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err);
-/* Its files here may be replaced by those of another life. */
-void parity_peer_returns(tier *t, size_t host);
+/* A node has come or gone. Its files here may be replaced by those of another life. */
+void parity_peer_changed(tier *t, size_t host);
 /* Is the set of a node, or has it only small files? */
 bool parity_set_is_whole(tier *t, const char *set);
 

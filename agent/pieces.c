@@ -26,6 +26,19 @@ static ckd_status make_folders(const tier *t, ckd_error *err) {
     return status;
 }
 
+/* What all nodes of a group must have alike: its nodes, their order, and how many of them can be lost. */
+static uint64_t group_hash(const tier *t) {
+    const parity *p = t->parity;
+    bytes all = {.size = 0};
+    bytes_put_u32(&all, p->lost);
+    POSITIONS(p) {
+        bytes_put_string(&all, t->hosts.items[p->members[position]].name);
+    }
+    uint64_t hash = all.failed ? 0 : hash64(all.data, all.size);
+    bytes_free(&all);
+    return hash;
+}
+
 ckd_status parity_begin(tier *t, ckd_error *err) {
     const ckd_agent_options *o = &t->agent->options;
     unsigned size = o->parity_data + o->parity;
@@ -55,6 +68,7 @@ ckd_status parity_begin(tier *t, ckd_error *err) {
     }
     p->lost = o->parity;
     p->data = (unsigned)p->count - p->lost;
+    p->group = group_hash(t);
     ckd_status status = p->lost > 1 ? erasure_ready(err) : CKD_OK;
     THEN(status, random_bytes(&p->life, sizeof(p->life), err));
     THEN(status, make_folders(t, err));
@@ -93,7 +107,7 @@ static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = parity_ask(&answer, t, p->members[position], &q, err);
-    THEN(status, parity_read_table(&about, &none, &answer, err));
+    THEN(status, parity_read_table(&about, &none, p, &answer, err));
     bytes_free(&answer);
     free(none.items);
     pthread_mutex_lock(&p->mutex);
@@ -250,7 +264,7 @@ static void look_at_dropped(tier *t) {
     }
 }
 
-static ckd_status look_at_files(tier *t, ckd_error *err) {
+ckd_status pieces_look(tier *t, ckd_error *err) {
     parity *p = t->parity;
     dir_list names = {.count = 0};
     ckd_status status = link_files(&names, t, err);
@@ -273,6 +287,15 @@ static ckd_status look_at_files(tier *t, ckd_error *err) {
     return status;
 }
 
+/* Notes of files that have gone before the mirror has seen them. */
+static void remove_old_notes(parity *p, const dir_list *names) {
+    for (size_t i = p->step_count; i-- > 0;) {
+        if (!list_has(names, p->steps[i].name)) {
+            p->steps[i] = p->steps[--p->step_count];
+        }
+    }
+}
+
 void pieces_note(tier *t, uint64_t step) {
     parity *p = t->parity;
     char folder[700], link[1024];
@@ -282,6 +305,7 @@ void pieces_note(tier *t, uint64_t step) {
         return;
     }
     pthread_mutex_lock(&p->mutex);
+    remove_old_notes(p, &names);
     for (size_t i = 0; i < names.count; i++) {
         link_path(link, t, names.names[i]);
         bool known = names.names[i][0] == '.' || file_exists(link);
@@ -324,7 +348,7 @@ static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_erro
     snprintf(q.about.blob.set, sizeof(q.about.blob.set), "%s", t->set);
     *out = (stripe_members){.count = 0};
     ckd_status status = parity_ask(&answer, t, host, &q, err);
-    THEN(status, parity_read_table(&about, out, &answer, err));
+    THEN(status, parity_read_table(&about, out, t->parity, &answer, err));
     bytes_free(&answer);
     return status;
 }
@@ -343,14 +367,27 @@ static ckd_status forget_last_life(stripe_members *there, tier *t, size_t host, 
     free(there->items);
     *there = (stripe_members){.count = 0};
     ckd_status status = ask_simple(t, host, PARITY_FORGET, &of, err);
-    for (size_t i = 0; i < t->parity->count && status == CKD_OK; i++) {
-        size_t member = t->parity->members[i];
-        if (member != t->hosts.self) { /* what others have in these stripes, they bring again */
-            status = ask_simple(t, member, PARITY_LOOK, &of, err);
-        }
-    }
     THEN(status, read_table(there, t, host, err));
     return status;
+}
+
+bool pieces_tell(tier *t) {
+    parity *p = t->parity;
+    bool left = false;
+    POSITIONS(p) {
+        pthread_mutex_lock(&p->mutex);
+        bool untold = p->untold[position];
+        p->untold[position] = false;
+        pthread_mutex_unlock(&p->mutex);
+        if (untold && ask_simple(t, p->members[position], PARITY_LOOK, &(parity_blob){.life = p->life},
+                                 NULL) != CKD_OK) {
+            pthread_mutex_lock(&p->mutex);
+            p->untold[position] = true;
+            pthread_mutex_unlock(&p->mutex);
+            left = true;
+        }
+    }
+    return left;
 }
 
 static const stripe_member *find_member(const stripe_members *there, const piece_file *f, uint32_t row) {
@@ -375,9 +412,10 @@ static ckd_status send_piece(tier *t, size_t host, const piece_file *f, uint32_t
     q.about = (stripe_member){.row = row, .number = f->number, .blob = f->blob};
     q.about.place = parity_index(p, p->self, row) - p->lost;
     link_path(path, t, f->blob.name);
-    ckd_status status = CKD_OK;
-    if (range.size) {
-        snprintf(q.held, sizeof(q.held), "%s-r%u-%llu", t->set, (unsigned)row, (unsigned long long)f->number);
+    ckd_status status =
+        parity_check_group(t, err); /* a node that was lost meanwhile needs the sums as they are */
+    if (status == CKD_OK && range.size) {
+        snprintf(q.held, sizeof(q.held), "%s/r%u-%llu", t->set, (unsigned)row, (unsigned long long)f->number);
         status = peer_put(&sent, t->node, host, &(peer_copy){ARRIVED_SET, q.held, path, &range}, err);
     }
     pthread_mutex_lock(&t->mutex);
@@ -421,44 +459,39 @@ static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, 
 
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err) {
     stripe_members there = {.count = 0};
-    ckd_status status = look_at_files(t, err);
-    THEN(status, read_table(&there, t, host, err));
+    ckd_status status = read_table(&there, t, host, err);
     THEN(status, forget_last_life(&there, t, host, err));
     THEN(status, add_pieces(&there, t, host, err));
     free(there.items);
     return status;
 }
 
-/* *drops: the node does not know yet that this one does not need the file. */
-static ckd_status drop_file(bool *drops, const stripe_members *there, tier *t, size_t host,
-                            const piece_file *f, ckd_error *err) {
-    const parity *p = t->parity;
+static ckd_status take_out(const stripe_members *there, tier *t, size_t host, const piece_file *f,
+                           ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (uint32_t row = 0; row < p->count && status == CKD_OK; row++) {
-        const stripe_member *m = find_member(there, f, row);
-        if (m && f->taken_out) {
-            status = send_piece(t, host, f, row, PARITY_TAKE_OUT, err);
-        } else if (m) {
-            *drops |= !m->dropped;
-        }
+    for (uint32_t row = 0; row < t->parity->count && status == CKD_OK; row++) {
+        status = find_member(there, f, row) ? send_piece(t, host, f, row, PARITY_TAKE_OUT, err) : CKD_OK;
     }
     return status;
 }
 
-/* Tells a node which files this one still needs. */
-static ckd_status send_needed(tier *t, size_t host, bool none, ckd_error *err) {
-    const parity *p = t->parity;
+/* Tells a node which of the files that it has in parity this one does not need. all: it needs none. */
+static ckd_status send_dropped(const stripe_members *there, tier *t, size_t host, bool all, ckd_error *err) {
+    parity *p = t->parity;
     bytes answer = {.size = 0};
     parity_question q = {.kind = PARITY_DROP, .about = {.blob = {.life = p->life}}};
     snprintf(q.about.blob.set, sizeof(q.about.blob.set), "%s", t->set);
-    for (size_t i = 0; i < p->file_count && !none; i++) {
-        if (!p->files[i].dropped_from) {
-            bytes_put_string(&q.needed, p->files[i].blob.name);
+    for (size_t i = 0; i < there->count; i++) {
+        const stripe_member *m = &there->items[i];
+        const piece_file *f = find_file(p, m->blob.name);
+        if (!m->dropped && (all || !f || f->dropped_from)) {
+            bytes_put_string(&q.dropped, m->blob.name);
         }
     }
-    ckd_status status = parity_ask(&answer, t, host, &q, err);
+    bool any = q.dropped.size > 0 || q.dropped.failed;
+    ckd_status status = any ? parity_ask(&answer, t, host, &q, err) : CKD_OK;
     bytes_free(&answer);
-    bytes_free(&q.needed);
+    bytes_free(&q.dropped);
     return status;
 }
 
@@ -475,7 +508,7 @@ ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     parity *p = t->parity;
     size_t position = position_of(p, host);
     stripe_members there = {.count = 0};
-    bool any = false, drops = false;
+    bool any = false;
     for (size_t i = 0; i < p->file_count; i++) {
         any |= p->files[i].dropped_from && p->files[i].listed[position];
     }
@@ -484,13 +517,10 @@ ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     }
     ckd_status status = read_table(&there, t, host, err);
     for (size_t i = 0; i < p->file_count && status == CKD_OK; i++) {
-        if (p->files[i].dropped_from) {
-            status = drop_file(&drops, &there, t, host, &p->files[i], err);
-        }
+        const piece_file *f = &p->files[i];
+        status = f->dropped_from && f->taken_out ? take_out(&there, t, host, f, err) : CKD_OK;
     }
-    if (status == CKD_OK && drops) {
-        status = send_needed(t, host, false, err);
-    }
+    THEN(status, send_dropped(&there, t, host, false, err));
     free(there.items);
     there = (stripe_members){.count = 0};
     THEN(status, read_table(&there, t, host, err));
@@ -527,8 +557,11 @@ bool pieces_release(tier *t) {
 void pieces_leave(tier *t) {
     POSITIONS(t->parity) {
         size_t host = t->parity->members[position];
-        if (host != t->hosts.self && peer_alive(t->node, host)) {
-            (void)send_needed(t, host, true, NULL);
+        stripe_members there = {.count = 0};
+        bool asks = host != t->hosts.self && peer_alive(t->node, host);
+        if (asks && read_table(&there, t, host, NULL) == CKD_OK) {
+            (void)send_dropped(&there, t, host, true, NULL);
         }
+        free(there.items);
     }
 }

@@ -21,6 +21,8 @@ typedef struct rebuild {
     unsigned pieces;    /* numbers files of their own */
     ckd_status status;  /* the first failure */
     ckd_error why;
+    ckd_status passing; /* the first failure of a piece that may be over later */
+    ckd_error passing_why;
 } rebuild;
 
 /* A sum of a stripe, less what other nodes still have of it. */
@@ -50,20 +52,32 @@ static void look(rebuild *r) {
             continue;
         }
         ckd_status status = parity_ask(&answer, t, host, &q, &why);
-        THEN(status, parity_read_table(&about, &v->parity, &answer, &why));
+        THEN(status, parity_read_table(&about, &v->parity, t->parity, &answer, &why));
         v->there = status == CKD_OK;
         v->life = v->there ? about.life : 0;
         bytes_free(&answer);
     }
 }
 
+/* If all nodes are there, another try would find no more. */
+static bool is_final(ckd_status status) {
+    return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
+}
+
+/* What may be over later counts most: then nothing is given up. */
 static void fail(rebuild *r, ckd_status status, const ckd_error *why) {
-    if (r->status == CKD_OK) {
+    if (r->status == CKD_OK || (is_final(r->status) && !is_final(status))) {
         r->status = err_from(&r->why, status, why);
     }
 }
 
 /* ---- one piece ---- */
+
+static void note_passing(rebuild *r, ckd_status status, const ckd_error *why) {
+    if (status != CKD_OK && !is_final(status) && r->passing == CKD_OK) {
+        r->passing = err_from(&r->passing_why, status, why);
+    }
+}
 
 /* Gets the piece of a node that is there, into a file of this node's or a blob of ARRIVED_SET. */
 static ckd_status get_piece(summand *out, rebuild *r, const stripe_member *m, ckd_error *err) {
@@ -171,8 +185,13 @@ static ckd_status make_equation(equation *e, rebuild *r, size_t position, const 
     ckd_status status = get_sum(&of[0], r, position, wanted, err);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const member_view *v = &r->views[position_at(p, members[i])];
-        bool known = !same_place(members[i], wanted) && v->there && v->life == members[i]->blob.life &&
-                     get_piece(&of[used], r, members[i], NULL) == CKD_OK;
+        bool known = !same_place(members[i], wanted) && v->there && v->life == members[i]->blob.life;
+        if (known) {
+            ckd_error why;
+            ckd_status got = get_piece(&of[used], r, members[i], &why);
+            note_passing(r, got, &why);
+            known = got == CKD_OK;
+        }
         if (known) {
             of[used++].coefficient = erasure_coefficient(e->index, members[i]->place);
         } else if (e->count < ERASURE_PARITY_MAX) {
@@ -216,7 +235,8 @@ static ckd_status solve(const char *path, rebuild *r, const stripe_member *wante
     summand of[ERASURE_PARITY_MAX];
     size_t at = 0, found = choose_equations(chosen, e, count);
     if (!found) {
-        return err_set(err, CKD_E_BUSY, "more nodes are lost, or cannot be reached, than the parity allows");
+        return err_set(err, CKD_E_NOT_FOUND,
+                       "more nodes are lost, or cannot be reached, than the parity allows");
     }
     for (size_t i = 0; i < found; i++) {
         rows[i] = chosen[i]->index;
@@ -238,7 +258,9 @@ static ckd_status make_piece(const char *path, rebuild *r, const stripe_member *
     const parity *p = r->of->parity;
     equation equations[ERASURE_PARITY_MAX];
     size_t count = 0;
-    ckd_status status = err_set(err, CKD_E_BUSY, "nobody that is there has parity of %s", wanted->blob.name);
+    r->passing = CKD_OK;
+    ckd_status status =
+        err_set(err, CKD_E_NOT_FOUND, "nobody that is there has parity of %s", wanted->blob.name);
     for (unsigned i = 0; i < p->lost; i++) {
         size_t position = (wanted->row + i) % p->count;
         equation *e = &equations[count];
@@ -250,10 +272,14 @@ static ckd_status make_piece(const char *path, rebuild *r, const stripe_member *
         snprintf(name, sizeof(name), "equation-%u", i);
         parity_work_path(e->path, r->of, name);
         status = make_equation(e, r, position, wanted, err);
+        note_passing(r, status, err);
         count += status == CKD_OK;
     }
     if (count) {
         status = solve(path, r, wanted, equations, count, err);
+    }
+    if (is_final(status) && r->passing != CKD_OK) {
+        status = err_from(err, r->passing, &r->passing_why);
     }
     for (size_t i = 0; i < count; i++) {
         (void)file_remove(equations[i].path, true, NULL);
@@ -292,6 +318,7 @@ static ckd_status write_file(const char *path, rebuild *r, const stripe_member *
     const parity *p = r->of->parity;
     size_t position = position_at(p, of);
     file_writer *to = NULL;
+    (void)file_remove(path, true, NULL); /* what a failure has left */
     ckd_status status = file_create(&to, path, 0, err);
     for (uint32_t row = 0; row < p->count && status == CKD_OK; row++) {
         stripe_member wanted = *of;
@@ -383,18 +410,24 @@ static void get_small_files(rebuild *r, size_t lost, const char *set) {
     char path[1024];
     for (size_t i = 0; i < p->count; i++) {
         blob_list there = {.count = 0};
-        bool asks = i != p->self && i != lost && r->views[i].there;
-        if (!asks || peer_list(&there, t->node, p->members[i], set, NULL) != CKD_OK) {
+        ckd_error why;
+        if (i == p->self || i == lost || !r->views[i].there) {
             continue;
         }
+        ckd_status status = peer_list(&there, t->node, p->members[i], set, &why);
         for (size_t k = 0; k < there.count; k++) {
             const char *name = there.items[k].name;
             if (peer_held_file(path, sizeof(path), t->node, set, name, NULL) != CKD_OK) {
                 parity_work_path(path, t, "small");
-                if (peer_fetch(t->node, p->members[i], set, name, path, NULL) == CKD_OK) {
-                    (void)peer_keep(t->node, set, name, path, NULL);
-                }
+                (void)file_remove(path, true, NULL);
+                ckd_error *first = status == CKD_OK ? &why : NULL;
+                ckd_status one = peer_fetch(t->node, p->members[i], set, name, path, first);
+                THEN(one, peer_keep(t->node, set, name, path, first));
+                status = status == CKD_OK ? one : status;
             }
+        }
+        if (status != CKD_OK && !is_final(status)) { /* other nodes may have what one lacks */
+            fail(r, status, &why);
         }
         blob_list_free(&there);
     }
@@ -444,17 +477,12 @@ static bool all_there(const rebuild *r) {
     return all;
 }
 
-/* If all nodes are there, another try would find no more. */
-static bool is_final(ckd_status status) {
-    return status == CKD_E_BUSY || status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
-}
-
 /* A sum may change while it is used, as other nodes go on: what was computed then does not have its hash. */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err) {
     rebuild r = {.of = t};
     bool final = false;
     pthread_mutex_lock(&t->parity->rebuild_mutex);
-    for (int tries = 0; tries < 3 && (tries == 0 || r.status == CKD_E_CORRUPT); tries++) {
+    for (int tries = 0; tries < 3 && (tries == 0 || final || r.status == CKD_E_CORRUPT); tries++) {
         r.status = CKD_OK;
         r.views = calloc(t->parity->count, sizeof(*r.views));
         if (!r.views) {
@@ -477,7 +505,7 @@ ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err) {
     return err_from(err, r.status, &r.why);
 }
 
-void parity_peer_returns(tier *t, size_t host) {
+void parity_peer_changed(tier *t, size_t host) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->count; i++) {

@@ -59,16 +59,15 @@ static void get_member(stripe_member *m, reader *from) {
 ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question *q, ckd_error *err) {
     bytes asked = {.size = 0};
     bytes_put_u8(&asked, q->kind);
-    bytes_put_u32(&asked, t->parity->data);
-    bytes_put_u32(&asked, t->parity->lost);
+    bytes_put_u64(&asked, t->parity->group);
     put_member(&asked, &q->about);
     bytes_put_u64(&asked, q->offset);
     bytes_put_u64(&asked, q->size);
     bytes_put_string(&asked, q->to);
     bytes_put_string(&asked, q->held);
-    bytes_put(&asked, q->needed.data, q->needed.size);
-    asked.failed |= q->needed.failed;
-    bool takes_long = q->kind == PARITY_ADD || q->kind == PARITY_TAKE_OUT || q->kind == PARITY_PIECE;
+    bytes_put(&asked, q->dropped.data, q->dropped.size);
+    asked.failed |= q->dropped.failed;
+    bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* others wait for sums */
     ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
                                      : restart_ask(answer, t, host, &asked, takes_long, err);
     bytes_free(&asked);
@@ -78,13 +77,13 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question
 static ckd_status get_question(parity_question *q, const tier *t, const bytes *from, ckd_error *err) {
     reader r = reader_of(from->data, from->size);
     q->kind = reader_u8(&r);
-    uint32_t data = reader_u32(&r), lost = reader_u32(&r);
+    uint64_t group = reader_u64(&r);
     get_member(&q->about, &r);
     q->offset = reader_u64(&r);
     q->size = reader_u64(&r);
     reader_string(&r, q->to, sizeof(q->to));
     reader_string(&r, q->held, sizeof(q->held));
-    q->needed = (bytes){.data = (uint8_t *)from->data + r.at, .size = r.size - r.at};
+    q->dropped = (bytes){.data = (uint8_t *)from->data + r.at, .size = r.size - r.at};
     if (r.failed) {
         return err_set(err, CKD_E_INVALID, "a question that has no meaning");
     }
@@ -92,7 +91,7 @@ static ckd_status get_question(parity_question *q, const tier *t, const bytes *f
         return err_set(err, CKD_E_UNSUPPORTED,
                        "its agent keeps whole copies: all agents need the same --parity");
     }
-    return data == t->parity->data && lost == t->parity->lost
+    return group == t->parity->group
                ? CKD_OK
                : err_set(err, CKD_E_MISMATCH,
                          "its agent has other groups: all need the same --parity and the same list of nodes");
@@ -155,6 +154,7 @@ static ckd_status write_sums(summing *s, uint64_t size, const summand *of, size_
 ckd_status parity_sum(const char *path, uint64_t size, const summand *of, size_t count, ckd_error *err) {
     summing s = {.out = NULL};
     ckd_status status = open_all(&s, of, count, err);
+    (void)file_remove(path, true, NULL); /* what a failure has left */
     THEN(status, file_create(&s.out, path, 0, err));
     if (s.out) {
         status = write_sums(&s, size, of, count, err);
@@ -232,8 +232,8 @@ static ckd_status check_place(const parity *p, const stripe_member *m, ckd_error
                 : err_set(err, CKD_E_INVALID, "a piece of a file that belongs to another node's parity");
 }
 
-/* Makes the new sum, and puts it in the place of the old one. */
-static ckd_status change_sum(tier *t, const parity_question *q, bool first, ckd_error *err) {
+/* Makes the new sum, and puts it in the place of the old one. *unsound: that one cannot be read. */
+static ckd_status change_sum(bool *unsound, tier *t, const parity_question *q, bool first, ckd_error *err) {
     char name[PEER_BLOB_MAX + 1], work[700];
     summand of[2];
     const stripe_member *m = &q->about;
@@ -242,10 +242,11 @@ static ckd_status change_sum(tier *t, const parity_question *q, bool first, ckd_
     ckd_status status = CKD_OK;
     stripe_name(name, m->row, m->number);
     if (!first) {
-        status = peer_held_file(of[0].path, sizeof(of[0].path), t->node, PARITY_SET, name, err);
-        size = status == CKD_OK ? file_bytes(of[0].path) : 0;
-        of[count++] = (summand){.range = {0, size}, .coefficient = 1};
-        THEN(status, peer_held_file(of[0].path, sizeof(of[0].path), t->node, PARITY_SET, name, err));
+        of[count] = (summand){.coefficient = 1};
+        status = peer_held_file(of[count].path, sizeof(of[count].path), t->node, PARITY_SET, name, err);
+        *unsound = status != CKD_OK && status != CKD_E_NOMEM;
+        size = status == CKD_OK ? file_bytes(of[count].path) : 0;
+        of[count++].range.size = size;
     }
     if (status == CKD_OK && q->held[0]) {
         of[count] = (summand){
@@ -261,15 +262,19 @@ static ckd_status change_sum(tier *t, const parity_question *q, bool first, ckd_
     return status;
 }
 
-static ckd_status list_member(parity *p, const stripe_member *m, ckd_error *err) {
+/* Makes room for a member, so that it can be listed when the sum has it. */
+static ckd_status reserve_member(parity *p, ckd_error *err) {
     pthread_mutex_lock(&p->mutex);
     ckd_status status =
         ARRAY_GROW(p->stripes.items, p->stripes.capacity, p->stripes.count + 1, "parity", err);
-    if (status == CKD_OK) {
-        p->stripes.items[p->stripes.count++] = *m;
-    }
     pthread_mutex_unlock(&p->mutex);
     return status;
+}
+
+static void list_member(parity *p, const stripe_member *m) {
+    pthread_mutex_lock(&p->mutex);
+    p->stripes.items[p->stripes.count++] = *m;
+    pthread_mutex_unlock(&p->mutex);
 }
 
 static void unlist_member(parity *p, const stripe_member *at) {
@@ -281,14 +286,31 @@ static void unlist_member(parity *p, const stripe_member *at) {
     pthread_mutex_unlock(&p->mutex);
 }
 
+/* All nodes have pieces in the stripes that were removed, but for the one of the set. The mirror tells those that remain. */
+static void note_untold(tier *t, const char *but) {
+    parity *p = t->parity;
+    pthread_mutex_lock(&p->mutex);
+    for (size_t i = 0; i < p->count; i++) {
+        char set[PEER_SET_MAX + 1];
+        tier_set_name(set, t->hosts.items[p->members[i]].name);
+        p->untold[i] |= i != p->self && strcmp(set, but) != 0;
+    }
+    pthread_mutex_unlock(&p->mutex);
+    pthread_mutex_lock(&t->mutex);
+    t->woken = true;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+}
+
 /*
  * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. What a stripe whose sum cannot be
- * read or changed had is not protected any more: it is removed, and its nodes bring their pieces again.
+ * read had is not protected any more: it is removed, and its nodes bring their pieces again. Other failures leave it as
+ * it was.
  */
 static ckd_status change_stripe(tier *t, const parity_question *q, ckd_error *err) {
     parity *p = t->parity;
     const stripe_member *m = &q->about;
-    bool adds = q->kind == PARITY_ADD;
+    bool adds = q->kind == PARITY_ADD, unsound = false;
     pthread_mutex_lock(&p->mutex);
     const stripe_member *there = find(p, m);
     bool same = there && same_blob(&there->blob, &m->blob), taken = there != NULL;
@@ -304,14 +326,16 @@ static ckd_status change_stripe(tier *t, const parity_question *q, ckd_error *er
         remove_stripe(t, m);
         return CKD_OK;
     }
-    ckd_status status = change_sum(t, q, count == 0, err);
+    ckd_status status = reserve_member(p, err);
+    THEN(status, change_sum(&unsound, t, q, count == 0, err));
     if (status == CKD_OK && adds) {
-        status = list_member(p, m, err);
+        list_member(p, m);
     } else if (status == CKD_OK) {
         unlist_member(p, m);
     }
-    if (status != CKD_OK && status != CKD_E_NOSPACE) {
+    if (unsound) {
         remove_stripe(t, m);
+        note_untold(t, "");
     }
     return status;
 }
@@ -359,9 +383,9 @@ static bool has_other_life(const parity *p, const stripe_member *m, const parity
     return strcmp(m->blob.set, of->set) == 0 && m->blob.life != of->life;
 }
 
-static bool is_needed(const bytes *needed, const char *name) {
+static bool is_named(const bytes *names, const char *name) {
     char one[PEER_BLOB_MAX + 1];
-    reader r = reader_of(needed->data, needed->size);
+    reader r = reader_of(names->data, names->size);
     while (!r.failed && r.at < r.size) {
         reader_string(&r, one, sizeof(one));
         if (!r.failed && strcmp(one, name) == 0) {
@@ -371,14 +395,15 @@ static bool is_needed(const bytes *needed, const char *name) {
     return false;
 }
 
-static void drop(tier *t, const parity_blob *of, const bytes *needed) {
+/* A name stays dropped: a question that arrives late does no harm. */
+static void drop(tier *t, const parity_blob *of, const bytes *names) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->work_mutex);
     pthread_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->stripes.count; i++) {
         parity_blob *b = &p->stripes.items[i].blob;
         bool is_of = strcmp(b->set, of->set) == 0 && b->life == of->life;
-        p->stripes.items[i].dropped |= is_of && !is_needed(needed, b->name);
+        p->stripes.items[i].dropped |= is_of && is_named(names, b->name);
     }
     pthread_mutex_unlock(&p->mutex);
     while (remove_first(t, all_dropped, of)) {
@@ -389,8 +414,10 @@ static void drop(tier *t, const parity_blob *of, const bytes *needed) {
 /* What the node had is lost, so the sums are of no use to the other nodes either. */
 static void forget(tier *t, const parity_blob *of) {
     parity *p = t->parity;
+    bool any = false;
     pthread_mutex_lock(&p->work_mutex);
     while (remove_first(t, has_other_life, of)) {
+        any = true;
     }
     pthread_mutex_unlock(&p->work_mutex);
     pthread_mutex_lock(&p->mutex);
@@ -400,6 +427,10 @@ static void forget(tier *t, const parity_blob *of) {
         p->rebuilt[i] &= strcmp(set, of->set) != 0; /* its small files are about to be replaced */
     }
     pthread_mutex_unlock(&p->mutex);
+    if (any) {
+        note_untold(t, of->set);
+        (void)pieces_tell(t);
+    }
 }
 
 static void look_again(tier *t) {
@@ -426,10 +457,14 @@ static bool all_asked(tier *t) {
     return all;
 }
 
+/* Whoever asks for its own set sends no piece meanwhile: those that are still on their way are left over. */
 static void answer_table(bytes *answer, tier *t, const char *set) {
     parity *p = t->parity;
     uint32_t count = 0;
     bytes members = {.size = 0};
+    if (set[0]) {
+        peer_held_remove_below(t->node, ARRIVED_SET, set);
+    }
     pthread_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->stripes.count; i++) {
         if (!set[0] || strcmp(p->stripes.items[i].blob.set, set) == 0) {
@@ -446,7 +481,12 @@ static void answer_table(bytes *answer, tier *t, const char *set) {
     bytes_free(&members);
 }
 
-ckd_status parity_read_table(parity_about *about, stripe_members *out, const bytes *answer, ckd_error *err) {
+static bool is_possible(const parity *p, const stripe_member *m) {
+    return m->row < p->count && m->place < p->data && m->blob.name[0] && !strchr(m->blob.name, '/');
+}
+
+ckd_status parity_read_table(parity_about *about, stripe_members *out, const parity *p, const bytes *answer,
+                             ckd_error *err) {
     reader r = reader_of(answer->data, answer->size);
     *out = (stripe_members){.count = 0};
     about->life = reader_u64(&r);
@@ -461,6 +501,7 @@ ckd_status parity_read_table(parity_about *about, stripe_members *out, const byt
     }
     for (; out->count < count && !r.failed; out->count++) {
         get_member(&out->items[out->count], &r);
+        r.failed |= !is_possible(p, &out->items[out->count]);
     }
     if (r.failed) {
         free(out->items);
@@ -480,12 +521,15 @@ static ckd_status answer_piece(tier *t, const parity_question *q, ckd_error *err
         host++;
     }
     snprintf(path, sizeof(path), "%s/pieces/%s", t->folder, b->name);
-    uint64_t size = file_bytes(path);
-    if (host == t->hosts.count || strchr(b->name, '/') || q->offset > size || q->size > size - q->offset) {
-        return err_set(err, CKD_E_INVALID, "a part of a file that this node does not have");
+    if (host == t->hosts.count || strchr(b->name, '/')) {
+        return err_set(err, CKD_E_INVALID, "a question that has no meaning");
     }
     if (b->life != t->parity->life || !file_exists(path)) {
         return err_set(err, CKD_E_NOT_FOUND, "%s is not here any more", b->name);
+    }
+    uint64_t size = file_bytes(path);
+    if (q->offset > size || q->size > size - q->offset) {
+        return err_set(err, CKD_E_INVALID, "a part of a file that this node does not have");
     }
     return peer_put(&sent, t->node, host,
                     &(peer_copy){ARRIVED_SET, q->held, path, &(peer_range){q->offset, q->size}}, err);
@@ -505,7 +549,7 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
     case PARITY_TAKE_OUT:
         return answer_change(t, &q, err);
     case PARITY_DROP:
-        drop(t, &q.about.blob, &q.needed);
+        drop(t, &q.about.blob, &q.dropped);
         return CKD_OK;
     case PARITY_FORGET:
         forget(t, &q.about.blob);

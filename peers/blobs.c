@@ -194,6 +194,21 @@ ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *
     return CKD_OK;
 }
 
+void blobs_remove_below(blobs *b, const char *set, const char *folder) {
+    blob_list list;
+    size_t length = strlen(folder);
+    if (blobs_list(&list, b, set, NULL) != CKD_OK) {
+        return;
+    }
+    for (size_t i = 0; i < list.count; i++) {
+        const char *name = list.items[i].name;
+        if (strncmp(name, folder, length) == 0 && name[length] == '/') {
+            (void)blobs_remove(b, set, name, NULL);
+        }
+    }
+    blob_list_free(&list);
+}
+
 /* ---- arrivals ---- */
 
 static ckd_status reserve(blobs *b, const blob_entry *entry, uint64_t *number, ckd_error *err) {

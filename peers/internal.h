@@ -168,6 +168,7 @@ ckd_status blobs_keep(blobs *b, const char *set, const char *name, const char *p
 ckd_status blob_range_hash(blob_entry *out, const char *path, const peer_range *range, ckd_error *err);
 ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err);
 ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err);
+void blobs_remove_below(blobs *b, const char *set, const char *folder);
 /* Sends a part of a file in pieces. hash: of what was sent. limit: asked before each piece; NULL: no limit. */
 ckd_status blob_send(hash128 *hash, wire *w, const char *path, const peer_range *range, bucket *limit,
                      ckd_error *err);

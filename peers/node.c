@@ -253,3 +253,7 @@ ckd_status peer_keep(peer_node *node, const char *set, const char *blob, const c
 ckd_status peer_held_remove(peer_node *node, const char *set, const char *blob, ckd_error *err) {
     return blobs_remove(&node->held, set, blob, err);
 }
+
+void peer_held_remove_below(peer_node *node, const char *set, const char *folder) {
+    blobs_remove_below(&node->held, set, folder);
+}

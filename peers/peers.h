@@ -175,6 +175,9 @@ ckd_status peer_keep(peer_node *node, const char *set, const char *blob, const c
 /* Removes a blob, or with blob "" the whole set. One that is not there is no error. */
 ckd_status peer_held_remove(peer_node *node, const char *set, const char *blob, ckd_error *err);
 
+/* Removes all blobs of a set below a folder, which is the beginning of their names. */
+void peer_held_remove_below(peer_node *node, const char *set, const char *folder);
+
 /* A condition with waits that end after some time, whatever happens to the date of the machine. */
 void peer_condition_init(pthread_cond_t *c);
 void peer_condition_wait_s(pthread_cond_t *c, pthread_mutex_t *mutex, unsigned seconds);

@@ -120,8 +120,30 @@ def test_flipped_bits(cluster):
     lost.start(*ONE)
     resumed = Job(four, four.nodes, "+40").finish()
     assert resumed == stored
-    assert re.search(r"is not used: no sound copy of what rank 1 of 4 had|has changed since it arrived", "".join(n.said() for n in four.nodes))
+    said = "".join(n.said() for n in four.nodes)
+    assert re.search(r"is not used: no sound copy of what rank 1 of 4 had|has changed since it arrived", said)
+    assert "run 'part." not in said  # what is left of a part does not pass for a state of its own
     check_state(four, resumed + 40)
+
+
+def test_a_passing_failure(cluster):
+    """What cannot be computed now, as pieces of the others do not arrive, is not given up: it is when they do."""
+    four = cluster("abcd", *ONE)
+    lost = four.nodes[1]
+    job, reached = train_until_copied(four, four.nodes)
+    lost.lose()
+    job.kill()
+    assert four.newest() < reached
+    taken = [n.memory / "held/pieces" / f"n-{n.address.replace(':', '_')}-{i}" for n in four.nodes if n is not lost for i in range(300)]
+    for path in taken:
+        path.mkdir()
+    lost.start(*ONE)
+    until(lambda: "not asked, or not for all" in lost.ask("--explain").out)
+    assert four.newest() < reached
+    for path in taken:
+        path.rmdir()
+    until(lambda: four.newest() >= reached)
+    until(lambda: all(n.in_place() for n in four.nodes))
 
 
 def test_a_group_that_is_not_whole(cluster):
@@ -152,13 +174,17 @@ def test_a_group_that_is_not_whole(cluster):
 
 
 def test_other_groups(cluster):
-    """Nodes that were started with other values say so, and have no part in the parity."""
+    """Nodes that were started with other values, or another list, say so, and have no part in the parity."""
     two = cluster("abc", "--store-every", "1h", "--parity", "2+1")
     node, other = two.nodes[0], two.nodes[1]
     until(node.in_place)
     other.stop()
     other.start("--store-every", "1h")
     until(lambda: "all agents need the same --parity" in node.ask("--explain").out)
+    other.stop()
+    two.hosts.write_text("".join(reversed(two.hosts.read_text().splitlines(keepends=True))))
+    other.start("--store-every", "1h", "--parity", "2+1")
+    until(lambda: "its agent has other groups" in node.ask("--explain").out)
 
 
 def test_wrong_usage(tmp_path):

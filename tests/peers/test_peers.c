@@ -316,6 +316,15 @@ static void test_parts_and_own_files(void **state) {
     must(peer_held_remove(node, "own", "data/a", &err), &err);
     assert_int_equal(peer_held_file(held, sizeof(held), node, "own", "data/a", &err), CKD_E_NOT_FOUND);
     assert_int_equal(peer_held_bytes(node), before);
+    const char *const names[] = {"in/one", "in/two/three", "inner/one"};
+    for (size_t i = 0; i < 3; i++) {
+        write_file(path, "small", 100, 1);
+        must(peer_keep(node, "own", names[i], path, &err), &err);
+    }
+    peer_held_remove_below(node, "own", "in");
+    assert_int_equal(peer_held_bytes(node), before + 100);
+    must(peer_held_file(held, sizeof(held), node, "own", "inner/one", &err), &err);
+    must(peer_held_remove(node, "own", "inner/one", &err), &err);
     write_file(path, "large", BUDGET + 1, 1);
     assert_int_equal(peer_keep(node, "own", "data/a", path, &err), CKD_E_NOSPACE);
     assert_false(file_exists(path));
