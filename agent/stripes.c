@@ -68,8 +68,11 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question
     bytes_put(&asked, q->dropped.data, q->dropped.size);
     asked.failed |= q->dropped.failed;
     bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* others wait for sums */
+    /* a node that sends a piece here needs connections of its own meanwhile */
+    bool alone = host == t->hosts.self || q->kind == PARITY_PIECE;
     ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
-                                     : restart_ask(answer, t, host, &asked, takes_long, err);
+                        : alone      ? restart_ask(answer, t, host, &asked, takes_long, err)
+                                     : peer_ask_in_turn(answer, t->node, host, &asked, takes_long, err);
     bytes_free(&asked);
     return status;
 }

@@ -290,6 +290,25 @@ static bool is_lost_or_late(void *context) {
            (hurried_ns && clock_monotonic_ns() - hurried_ns > answer_ms(node) * UINT64_C(1000000));
 }
 
+static void wait_for_answer(call *c, bool takes_long) {
+    c->limits.silence_ms = takes_long ? 0 : answer_ms(c->to->node);
+    c->limits.lost = takes_long ? is_lost_or_late : is_lost;
+    wire_set_limits(c->wire, &c->limits);
+}
+
+ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *question,
+                            bool takes_long, ckd_error *err) {
+    call c;
+    begin_call(&c, node, host, node->options.silence_ms);
+    ckd_status status = connect_call(&c, err);
+    THEN(status, frame_send(c.wire, FRAME_ASK, question->data, question->size, err));
+    if (status == CKD_OK) {
+        wait_for_answer(&c, takes_long);
+        status = frame_take_answer(answer, &c.answered, c.wire, ANSWER_MAX, err);
+    }
+    return end_call(&c, status, err);
+}
+
 /*
  * A connection of its own: the answer may take long, and copies go on meanwhile. Signs of life come from another thread
  * of the peer's than the answer, so they do not tell that the answer hangs.
@@ -310,9 +329,8 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
     }
     ckd_error why;
     status = frame_send(w, FRAME_ASK, question->data, question->size, &why);
-    c.limits.silence_ms = takes_long ? 0 : answer_ms(node);
-    c.limits.lost = takes_long ? is_lost_or_late : is_lost;
-    wire_set_limits(w, &c.limits);
+    c.wire = w;
+    wait_for_answer(&c, takes_long);
     THEN(status, frame_take_answer(answer, &answered, w, ANSWER_MAX, &why));
     if (status == CKD_E_BUSY && !answered) {
         err_set(&why, status, "its agent lives, but has not answered for %u s: does it see the store?",

@@ -153,6 +153,9 @@ ckd_status peer_delete(peer_node *node, size_t host, const char *set, const char
  */
 ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, bool takes_long,
                     ckd_error *err);
+/* As peer_ask, but over the connection of the other calls: for many questions that have to follow each other. */
+ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *question,
+                            bool takes_long, ckd_error *err);
 
 /* What this node keeps for others: */
 uint64_t peer_held_bytes(peer_node *node);

@@ -393,20 +393,27 @@ static void test_a_budget_and_names(void **state) {
 
 static void test_questions(void **state) {
     (void)state;
-    bytes question = {.size = 0}, answer = {.size = 0};
+    ckd_status (*const ways[])(bytes *, peer_node *, size_t, const bytes *, bool,
+                               ckd_error *) = {peer_ask, peer_ask_in_turn, peer_ask_in_turn};
     ckd_error err;
-    bytes_put(&question, "hello", 5);
-    must(peer_ask(&answer, node, 2, &question, false, &err), &err);
-    assert_int_equal(answer.size, 6);
-    assert_true(answer.data[0] >= 2 && answer.data[0] <= NODES);
-    assert_memory_equal(answer.data + 1, "hello", 5);
-    bytes_clear(&question);
-    bytes_put(&question, "wrong", 5);
-    assert_int_equal(peer_ask(&answer, node, 2, &question, false, &err), CKD_E_NOT_FOUND);
-    assert_non_null(strstr(err.message, "this is wrong"));
-    assert_non_null(strstr(err.message, hosts.items[2].name));
-    bytes_free(&question);
-    bytes_free(&answer);
+    blob_list list;
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        bytes question = {.size = 0}, answer = {.size = 0};
+        bytes_put(&question, "hello", 5);
+        must(ways[i](&answer, node, 2, &question, false, &err), &err);
+        assert_int_equal(answer.size, 6);
+        assert_true(answer.data[0] >= 2 && answer.data[0] <= NODES);
+        assert_memory_equal(answer.data + 1, "hello", 5);
+        bytes_clear(&question);
+        bytes_put(&question, "wrong", 5);
+        assert_int_equal(ways[i](&answer, node, 2, &question, i > 1, &err), CKD_E_NOT_FOUND);
+        assert_non_null(strstr(err.message, "this is wrong"));
+        assert_non_null(strstr(err.message, hosts.items[2].name));
+        bytes_free(&question);
+        bytes_free(&answer);
+        must(peer_list(&list, node, 2, "node0", &err), &err); /* the connection goes on */
+        blob_list_free(&list);
+    }
 }
 
 typedef struct asking {
