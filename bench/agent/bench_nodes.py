@@ -1,6 +1,6 @@
 """What agents of several nodes send and keep, and how fast a lost node's state is there again: 2 to 16 agents on one machine.
 
-    bench_nodes.py [--build DIR] [--quick] [--out FILE]
+    bench_nodes.py [--build DIR] [--quick] [--bytes] [--out FILE]
 
 First table: the example trainer, alone on one of two nodes, saves each of 60 steps. What its agent sends and keeps in
 memory, as shares of the full state. TEXT names the text. Second table: the example trainer on four nodes, a rank each, exact,
@@ -171,8 +171,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("CKPTDELTA_BUILD") or ROOT / "build/current"))
     parser.add_argument("--quick", action="store_true", help="one trainer and four nodes, once")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench/results/bench_nodes.json")
+    parser.add_argument("--bytes", action="store_true", help="only the first two tables, which a busy machine does not change")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    out = args.out or ROOT / f"bench/results/bench_nodes{'-bytes' if args.bytes else ''}.json"
     build = args.build.resolve()
     trainers = [("exact, lr 1e-3", ["--steps=60"]), ("exact, lr 1e-5", ["--steps=60", "--lr=1e-5", "--warmup=1"]),
                 ("near, lr 1e-3", ["--steps=60", "--fidelity=near"]), ("coarse, lr 1e-3", ["--steps=60", "--fidelity=coarse"])]
@@ -187,11 +189,13 @@ def main():
     print("\n| of a node's state | sent a step | kept of its own | kept for others | both, at most |\n|---|---|---|---|---|")
     for g in groups:
         print(f"| `{g['redundancy']}` | " + " | ".join(f"{g[k] / g['state_bytes']:.2f}" for k in ("sent_bytes", "own_bytes", "held_bytes", "most_bytes")) + " |")
-    ranks = [measure_ranks(build, count, 1 if args.quick else 3) for count in ((4,) if args.quick else (2, 4, 8, 16))]
-    print("\n| nodes | a state on other nodes | restored after a loss |\n|---|---|---|")
+    counts = () if args.bytes else (4,) if args.quick else (2, 4, 8, 16)
+    ranks = [measure_ranks(build, count, 1 if args.quick else 3) for count in counts]
+    if ranks:
+        print("\n| nodes | a state on other nodes | restored after a loss |\n|---|---|---|")
     for r in ranks:
         print(f"| {r['nodes']} | {r['state_s']:.2f} s | {r['restore_s']:.2f} s |")
-    args.out.write_text(json.dumps({"benchmark": "nodes", "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "trainers": rows, "groups": groups, "ranks": ranks,
+    out.write_text(json.dumps({"benchmark": "nodes", "date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "trainers": rows, "groups": groups, "ranks": ranks,
                                     "sent_share": max(r["sent_bytes"] / r["state_bytes"] for r in rows[:2]),
                                     "kept_share": max(r["kept_bytes"] / r["state_bytes"] for r in rows[:2])}, indent=1) + "\n")
 

@@ -191,7 +191,7 @@ def picture(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--months", type=int, default=40, help="simulated for each row")
-    parser.add_argument("--measured", type=Path, default=ROOT / "bench/results/bench_nodes.json")
+    parser.add_argument("--measured", type=Path, default=ROOT / "bench/results/bench_nodes-bytes.json")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/bench_scale.json")
     parser.add_argument("--svg", type=Path, default=ROOT / "docs/pictures/scale.svg")
     args = parser.parse_args()
