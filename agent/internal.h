@@ -215,6 +215,7 @@ void tier_describe(slot_agent *about, bytes *out, tier *t);
 /* ---- mirror.c ---- */
 ckd_status mirror_begin(tier *t, ckd_error *err);
 void mirror_end(tier *t);
+bool mirror_is_stopping(tier *t);
 /* A peer has come or gone. */
 void mirror_peer_changed(void *context, size_t host, bool alive, const char *why);
 

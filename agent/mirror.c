@@ -78,7 +78,7 @@ static bool is_there(const blob_list *list, const char *name) {
     return false;
 }
 
-static bool is_stopping(tier *t) {
+bool mirror_is_stopping(tier *t) {
     pthread_mutex_lock(&t->mutex);
     bool stops = t->stopping;
     pthread_mutex_unlock(&t->mutex);
@@ -90,7 +90,7 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         char path[1024];
         uint64_t sent = 0;
-        if (is_stopping(t)) {
+        if (mirror_is_stopping(t)) {
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
         /*

@@ -431,13 +431,6 @@ static bool is_row_between(const parity *p, size_t position, uint32_t row) {
     return parity_index(p, position, row) < p->lost && parity_index(p, p->self, row) >= p->lost;
 }
 
-static bool is_stopping(tier *t) {
-    pthread_mutex_lock(&t->mutex);
-    bool stops = t->stopping;
-    pthread_mutex_unlock(&t->mutex);
-    return stops;
-}
-
 static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, ckd_error *err) {
     parity *p = t->parity;
     size_t position = position_of(p, host);
@@ -445,7 +438,7 @@ static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, 
     for (size_t i = 0; i < p->file_count; i++) {
         piece_file *f = &p->files[i];
         for (uint32_t row = 0; row < p->count && status == CKD_OK && !f->dropped_from; row++) {
-            if (is_stopping(t)) {
+            if (mirror_is_stopping(t)) {
                 return err_set(err, CKD_E_CANCELLED, "the agent is ending");
             }
             if (is_row_between(p, position, row) && !find_member(there, f, row)) {
