@@ -128,8 +128,8 @@ static bool is_part_run(const char *run) {
 }
 
 /*
- * What a checkpoint among the copies is: a state, or a part of one. Returns false for a part that cannot be read: it must
- * not pass for a state of its own.
+ * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read, as it
+ * must not pass for a state.
  */
 static bool describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c) {
     slot_part_info part;

@@ -26,7 +26,7 @@ static ckd_status make_folders(const tier *t, ckd_error *err) {
     return status;
 }
 
-/* What all nodes of a group must have alike: its nodes, their order, and how many of them can be lost. */
+/* Identifies a group: its nodes, their order, and how many can be lost. All nodes of a group must agree on it. */
 static uint64_t group_hash(const tier *t) {
     const parity *p = t->parity;
     bytes all = {.size = 0};
@@ -340,7 +340,7 @@ static ckd_status ask_simple(tier *t, size_t host, uint8_t kind, const parity_bl
     return status;
 }
 
-/* What a node has in parity of this one's files. */
+/* Lists the pieces of this node's files that another node has in parity. */
 static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_error *err) {
     bytes answer = {.size = 0};
     parity_about about;

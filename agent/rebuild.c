@@ -8,7 +8,7 @@
 
 #define COPY_BYTES (1u << 20)
 
-/* What one node of the group has. */
+/* A node of the group, and the parity that it keeps. */
 typedef struct member_view {
     bool there;
     uint64_t life;
@@ -64,7 +64,7 @@ static bool is_final(ckd_status status) {
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
 }
 
-/* What may be over later counts most: then nothing is given up. */
+/* A failure that may pass replaces one that will not: nothing is given up while another try may succeed. */
 static void fail(rebuild *r, ckd_status status, const ckd_error *why) {
     if (r->status == CKD_OK || (is_final(r->status) && !is_final(status))) {
         r->status = err_from(&r->why, status, why);
@@ -154,7 +154,7 @@ static bool find_stripe(const stripe_member **out, size_t *count, const member_v
     return has;
 }
 
-/* What is fetched for an equation or for a file: removed when that is done. */
+/* Removes the pieces and sums that were fetched since number `from`. */
 static void remove_fetched(rebuild *r, unsigned from) {
     char held[PEER_BLOB_MAX + 1], name[64], path[700];
     for (unsigned i = from; i < r->pieces; i++) {

@@ -414,7 +414,7 @@ static void drop(tier *t, const parity_blob *of, const bytes *names) {
     pthread_mutex_unlock(&p->work_mutex);
 }
 
-/* What the node had is lost, so the sums are of no use to the other nodes either. */
+/* The node has lost its pieces. Without them the sums cannot restore the files of other nodes either. */
 static void forget(tier *t, const parity_blob *of) {
     parity *p = t->parity;
     bool any = false;
