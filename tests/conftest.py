@@ -1,4 +1,4 @@
-"""Modules that tests share, and which cases a test takes at the quick level (tests/README.md)."""
+"""Modules that tests share, and which cases of a test run at which level (tests/README.md)."""
 
 import collections
 import os
@@ -16,20 +16,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "sampled(n): at the quick level one in n of its cases runs, drawn by CKD_SWEEP_SEED")
+    config.addinivalue_line("markers", "sampled(n, full=1): one in n of its cases runs at the quick level, one in `full` at the full level, drawn by CKD_SWEEP_SEED")
 
 
 def pytest_collection_modifyitems(config, items):
-    if os.environ.get("CKD_TEST_LEVEL") != "quick":
+    level = os.environ.get("CKD_TEST_LEVEL")
+    if level not in ("quick", "full"):
         return
     seed = int(os.environ.get("CKD_SWEEP_SEED") or 0)
-    sanitized = 2 if os.environ.get("CKPTDELTA_SAN") else 1  # as in support/level.c
+    sanitized = 2 if os.environ.get("CKPTDELTA_SAN") and level == "quick" else 1  # as in support/level.c
     sampled = [(item, item.get_closest_marker("sampled"), item.nodeid.split("[")[0]) for item in items]
     cases = collections.Counter(test for _, mark, test in sampled if mark)
     seen, out = collections.Counter(), []
     for item, mark, test in sampled:
         if mark:
-            every = min(mark.args[0] * sanitized, cases[test])
+            every = min((mark.args[0] if level == "quick" else mark.kwargs.get("full", 1)) * sanitized, cases[test])
             if (seen[test] + seed + zlib.crc32(test.encode())) % every:
                 out.append(item)
             seen[test] += 1

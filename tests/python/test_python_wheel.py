@@ -84,9 +84,9 @@ def unpacked(tmp_path_factory):
     return folder / archive.name.removesuffix(".tar.gz")
 
 
-def alone(command, folder):
+def alone(command, folder, **variables):
     """Runs it without the variables of the make around the tests, and without a build that there is already."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "CKPTDELTA"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "CKPTDELTA"))} | variables
     done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -111,7 +111,8 @@ def test_a_source_distribution_has_the_pages_that_its_description_names(unpacked
 
 @pytest.mark.skipif(os.environ.get("CKD_TEST_LEVEL") == "quick", reason="it builds the library once more, which takes a minute: full level only")
 def test_a_source_distribution_becomes_a_wheel(unpacked, tmp_path):
-    alone([sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)], unpacked)
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)]
+    alone(command, unpacked, OPT="-O0")  # compiles in half of the time
     found, = tmp_path.glob("*.whl")
     assert {"ckptdelta/_native.abi3.so", "ckptdelta/bin/ckptdelta", "ckptdelta/notices.txt"} <= set(zipfile.ZipFile(found).namelist())
 

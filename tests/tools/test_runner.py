@@ -250,16 +250,19 @@ def test_a_budget_goes_to_what_was_changed(tree):
 def test_level(tree):
     shutil.copy(RUNNER.parent / "conftest.py", tree.root / "tests")
     (tree.root / "tests" / "test_p.py").write_text("import pytest\n@pytest.mark.sampled(3)\n@pytest.mark.parametrize('i', range(9))\n"
-                                                   "def test_some(i): open('cases', 'a').write(f'{i} ')\ndef test_all(): pass\n")
+                                                   "def test_some(i): open('cases', 'a').write(f'{i} ')\ndef test_all(): pass\n"
+                                                   "@pytest.mark.sampled(6, full=2)\n@pytest.mark.parametrize('i', range(6))\n"
+                                                   "def test_half(i): open('halves', 'a').write(f'{i} ')\n")
     program(tree.root / "tests", "check_a.sh", 'echo "$CKD_TEST_LEVEL" >"$PWD/level"')
-    cases = tree.root / "cases"
-    for level, passed in (("full", 11), ("big", 11)):
-        assert tree.run("--level", level)[0] == (passed, 0, 0)
+    cases, halves = tree.root / "cases", tree.root / "halves"
+    for level, seed, passed in (("full", "1", 14), ("full", "2", 14), ("big", "1", 17)):
+        assert tree.run("--level", level, CKD_SWEEP_SEED=seed)[0] == (passed, 0, 0)
         assert (tree.root / "level").read_text() == f"{level}\n"
+    assert sorted(halves.read_text().split()) == sorted(2 * "012345")  # the two halves, and all
     drawn = []
     for seed in "123":
         cases.unlink()
-        assert tree.run("--level", "quick", CKD_SWEEP_SEED=seed)[0] == (5, 0, 0)
+        assert tree.run("--level", "quick", CKD_SWEEP_SEED=seed)[0] == (6, 0, 0)
         drawn += cases.read_text().split()
     assert (tree.root / "level").read_text() == "quick\n"
     assert sorted(drawn) == list("012345678")  # other seeds draw other cases
