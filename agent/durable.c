@@ -262,19 +262,20 @@ static bool is_due(const connection *c) {
 }
 
 /* How a save has ended. */
-typedef enum save_end {
+typedef enum save_outcome {
     SAVE_FAILED,   /* another try may succeed */
     SAVE_DONE,     /* saved, or given up for good */
     SAVE_DEFERRED, /* on other nodes, and to be saved later */
     SAVE_OF_OTHER, /* the ranks have tried to store a deferred state first */
     SAVE_OF_NONE   /* this rank does not have what the ranks tried to save */
-} save_end;
+} save_outcome;
 
 /*
  * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state whose
  * trainer lives is copied to other nodes.
  */
-static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, uint32_t *k, ckd_error *err) {
+static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *c, uint32_t *k,
+                            ckd_error *err) {
     slot_content content;
     bool other = false;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -310,7 +311,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_end *end, connection *c, u
 }
 
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_error *err) {
-    save_end end = SAVE_OF_OTHER;
+    save_outcome end = SAVE_OF_OTHER;
     uint32_t chosen = k;
     ckd_status status = CKD_OK;
     while (end == SAVE_OF_OTHER) {
@@ -362,7 +363,7 @@ static bool next_left(uint32_t *slot, connection *c) {
 static ckd_status save_left(connection *c, ckd_error *err) {
     for (uint32_t k; next_left(&k, c);) {
         ckd_checkpoint saved;
-        save_end end;
+        save_outcome end;
         ckd_status status = save_slot(&saved, &end, c, &k, err);
         if (status == CKD_OK && !c->holding->shown.connected && !c->holding->goodbye) {
             agent_say(
@@ -387,7 +388,7 @@ static ckd_status save_left(connection *c, ckd_error *err) {
 /* The last deferred state of ranks, which all of them have to store. */
 static ckd_status store_jointly(connection *c, ckd_error *err) {
     ckd_checkpoint saved;
-    save_end end;
+    save_outcome end;
     uint32_t k = 0;
     call_ranks(c);
     return c->holding->deferred ? save_slot(&saved, &end, c, &k, err) : CKD_OK;

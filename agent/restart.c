@@ -1,7 +1,7 @@
 /*
  * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one
  * that has the newest state verifies it, and makes it durable in the store, where the session finds it. Of a state of
- * several ranks, those that have its parts do that together. One table says why.
+ * several ranks, those that have its parts do that together. `ckptdelta agent --explain` shows what was chosen, and why.
  */
 #include "agent/restart.h"
 
@@ -28,8 +28,9 @@ typedef struct search {
     bool later; /* a state of several ranks could not be put together, but may be later */
 } search;
 
-static void decide(tier *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void decide(tier *t, const char *format, ...) {
+/* Adds a line to what `--explain` shows. */
+static void log_decision(tier *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void log_decision(tier *t, const char *format, ...) {
     char line[1024];
     va_list args;
     va_start(args, format);
@@ -92,7 +93,8 @@ static void ask_everybody(search *s) {
         THEN(status, take_list(s, host, &answer, &why));
         s->asked[host] = status == CKD_OK;
         if (status != CKD_OK && !s->quiet) {
-            decide(t, "node %s: not asked, or not for all: %.300s", t->hosts.items[host].name, why.message);
+            log_decision(t, "node %s: not asked, or not for all: %.300s", t->hosts.items[host].name,
+                         why.message);
         }
         bytes_free(&answer);
     }
@@ -284,8 +286,8 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
         free(calls);
         /* a call may have failed after the commit */
         if (status == CKD_OK || restart_is_stored(t, &wanted.checkpoint)) {
-            decide(t, "%s@%" PRIu64 " of %u ranks: verified, durable, chosen", wanted.run, wanted.step,
-                   (unsigned)wanted.world);
+            log_decision(t, "%s@%" PRIu64 " of %u ranks: verified, durable, chosen", wanted.run, wanted.step,
+                         (unsigned)wanted.world);
             agent_say(t->agent,
                       "step %" PRIu64 " of run '%s' comes from the memory of the nodes of its %u ranks, "
                       "verified: it is durable",
@@ -301,8 +303,8 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
     if (s->quiet) {
         return false;
     }
-    decide(t, "%s@%" PRIu64 " of %u ranks: not used: %.300s", wanted.run, wanted.step, (unsigned)wanted.world,
-           why.message);
+    log_decision(t, "%s@%" PRIu64 " of %u ranks: not used: %.300s", wanted.run, wanted.step,
+                 (unsigned)wanted.world, why.message);
     agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of %u ranks' nodes is not used: %s",
               wanted.step, wanted.run, (unsigned)wanted.world, why.message);
     return false;
@@ -332,7 +334,7 @@ static bool make_durable(search *s, const found *f) {
     snprintf(q.set, sizeof(q.set), "%s", f->set);
     ckd_status status = ask(&answer, t, f->host, &q, &why);
     if (status == CKD_OK) {
-        decide(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, name);
+        log_decision(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, name);
         agent_say(t->agent,
                   "step %" PRIu64 " of run '%s' comes from the memory of node %s, verified: it is durable",
                   f->step, f->run, name);
@@ -340,7 +342,7 @@ static bool make_durable(search *s, const found *f) {
         s->asked[f->host] = false;
     } else {
         s->asked[f->host] = !may_succeed_later(status);
-        decide(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, name, why.message);
+        log_decision(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, name, why.message);
         agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of node %s is not used: %s", f->step,
                   f->run, name, why.message);
     }
@@ -363,15 +365,15 @@ static void choose(search *s, const char *root) {
         }
         bool same = any && memcmp(&stored.id, &f->checkpoint, sizeof(stored.id)) == 0;
         if (same || (any && stored.created_ns >= f->created_ns)) {
-            decide(t, "%s@%" PRIu64 " at %s: %s", f->run, f->step, t->hosts.items[f->host].name,
-                   same ? "the newest one in the store already" : "older than the store's");
+            log_decision(t, "%s@%" PRIu64 " at %s: %s", f->run, f->step, t->hosts.items[f->host].name,
+                         same ? "the newest one in the store already" : "older than the store's");
             break;
         }
         done = f->world ? make_parts_durable(s, f, any ? stored.created_ns : 0) : make_durable(s, f);
     }
     s->later &= !done; /* what is stored now is newer than all others' states */
     if (any && !done && !s->quiet) {
-        decide(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
+        log_decision(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
     }
 }
 

@@ -1,4 +1,7 @@
-/* Names: publish, replace, remove, make directories. Nothing is durable before the directory is synced. */
+/*
+ * Names: publish a file with its contents, replace, remove, make directories. A name is durable once its directory is
+ * synced.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

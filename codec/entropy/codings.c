@@ -1,4 +1,7 @@
-/* One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. */
+/*
+ * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. Streams of
+ * symbols are planned and encoded by symbols.c; here they are only decoded.
+ */
 #include "codec/entropy/entropy.h"
 
 #include <lz4.h>

@@ -1,3 +1,4 @@
+/* The call: options, order, and what is removed afterwards. */
 #include "engine/compact/internal.h"
 #include "engine/store/store.h"
 

@@ -9,7 +9,7 @@
  *   retained_bytes.c   records of deleted checkpoints: is it cheaper to keep them, or to recode what builds on them?
  *   recode.c           recodes one block
  *   lattice.c          recodes values that lie on a lattice
- *   files.c            writes the new chunk files of a checkpoint
+ *   files.c            writes the new chunk files of a checkpoint, reads them back, and proves the closure
  *   intent.c           the intent of a rewrite: files to come, files that are needed
  *   publish.c          publishes the next generation, updates the catalog
  *   manifest_update.c  makes a manifest name newer files of the checkpoints that its blocks build on

@@ -414,7 +414,7 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
 }
 
 /*
- * Gets the block's values from the store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
+ * Gets the block's values from the decoder's values_store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
  * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a chain.
  */
 static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,

@@ -1,4 +1,7 @@
-/* A block as a delta on the parent's values, or, where this save ends the parent's chain, on those that it begins with. */
+/*
+ * A block as a delta on the parent's values, or, where this save ends the parent's chain, on those that it begins with;
+ * and the coding of that delta.
+ */
 #include "engine/encode/internal.h"
 
 /* Sets depth and chain cost of the parent's values over this span. A block that is used in part counts in full. */

@@ -1,6 +1,7 @@
 /*
  * Deleting and restoring make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"), and complete
- * manifests of early versions. No chunk file goes. Other checkpoints may build on a deleted one. Their manifests name the files that they need, and these stay.
+ * manifests of early versions. Chunk files are never removed here, as other checkpoints may build on a deleted one. A file
+ * stays as long as a manifest names it.
  */
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /*
- * Applies policies: reads the checkpoints of the safety set through (store/safety_set.c), then deletes those that the
- * policy does not keep. This happens on request, and after commits for automatic policies. These may be followed by a compaction.
+ * Applies policies: reads each checkpoint of the safety set in full (store/safety_set.c), then deletes those that the policy
+ * does not keep. This happens on request, and after commits for automatic policies. These may be followed by a compaction.
  */
 #include <stdlib.h>
 

@@ -7,7 +7,7 @@
 #include "engine/retain/calendar.h"
 #include "engine/retain/retain.h"
 
-#define SAFE 2 /* checkpoints of a run that always stay */
+#define SAFE 2 /* healthy checkpoints of a run that always stay, the newest */
 
 /* The checkpoints of one run, by step. */
 typedef struct run_items {

@@ -123,8 +123,8 @@ static bool remove_one(const ckd_store *store, const file_uses *files) {
 }
 
 /*
- * On a full disk a tombstone can only be written when something is gone. If nothing else can go, that is a file of the
- * trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied. If there is no
+ * On a full disk, something must be removed before a tombstone can be written. If nothing else can go, that is a chunk file
+ * of the trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied. If there is no
  * file to remove either, the old tombstone stays for now. That is safe: the files that only its checkpoint names are gone
  * already, or there are none. *late: it is to be replaced when the manifests have made room.
  */

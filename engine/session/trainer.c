@@ -132,7 +132,10 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
     }
 }
 
-/* Takes a free slot, which must exist, and starts copying. A lazy snapshot is left to the copy threads. */
+/*
+ * Takes a free slot, which must exist, and copies into it. Returns when all is copied; a lazy snapshot is left to the copy
+ * threads.
+ */
 static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_lock(&s->shared.mutex);
     /* owned by this thread until `used` counts it */
@@ -182,7 +185,10 @@ static void release_snapshot(ckd_session *s, session_slot *slot) {
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
-/* At the first fence, copies wait for idle time no longer. If that was too short, those of the next snapshot do not wait. */
+/*
+ * From the first fence on, copies no longer wait for idle time. If there was too little of it, copies of the next snapshot
+ * do not wait for it at all.
+ */
 static void release_copies(ckd_session *s, session_slot *slot) {
     copy_threads_hurry(s->copy_threads);
     if (slot->held) {
@@ -301,7 +307,7 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
     s->trainer.busy_since_step = under_way(s);
 }
 
-/* Waits until something changes. Saves do not pause meanwhile. The caller holds the mutex. */
+/* Waits until a save or a copy has gone on. Saves do not pause meanwhile. The caller holds the mutex. */
 static void wait_for_saves(ckd_session *s) {
     s->shared.waiting++;
     session_agent_show_phase(s);

@@ -102,7 +102,7 @@ ckd_status open_named_file(chunk **out, const ckd_store *store, const char *path
                            ckd_error *err);
 
 /*
- * Reads a chunk file that a manifest names through, and compares each record with its checksum. Decodes nothing.
+ * Reads all of a chunk file that a manifest names, and compares each record with its checksum. Decodes nothing.
  * Errors: as open_named_file.
  */
 ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err);

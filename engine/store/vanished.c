@@ -1,3 +1,4 @@
+/* Finds checkpoints whose manifests are lost: by their rows in the catalog, and by chunk files that nothing names. */
 #include "engine/store/damage.h"
 
 #include <stdio.h>
@@ -43,8 +44,8 @@ static bool is_deleted(const evidence *e, const ckd_checkpoint *c) {
 
 /*
  * Whether the checkpoint was deleted, or has a manifest by its name: a damaged one, or another generation. The lists hold
- * names only, so damaged contents do not matter. A manifest in the trash is of an earlier checkpoint of this name. One
- * that a deletion or a restore moves meanwhile counts.
+ * names only, so damaged contents do not matter. A manifest in the trash does not count: it is of an earlier checkpoint
+ * of the same name. One that a deletion or a restore moves while the lists are read counts.
  */
 static bool is_named(const evidence *e, const ckd_checkpoint *c) {
     bool found = is_deleted(e, c);
