@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/early.h"
 #include "tests/support/pairs.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
@@ -163,6 +164,30 @@ static void test_restored_checkpoints_are_repaired(void **state) {
     }
 }
 
+/*
+ * A manifest of an early version does not name the files that its checkpoint builds on. The oldest of them is damaged in its
+ * payload, which only the restoring of a checkpoint looks for.
+ */
+static void test_restored_checkpoints_of_early_stores_are_repaired(void **state) {
+    pair *p = *state;
+    pair_make_source(p);
+    pair_open(p);
+    ckd_copy_result_free(pair_copy(p, NULL, 0, NULL));
+    delete_in_destination(p, 3);
+    ckd_store_close(p->to);
+    early_store(p->b);
+    assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
+    do_harm(file_of(p, p->b, 0).text, PAYLOAD_FLIPPED);
+    ckd_copy_result *r = pair_copy(p, NULL, 0, NULL);
+    assert_int_equal(r->files, 1);
+    assert_int_equal(r->items[r->count - 1].state, CKD_COPY_RESTORED);
+    ckd_copy_result_free(r);
+    reopen(p);
+    assert_int_equal(verify_damage(p->to), 0);
+    scene_check(p->to, 0, 4);
+    pair_check_clean(p);
+}
+
 /* A checkpoint whose file neither store has intact stays in the trash. Another one is restored. */
 static void test_restored_and_damaged_in_both_stores(void **state) {
     pair *p = *state;
@@ -197,6 +222,7 @@ int main(void) {
         TEST(test_damaged_files_are_replaced),
         TEST(test_damaged_files_in_both_stores),
         TEST(test_restored_checkpoints_are_repaired),
+        TEST(test_restored_checkpoints_of_early_stores_are_repaired),
         TEST(test_restored_and_damaged_in_both_stores),
     };
     return cmocka_run_group_tests_name("copies that mend", tests, NULL, NULL);
