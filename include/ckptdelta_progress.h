@@ -64,9 +64,10 @@ typedef enum ckd_alarm {
     CKD_ALARM_METRIC = 1,    /* a metric is unlike those of the steps before */
     CKD_ALARM_UNCHANGED = 2, /* weights do not change any more, or a delta has hardly any changes */
     CKD_ALARM_SIZE = 3,      /* a delta is much larger than those before */
-    CKD_ALARM_TIME = 4       /* a save took much longer than those before */
+    CKD_ALARM_TIME = 4,      /* a save took much longer than those before */
+    CKD_ALARM_REPLICA = 5    /* ranks do not have the same values any more, and should */
 } ckd_alarm;
-/* Returns "metric", "unchanged", "size", "time"; static. NULL: none, or unknown. */
+/* Returns "metric", "unchanged", "size", "time", "replica"; static. NULL: none, or unknown. */
 CKD_API const char *ckd_alarm_name(ckd_alarm alarm);
 /* Tells the supervisor of an alarm. Sessions do this by themselves. */
 CKD_API void ckd_progress_alarm(ckd_alarm alarm, uint64_t step);
@@ -81,14 +82,14 @@ CKD_API void ckd_progress_alarm(ckd_alarm alarm, uint64_t step);
  * atomically. A process takes the first slot whose pid it can change from 0 to its own. Only that process writes to it.
  */
 #define CKD_PROGRESS_MAGIC    UINT64_C(0x73736572676f7270) /* "progress" in the machine's order */
-#define CKD_PROGRESS_VERSION  1
+#define CKD_PROGRESS_VERSION  2
 #define CKD_PROGRESS_SLOTS_AT 64
 typedef struct ckd_progress_header {
     uint64_t magic, token;
     uint32_t version, slot_size, slot_count, reserved;
 } ckd_progress_header;
 
-enum { CKD_PROGRESS_WINDOW = 64 };
+enum { CKD_PROGRESS_WINDOW = 64, CKD_PROGRESS_ALARMS = 12 };
 /* Times are of CLOCK_MONOTONIC, in ns. The size is a multiple of 64, so slots share no cache line. */
 typedef struct ckd_progress_slot {
     uint64_t pid; /* 0: free */
@@ -102,7 +103,7 @@ typedef struct ckd_progress_slot {
     uint64_t apart_ns; /* evaluation and saving since the last step */
     uint64_t timed;    /* steps whose time is known: those that followed a step */
     /* The step of the last alarm of each kind, plus 1, at its ckd_alarm - 1; 0: there was none. */
-    uint64_t alarm_steps[4];
+    uint64_t alarm_steps[CKD_PROGRESS_ALARMS];
     uint64_t alarms; /* how many there were; written last */
     /* How long these took, without apart_ns, in ms; step number i of them at i % CKD_PROGRESS_WINDOW. */
     uint32_t took_ms[CKD_PROGRESS_WINDOW];

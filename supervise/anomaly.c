@@ -72,7 +72,7 @@ void anomalies_look(anomalies *a, const candidates *now) {
 
 /* A delta that is too large, or a save that takes long, says nothing against what was trained. */
 static bool acts(ckd_alarm alarm) {
-    return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED;
+    return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED || alarm == CKD_ALARM_REPLICA;
 }
 
 static const char *describe(ckd_alarm alarm) {
@@ -85,6 +85,8 @@ static const char *describe(ckd_alarm alarm) {
         return "a delta is much larger than those before";
     case CKD_ALARM_TIME:
         return "a save took much longer than those before";
+    case CKD_ALARM_REPLICA:
+        return "its values are not those of the other ranks any more, and should be";
     case CKD_ALARM_NONE:
         break;
     }
@@ -126,7 +128,7 @@ static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm al
 /* Of several alarms of one kind and process since the last look, the slot has only the last one. */
 void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count) {
     for (size_t i = 0; a->known && i < count && i < PROGRESS_SLOTS; i++) {
-        for (int k = 0; k < CKD_ALARM_TIME; k++) {
+        for (int k = 0; ckd_alarm_name((ckd_alarm)(k + 1)); k++) {
             uint64_t step = slots[i].alarm_steps[k];
             if (step && step != a->seen[i][k]) {
                 a->seen[i][k] = step;

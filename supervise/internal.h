@@ -374,9 +374,9 @@ typedef struct anomalies {
         *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
     anomaly *found;
     size_t count, handled;
-    char first[SUPERVISE_REF_MAX];                 /* the first suspect checkpoint; "": none was found */
-    uint64_t seen[PROGRESS_SLOTS][CKD_ALARM_TIME]; /* of each slot, what it said about each kind */
-    uint64_t alarms;                               /* one for what several ranks notice at the same step */
+    char first[SUPERVISE_REF_MAX];                      /* the first suspect checkpoint; "": none was found */
+    uint64_t seen[PROGRESS_SLOTS][CKD_PROGRESS_ALARMS]; /* of each slot, what it said about each kind */
+    uint64_t alarms;                /* one for what several ranks notice at the same step */
     char alarm[SUPERVISE_TEXT_MAX]; /* the first of those that count most; "": there was none */
     uint64_t alarm_step;
     bool alarm_acts; /* that one ends an attempt with --on-anomaly rewind or stop */

@@ -41,6 +41,12 @@ __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ck
     }
 }
 
+void ckd_session_alarm(ckd_session *s, ckd_alarm alarm, uint64_t step, const char *text) {
+    if (ckd_alarm_name(alarm)) {
+        alarm_raise(s, alarm, step, "%s", text ? text : ckd_alarm_name(alarm));
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------- the metric */
 
 void session_judge_metric(ckd_session *s, uint64_t step, double metric) {

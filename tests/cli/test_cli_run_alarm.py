@@ -6,9 +6,10 @@ from support_cli import check_documented
 from test_cli_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
 from test_cli_run_hang import trainer
 
-METRIC, UNCHANGED, SIZE, TIME = range(1, 5)
+METRIC, UNCHANGED, SIZE, TIME, REPLICA = range(1, 6)
 TEXTS = {METRIC: "a metric is unlike those of the steps before", UNCHANGED: "weights do not change any more",
-         SIZE: "a delta is much larger than those before", TIME: "a save took much longer than those before"}
+         SIZE: "a delta is much larger than those before", TIME: "a save took much longer than those before",
+         REPLICA: "its values are not those of the other ranks any more, and should be"}
 
 # Two saves before the alarm at step 3, and two from then on. The first attempt then waits to be ended.
 RAISES = """
@@ -43,7 +44,7 @@ def test_without_any(job):  # noqa: F811
     assert alarms(job) == [(0, None, None, False)]
 
 
-@pytest.mark.parametrize("alarm", [METRIC, UNCHANGED])
+@pytest.mark.parametrize("alarm", [METRIC, UNCHANGED, REPLICA])
 @pytest.mark.parametrize("back, start", [(None, "gpt@2"), (2, "gpt@1"), (9, "gpt@1")])
 def test_rewind(job, alarm, back, start):  # noqa: F811
     """Checkpoints that were made at the step of the alarm or later are passed over."""

@@ -19,18 +19,19 @@ libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes
 START, TRAINING, EVALUATION, SAVING, ENDED = range(5)
 
 class Slot:
-    FIELDS = "pid rank phase phase_ns steps step step_ns first_step first_ns apart_ns timed metric unchanged size time alarms".split()
+    FIELDS = "pid rank phase phase_ns steps step step_ns first_step first_ns apart_ns timed metric unchanged size time replica".split()
+    FIELDS += [f"kind_{n}" for n in range(6, 13)] + ["alarms"]
 
     def __init__(self, rank=(1 << 32) - 1):
         number, token = os.environ["CKPTDELTA_PROGRESS"].split(":")
         base = libc.shmat(int(number), None, 0)
         magic, found, version, size, count = struct.unpack("<QQIII", ctypes.string_at(base, 28))
-        assert (magic.to_bytes(8, "little"), found, version) == (b"progress", int(token, 16), 1)
+        assert (magic.to_bytes(8, "little"), found, version) == (b"progress", int(token, 16), 2)
         with open("slots", "w") as lock:  # instead of an atomic exchange
             fcntl.lockf(lock, fcntl.LOCK_EX)
             at = next(a for a in range(base + 64, base + 64 + size * count, size) if not ctypes.c_uint64.from_address(a).value)
-            self.__dict__["words"] = (ctypes.c_uint64 * 16).from_address(at)
-            self.__dict__["took"] = (ctypes.c_uint32 * 64).from_address(at + 128)
+            self.__dict__["words"] = (ctypes.c_uint64 * 24).from_address(at)
+            self.__dict__["took"] = (ctypes.c_uint32 * 64).from_address(at + 192)
             self.pid = os.getpid()
         self.rank = rank
         self.enter(START)

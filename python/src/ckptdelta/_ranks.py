@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _torch
-from ._call import logger
-from ._dtensor import is_dtensor
 from ._errors import Error, InvalidError, StateError
-from ._flatten import Tensor
-from ._fsdp1 import Part
 from ._native import ffi
 from ._record import BLOB, members, parse
 from ._types import Checkpoint
@@ -41,12 +37,14 @@ class Answer:
         fresh: its session of the library is open and has nothing registered.
         fits: the registered memory fits the state, and no save of that session has failed.
         shared: hash of names, dtypes and shapes of the tensors that all ranks share.
+        sums: of the values that all ranks have, at the save before (Replicas.digest()).
     """
 
     error: str | None
     fresh: bool
     fits: bool
     shared: str
+    sums: str
 
 
 class Ranks:
@@ -96,17 +94,18 @@ class Ranks:
                                  "restore again, or name the step")
         return found
 
-    def prepare(self, failure: Exception | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]]) -> bool:
-        """Before a save: must all ranks close the library's session, because one of them has to register its memory again?
+    def prepare(self, failure: Exception | None, fresh: bool, fits: bool, shared: Sequence[tuple[Any, ...]], sums: str) -> tuple[bool, list[str]]:
+        """Before a save. (must all ranks close the library's session, because one of them has to register its memory again? their sums)
 
         Errors: the failure of a rank; InvalidError (the ranks' states have different tensors).
         """
-        mine = Answer(told(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest())
+        mine = Answer(told(failure), fresh, fits, hashlib.sha256(repr(shared).encode()).hexdigest(), sums)
         answers: list[Answer] = self.gather(mine)
         self._raise(failure, [answer.error for answer in answers])
         if any(answer.shared != answers[0].shared for answer in answers):
             self._tell_difference(shared)
-        return not (all(answer.fresh for answer in answers) or all(answer.fits for answer in answers))
+        again = not (all(answer.fresh for answer in answers) or all(answer.fits for answer in answers))
+        return again, [answer.sums for answer in answers]
 
     def _tell_difference(self, shared: Sequence[tuple[Any, ...]]) -> None:
         lists = self.gather(list(shared))
@@ -116,26 +115,6 @@ class Ranks:
                 raise InvalidError(f"rank {rank} and rank 0 do not have the same model and optimizer: {differing[0][0]} differs, and "
                                    f"{len(differing) - 1} more; states of pipeline stages go through ckptdelta.dcp", path=differing[0][0])
         raise InvalidError("the ranks have the tensors of the model and the optimizer in different orders")
-
-    def tell_differences(self, tensors: Sequence[Tensor]) -> None:
-        """Rank 0 warns if tensors that every rank has whole, so that a checkpoint has them once, are not the same on all ranks."""
-        whole = [t for t in tensors if not is_dtensor(t.array) and not isinstance(t.array, Part)]
-        try:
-            samples = _torch.samples_of(t.array for t in whole)
-        except RuntimeError as error:  # the others wait for this rank
-            logger.debug("the tensors of rank %d are not compared: %s", self.rank, error)
-            samples = []
-        mine = {t.name: hashlib.sha256(sample).digest()[:8] for t, sample in zip(whole, samples)}
-        joined = self.gather(hashlib.sha256(repr(mine).encode()).digest())
-        if all(one == joined[0] for one in joined):
-            return
-        answers = self.gather(mine)
-        differing = {name: rank for name in mine for rank, other in enumerate(answers) if other.get(name, mine[name]) != mine[name]}
-        if self.rank == 0 and differing:
-            first = next(iter(differing))
-            logger.warning("%s and %d more tensors are not the same on rank 0 and rank %d, and a checkpoint has them only once: make the model the "
-                           "same on all ranks (DistributedDataParallel does); what each rank has a part of goes through ckptdelta.dcp",
-                           first, len(differing) - 1, differing[first])
 
     def native(self, timeout: float) -> tuple[Any, Any]:
         """(ckd_ranks_options, the memory that it points to). All ranks open their sessions equally often, so the number identifies a session."""

@@ -24,6 +24,7 @@ from ._progress import Progress, Reporter
 from ._ranks import check_schedule, ranks_of
 from ._record import members
 from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_capturable, objects_in, take_apart
+from ._replicas import Replicas
 from ._restore import Restorer
 from ._save import Options, options_of
 from ._session_start import LEAVE_S, Start, close_left, older_than, place_told
@@ -142,7 +143,7 @@ class Session(Reporter):
         self._past = Costs(0, 0, 0, 0, 0, 0)  # of the library's sessions that were closed
         self._registered: Registered | None = None
         self._copying: set[Device] = set()  # whose streams wait for copies from the fence on
-        self._compared = False  # what the ranks have whole
+        self._replicas = None if self._ranks is None else Replicas(self._ranks)
         self._moves: dict[str, int] = {}  # how often a tensor was found at another address
         self._keep: list[Any] = [label, self._store_options]  # memory that the library reads until its session is closed
         self._owner = ffi.new("pyckd_session *")
@@ -228,6 +229,8 @@ class Session(Reporter):
                 raise
             self._reported, self._staged, self._run, self._resumed = found.step, -1, found.run, (found.run, found.step)
             self._base = self._saved()[0]
+            if self._ranks is not None:
+                self._replicas = Replicas(self._ranks)  # of all values, as they were restored
             self._start.found(found)
             if self._updates is not None:
                 self._updates.saved()
@@ -473,6 +476,8 @@ class Session(Reporter):
                 self._registered.count_moves(self._moves, state)
             self._end()
         registered = self._registered or self._register(state)
+        if self._replicas is not None:
+            self._replicas.tell(self._owner.session)
         registered.fill(state)
         self._interval.begun(costs, time.monotonic() - begun)
         record_metric(self._owner.session, metric)
@@ -498,15 +503,23 @@ class Session(Reporter):
         fits = self._registered is not None and self._told != self._reported and self._registered.fits(state)
         if self._ranks is not None:
             # A group that a rank has left, or that was late, makes no more saves.
-            return state, self._ranks.prepare(failure, self._is_fresh(), fits and self._poll().failed == 0, state.shared)
+            return state, self._prepare_together(failure, fits and self._poll().failed == 0, state)
         if failure is not None:
             raise failure
         return state, self._registered is not None and not fits
 
+    def _prepare_together(self, failure: Exception | None, fits: bool, state: Snapshot) -> bool:
+        """Must memory be registered again? What the ranks have alike is compared as it was at the save before."""
+        assert self._ranks is not None and self._replicas is not None
+        again, sums = self._ranks.prepare(failure, self._is_fresh(), fits, state.shared, self._replicas.digest())
+        self._replicas.compare(sums)
+        if self._replicas.compares:
+            self._replicas.begin(state.common, self._reported)
+        return again
+
     def _register(self, state: Snapshot) -> Registered:
-        if self._ranks is not None and not self._compared:
-            self._compared = True
-            self._ranks.tell_differences(state.common)
+        if self._replicas is not None and not self._replicas.compares:
+            self._replicas.compare_all(state.common, self._reported)
         self._ensure_open()
         try:
             registered = Registered(self._owner.session, state, self._prepared, Call())

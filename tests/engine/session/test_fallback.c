@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
 #include "tests/support/tempdir.h"
@@ -211,6 +212,24 @@ static void test_lost_manifests(void **state) {
     }
 }
 
+/* A lost checkpoint that is older than the newest one, or of another run, is of no concern to whoever restores. */
+static void test_lost_manifests_of_no_concern(void **state) {
+    static const char *const lost[] = {"data/m/run.2.0", "data/m/other.9.0"};
+    ckd_checkpoint from;
+    save_steps(*state, 3);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    ckd_save *save = begin_save(store, "other", 9);
+    add_tensor(save, "w", CKD_F32, 1, (uint64_t[]){COUNT}, NULL, values);
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+    ckd_store_close(store);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(unlink(store_path_of(*state, lost[i])), 0);
+        assert_int_equal(restore(*state, 0, CKD_LATEST, &from), CKD_OK);
+        assert_int_equal(from.step, 3);
+        assert_null(strstr(messages, "is lost"));
+    }
+}
+
 /* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
@@ -258,6 +277,7 @@ int main(void) {
                                        tempdir_test(test_only_manifest_of_a_branch),
                                        tempdir_test(test_all_manifests),
                                        tempdir_test(test_lost_manifests),
+                                       tempdir_test(test_lost_manifests_of_no_concern),
                                        tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -197,6 +197,27 @@ static void test_restored(void **state) {
     end(c);
 }
 
+/* What the trainer notices itself is told and counted like the others. */
+static void test_raised_by_the_trainer(void **state) {
+    watched *c = begin(*state, 4);
+    ckd_session_state now;
+    (void)step_to(c, 8, 16);
+    ckd_session_alarm(c->session, CKD_ALARM_NONE, 5, "nothing");
+    ckd_session_alarm(c->session, (ckd_alarm)99, 5, "unknown");
+    ckd_session_poll(&now, c->session);
+    assert_int_equal(now.alarms, 0);
+    ckd_session_alarm(c->session, CKD_ALARM_REPLICA, 5, "w is not the same");
+    ckd_session_poll(&now, c->session);
+    assert_int_equal(now.alarms, 1);
+    assert_int_equal(now.last_alarm, CKD_ALARM_REPLICA);
+    assert_int_equal(now.last_alarm_step, 5);
+    assert_int_equal(c->told, 1);
+    assert_non_null(strstr(c->last, "step 5: w is not the same"));
+    ckd_session_alarm(c->session, CKD_ALARM_METRIC, 6, NULL);
+    assert_non_null(strstr(c->last, "step 6: metric"));
+    end(c);
+}
+
 static void test_sizes(void **state) {
     for (int empty = 0; empty < 2; empty++) {
         char dir[4096];
@@ -269,13 +290,10 @@ static void test_times(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_metric),
-        tempdir_test(test_no_number),
-        tempdir_test(test_observed),
-        tempdir_test(test_unchanged_weights),
-        tempdir_test(test_restored),
-        tempdir_test(test_sizes),
-        tempdir_test(test_a_save_between_others),
+        tempdir_test(test_metric),   tempdir_test(test_no_number),
+        tempdir_test(test_observed), tempdir_test(test_unchanged_weights),
+        tempdir_test(test_restored), tempdir_test(test_raised_by_the_trainer),
+        tempdir_test(test_sizes),    tempdir_test(test_a_save_between_others),
         tempdir_test(test_times),
     };
     return cmocka_run_group_tests_name("session alarms", tests, NULL, NULL);
