@@ -5,8 +5,8 @@
 Three processes train the GPT of examples/train_torch.py with DistributedDataParallel (gloo, CPU) and save every fifth step.
 In the middle one bit of one element flips on one rank: of a weight or a moment, the lowest bit of the mantissa, the lowest of
 the exponent, or the sign. It is noticed if that rank, and no other one, raises the alarm; or as NaN, if it made values of all
-ranks NaN before the next save, whose checkpoint is suspect then. A difference that was gone at the next save has vanished: moments
-forget. As many runs stay healthy; any alarm in these is false. Times are of the sums alone, beside the median step and the median call of a step that saves.
+ranks NaN before the next save, whose checkpoint is suspect then. A difference that was not noticed and is gone at the end has
+vanished: moments forget. As many runs stay healthy; any alarm in these is false. Times are of the sums alone, beside the median step and the median call of a step that saves.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def hash_of(model, optimizer):
 
 
 def train(rank, seed, width, folder, kind, costs):
-    """Returns the alarms of this rank, and its values at the save after the bit has flipped."""
+    """Returns the alarms of this rank, and its values at the end."""
     import torch
     from torch.nn import functional
 
@@ -93,7 +93,7 @@ def train(rank, seed, width, folder, kind, costs):
                 trained = time.perf_counter()
                 if session.step():
                     costs["save"].append(time.perf_counter() - trained)
-                    values = hash_of(model, optimizer) if step >= AT and values is None else values
+                    values = hash_of(model, optimizer)
                 costs["step"].append(trained - begun)
             session.wait()
             suspect = any(c.suspect for c in store.checkpoints("gpt"))

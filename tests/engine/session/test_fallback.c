@@ -1,5 +1,6 @@
 /* If the newest checkpoint is damaged, a session restores an older one only if asked to, and reports it. */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -230,6 +231,35 @@ static void test_lost_manifests_of_no_concern(void **state) {
     }
 }
 
+static void save_value(ckd_store *store, uint64_t step, float value) {
+    ckd_save *save = begin_save(store, "run", step);
+    values[7] = value;
+    add_tensor(save, "w", CKD_F32, 1, (uint64_t[]){COUNT}, NULL, values);
+    assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
+}
+
+/* Of a suspect checkpoint and the healthy one before it, a manifest between them may be that of a later healthy one. */
+static void test_unreadable_manifest_before_a_suspect_one(void **state) {
+    ckd_checkpoint newest, healthy;
+    ckd_store *store = store_create(*state);
+    for (uint64_t step = 1; step <= 4; step++) {
+        save_value(store, step, step < 4 ? (float)step : NAN);
+    }
+    assert_int_equal(ckd_store_find(&newest, store, "run", CKD_LATEST, NULL), CKD_OK);
+    assert_true(newest.step == 4 && newest.suspect);
+    assert_int_equal(ckd_store_healthy(&healthy, store, &newest, NULL), CKD_OK);
+    assert_int_equal(healthy.step, 3);
+    ckd_store_close(store);
+    flip(store_path_of(*state, "data/m/run.3.0"), 20);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(*state, ""), NULL, NULL), CKD_OK);
+    store = store_reopen(*state, CKD_OPEN_READ);
+    ckd_error err = {0};
+    assert_int_equal(ckd_store_healthy(&healthy, store, &newest, &err), CKD_E_CORRUPT);
+    assert_int_equal(healthy.step, 2);
+    assert_non_null(strstr(err.message, "run@3 is newer than run@2 and cannot be read"));
+    ckd_store_close(store);
+}
+
 /* Makes reads or opens of one file fail. */
 typedef struct unreadable {
     const char *name;
@@ -278,6 +308,7 @@ int main(void) {
                                        tempdir_test(test_all_manifests),
                                        tempdir_test(test_lost_manifests),
                                        tempdir_test(test_lost_manifests_of_no_concern),
+                                       tempdir_test(test_unreadable_manifest_before_a_suspect_one),
                                        tempdir_test(test_unreadable_manifests)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
