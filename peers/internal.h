@@ -51,7 +51,7 @@ ckd_status tcp_receive(int fd, void *to, size_t size, const wire_limits *limits,
 typedef struct ucx_net ucx_net;   /* UCX in this process */
 typedef struct ucx_link ucx_link; /* to a peer; one thread uses it */
 
-/* *out is NULL if there is no UCX here, or no network that it is faster on. Errors: IO (CKD_UCX_TLS is wrong), NOMEM. */
+/* *out is NULL if there is no UCX here, or no network that it is faster on. Errors: if CKD_UCX_TLS is set: IO, UNSUPPORTED; NOMEM. */
 ckd_status ucx_open(ucx_net **out, ckd_error *err);
 void ucx_close(ucx_net *net); /* accepts NULL */
 /* Adds this side's address. The socket is readable once the peer is gone. Errors: IO, NOMEM. */
