@@ -19,7 +19,7 @@
 
 #define SILENCE_MS 20000
 #define CALLERS    8
-#define CALLS      100 /* of each */
+#define CALLS      400 /* of each */
 #define BYTES      (3u << 20)
 
 static void must(ckd_status status, const ckd_error *err) {
