@@ -240,10 +240,12 @@ static void test_bytes_over_a_socket(void **state) {
     echo_end(&e);
 }
 
-/* NULL: there is no UCX here. */
 static ucx_net *open_with_tcp(void) {
     ucx_net *net;
     ckd_error err;
+#ifdef __SANITIZE_THREAD__ /* a hook of UCX in madvise crashes it when a thread ends */
+    skip();
+#endif
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     setenv("CKD_UCX_TLS", "tcp", 1);
     ckd_status status = ucx_open(&net, &err);
