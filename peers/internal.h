@@ -3,7 +3,9 @@
  *
  *   hosts.c    the list of nodes, and who keeps copies for whom
  *   secret.c   who may connect
+ *   tcp.c      sockets between nodes
  *   ucx.c      bytes between two processes, over UCX
+ *   wire.c     connections: a socket, and UCX where there is a network that it is faster on
  *   frame.c    frames: lengths that are bounded, bytes that are hashed
  *   bucket.c   the limit of bytes per second
  *   blobs.c    what a node keeps for others
@@ -19,11 +21,7 @@
 
 #include "peers/peers.h"
 
-/* ---- ucx.c ---- */
-
-typedef struct wire_net wire_net;           /* UCX in this process */
-typedef struct wire_listener wire_listener; /* an address */
-typedef struct wire wire;                   /* a connection; one thread uses it */
+/* ---- tcp.c ---- */
 
 /* When a wait ends early. */
 typedef struct wire_limits {
@@ -33,17 +31,53 @@ typedef struct wire_limits {
     void *peer;
 } wire_limits;
 
-/* Errors: UNSUPPORTED (the message says what to install), IO. */
-ckd_status wire_net_open(wire_net **out, ckd_error *err);
-void wire_net_close(wire_net *net); /* accepts NULL */
+/* The end of a wait that begins now. */
+uint64_t wire_limits_end(const wire_limits *limits);
+/* Does a wait go on? It does not look at `stop`. Errors: IO (lost), BUSY (silence). */
+ckd_status wire_limits_check(const wire_limits *limits, uint64_t end_ns, ckd_error *err);
+
 /* Errors: INVALID (the address), IO. */
-ckd_status wire_listen(wire_listener **out, wire_net *net, const peer_host *at, ckd_error *err);
-void wire_listener_close(wire_listener *l); /* accepts NULL */
-/* Waits for a connection; CANCELLED once `stop` is readable. Its limits are set by the caller. */
-ckd_status wire_accept(wire **out, wire_listener *l, int stop, ckd_error *err);
-/* Returns before the peer has answered: the first send or receive finds out. Errors: INVALID, IO. */
-ckd_status wire_connect(wire **out, wire_net *net, const peer_host *to, const wire_limits *limits,
+ckd_status tcp_listen(int *out, const peer_host *at, ckd_error *err);
+/* Waits for a connection; CANCELLED once `stop` is readable. Errors: IO. */
+ckd_status tcp_accept(int *out, int listener, int stop, ckd_error *err);
+/* Returns before the peer has answered: the first send or receive finds out. Errors: INVALID (the address), IO. */
+ckd_status tcp_connect(int *out, const peer_host *to, ckd_error *err);
+/* Errors: IO, BUSY (silence), CANCELLED. */
+ckd_status tcp_send(int fd, const void *data, size_t size, const wire_limits *limits, ckd_error *err);
+ckd_status tcp_receive(int fd, void *to, size_t size, const wire_limits *limits, ckd_error *err);
+
+/* ---- ucx.c ---- */
+
+typedef struct ucx_net ucx_net;   /* UCX in this process */
+typedef struct ucx_link ucx_link; /* to a peer; one thread uses it */
+
+/* *out is NULL if there is no UCX here, or no network that it is faster on. Errors: if CKD_UCX_TLS is set: IO, UNSUPPORTED; NOMEM. */
+ckd_status ucx_open(ucx_net **out, ckd_error *err);
+void ucx_close(ucx_net *net); /* accepts NULL */
+/* Adds this side's address. The socket is readable once the peer is gone. Errors: IO, NOMEM. */
+ckd_status ucx_link_open(ucx_link **out, bytes *address, ucx_net *net, int socket, ckd_error *err);
+/* UCX trusts what the address says: it comes from who has the secret. Errors: IO (there is no way there), NOMEM. */
+ckd_status ucx_link_connect(ucx_link *l, const bytes *address, ckd_error *err);
+/* Errors: IO, BUSY (silence), CANCELLED, NOMEM. */
+ckd_status ucx_send(ucx_link *l, const void *data, size_t size, const wire_limits *limits, ckd_error *err);
+ckd_status ucx_receive(ucx_link *l, void *to, size_t size, const wire_limits *limits, ckd_error *err);
+void ucx_link_close(ucx_link *l); /* accepts NULL */
+
+/* ---- wire.c ---- */
+
+typedef struct wire wire; /* a connection; one thread uses it */
+
+/* net may be NULL. As tcp_accept; limits are set by the caller. */
+ckd_status wire_accept(wire **out, ucx_net *net, int listener, int stop, ckd_error *err);
+/* As tcp_connect. */
+ckd_status wire_connect(wire **out, ucx_net *net, const peer_host *to, const wire_limits *limits,
                         ckd_error *err);
+/* This side's address for UCX; empty: the connection stays on its socket. Called once, before wire_reach. */
+void wire_address(bytes *out, wire *w);
+/* Makes the way to the other side's address; empty: the connection stays on its socket. Errors: IO (there is none), NOMEM. */
+ckd_status wire_reach(wire *w, const bytes *address, ckd_error *err);
+/* UCX carries what follows, if there is a way. The other side does the same. */
+void wire_switch(wire *w);
 void wire_set_limits(wire *w, const wire_limits *limits);
 /* After an error nothing but wire_close is of use. Errors: IO, BUSY (silence), CANCELLED, NOMEM. */
 ckd_status wire_send(wire *w, const void *data, size_t size, ckd_error *err);
@@ -76,7 +110,7 @@ ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *se
 
 /* ---- frame.c ---- */
 
-#define PEER_PROTOCOL 4
+#define PEER_PROTOCOL 5
 #define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
 #define FRAME_MAX     (PEER_PIECE + 4096)
 #define HELLO_MAX     1024u
@@ -92,7 +126,8 @@ typedef enum frame_kind {
     FRAME_DELETE, /* set, blob */
     FRAME_ASK,    /* what the agent understands */
     FRAME_DATA,
-    FRAME_ANSWER /* u32 status, message, u64 size of the body; the body follows in FRAME_DATA */
+    FRAME_ANSWER, /* u32 status, message, u64 size of the body; the body follows in FRAME_DATA */
+    FRAME_ADDRESS /* for UCX, empty: none; answered with the other side's; both: UCX carries what follows */
 } frame_kind;
 
 ckd_status frame_send(wire *w, frame_kind kind, const void *body, size_t size, ckd_error *err);
@@ -196,8 +231,8 @@ void serve_end(peer_node *node);
 struct peer_node {
     peer_options options;
     int stop;
-    wire_net *net;
-    wire_listener *listener;
+    ucx_net *net; /* NULL: sockets only */
+    int listener; /* a socket */
     blobs held;
     bucket limit;
     peer *peers; /* by host */

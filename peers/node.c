@@ -134,6 +134,7 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     node->options = *options;
     node->options.silence_ms = options->silence_ms ? options->silence_ms : SILENCE_MS;
     node->stop = -1;
+    node->listener = -1;
     pthread_mutex_init(&node->mutex, NULL);
     peer_condition_init(&node->changed);
     ckd_status status = local_notifier(&node->stop, err);
@@ -143,7 +144,7 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
         status = err_nomem(err, options->hosts->count * sizeof(*node->peers), "the other nodes");
     }
     THEN(status, secret_usable(err));
-    THEN(status, wire_net_open(&node->net, err));
+    THEN(status, ucx_open(&node->net, err));
     THEN(status, blobs_open(&node->held, options->folder, options->budget_bytes, err));
     THEN(status, serve_begin(node, err));
     THEN(status, start_peers(node, err));
@@ -182,7 +183,7 @@ void peer_node_end(peer_node *node) {
         }
     }
     blobs_close(&node->held);
-    wire_net_close(node->net);
+    ucx_close(node->net);
     bucket_destroy(&node->limit);
     local_close(node->stop);
     pthread_cond_destroy(&node->changed);

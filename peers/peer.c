@@ -47,12 +47,29 @@ static ckd_status say_hello(wire *w, const peer_node *node, const char *to, ckd_
     return status;
 }
 
+/* Goes on with UCX if both nodes can. */
+static ckd_status exchange_addresses(wire *w, ckd_error *err) {
+    bool answered;
+    bytes own = {.size = 0}, address = {.size = 0};
+    wire_address(&own, w);
+    ckd_status status = frame_send(w, FRAME_ADDRESS, own.data, own.size, err);
+    THEN(status, frame_take_answer(&address, &answered, w, FRAME_MAX, err));
+    THEN(status, wire_reach(w, &address, err));
+    if (status == CKD_OK) {
+        wire_switch(w);
+    }
+    bytes_free(&own);
+    bytes_free(&address);
+    return status;
+}
+
 ckd_status peer_connect(wire **out, peer_node *node, size_t host, const wire_limits *limits, ckd_error *err) {
     const peer_host *to = &node->options.hosts->items[host];
     ckd_error why;
     wire *w = NULL;
     ckd_status status = wire_connect(&w, node->net, to, limits, &why);
     THEN(status, say_hello(w, node, to->name, &why));
+    THEN(status, exchange_addresses(w, &why));
     if (status != CKD_OK) {
         wire_close(w);
         return err_set(err, status, "node %s: %.600s", to->name, why.message);

@@ -108,8 +108,8 @@ typedef struct peer_options {
 
 typedef struct peer_node peer_node;
 /*
- * Listens at this node's address and begins to look for the others. Errors: UNSUPPORTED (no UCX in this build or on this
- * machine, or no libcrypto; the message says what to install), INVALID, IO (the address is in use), NOMEM.
+ * Listens at this node's address and begins to look for the others. Errors: UNSUPPORTED (no libcrypto on this
+ * machine; the message says what to install), INVALID, IO (the address is in use), NOMEM.
  */
 ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err);
 /* Breaks off copies that are being sent; other calls go on. */

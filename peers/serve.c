@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "base/local_socket.h"
 #include "base/threads.h"
 
 #define CONNECTIONS_MAX 1024
@@ -211,7 +212,26 @@ static ckd_status take_proof(const greeting *g, served *s, ckd_error *err) {
     return answer(s, status, err, NULL) ? status : CKD_E_IO;
 }
 
-/* Until then nothing is read that is long, and no request. */
+/* Does the connection go on with UCX? If not both nodes can, and have a network in common, it stays on its socket. */
+static ckd_status take_address(served *s, ckd_error *err) {
+    bytes own = {.size = 0};
+    ckd_status status = frame_expect(&s->body, s->wire, FRAME_ADDRESS, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    if (s->body.size > 0) {
+        wire_address(&own, s->wire);
+    }
+    if (wire_reach(s->wire, &s->body, NULL) != CKD_OK) {
+        bytes_clear(&own);
+    }
+    status = answer(s, CKD_OK, NULL, &own) ? CKD_OK : CKD_E_IO;
+    wire_switch(s->wire);
+    bytes_free(&own);
+    return status;
+}
+
+/* Until the secret is proved nothing is read that is long, and UCX is not used. */
 static bool is_no_stranger(served *s) {
     ckd_error why;
     greeting g;
@@ -222,6 +242,7 @@ static bool is_no_stranger(served *s) {
     THEN(status, take_hello(&g, name, s, &why));
     THEN(status, frame_receive_hello(&s->body, s->wire, FRAME_PROOF, &why));
     THEN(status, take_proof(&g, s, &why));
+    THEN(status, take_address(s, &why));
     return status == CKD_OK;
 }
 
@@ -289,7 +310,7 @@ static void *accept_main(void *context) {
     peer_node *node = context;
     for (;;) {
         wire *w = NULL;
-        ckd_status status = wire_accept(&w, node->listener, node->stop, NULL);
+        ckd_status status = wire_accept(&w, node->net, node->listener, node->stop, NULL);
         if (status == CKD_E_CANCELLED) {
             return NULL;
         }
@@ -303,7 +324,7 @@ static void *accept_main(void *context) {
 
 ckd_status serve_begin(peer_node *node, ckd_error *err) {
     const peer_hosts *hosts = node->options.hosts;
-    ckd_status status = wire_listen(&node->listener, node->net, &hosts->items[hosts->self], err);
+    ckd_status status = tcp_listen(&node->listener, &hosts->items[hosts->self], err);
     THEN(status, thread_start(&node->acceptor, accept_main, node, err));
     node->accepting = status == CKD_OK;
     return status;
@@ -318,5 +339,5 @@ void serve_end(peer_node *node) {
         pthread_cond_wait(&node->changed, &node->mutex);
     }
     pthread_mutex_unlock(&node->mutex);
-    wire_listener_close(node->listener);
+    local_close(node->listener);
 }

@@ -69,7 +69,7 @@ find_missing() {
             need_header libexpat1-dev expat.h
             need_header libssl-dev openssl/evp.h
             need_header libisal-dev stdint.h isa-l/erasure_code.h # opened at run time; nothing is compiled with it
-            need_header libucx-dev ucp/api/ucp.h                  # optional; without it agents of several nodes are not tested
+            need_header libucx-dev ucp/api/ucp.h                  # optional; without it links over UCX are not tested
         fi
     elif [ "${compiler%% *}" != gcc ]; then
         echo "ckptdelta: CC=$compiler cannot be run, or finds no <stdlib.h>" >&2

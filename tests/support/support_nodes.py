@@ -41,8 +41,6 @@ class Node:
         self.agent = subprocess.Popen([COMMAND, "agent", self.cluster.store, "--socket", self.socket, *args],
                                       stdout=subprocess.PIPE, stderr=self.errors, text=True, env=WITHOUT_LEAKS)
         ready = self.agent.stdout.readline()
-        if not ready and "need UCX" in self.said():
-            pytest.skip(self.said())
         assert ready == f"listens at {self.socket}\n", self.said()
 
     def ask(self, *args, **options):

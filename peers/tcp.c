@@ -1,0 +1,161 @@
+/* Sockets between nodes. */
+#include "peers/internal.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "base/file.h"
+#include "base/local_socket.h"
+
+#define LOOK_MS 100 /* between two looks at whether a wait should end */
+#define BACKLOG 128
+#define IDLE_S  20
+
+static ckd_status fail(ckd_error *err, int errnum, const char *what) {
+    ckd_error why;
+    (void)err_sys(&why, errnum, NULL, "%s", what);
+    return err_set(err, CKD_E_IO, "%s", why.message);
+}
+
+/* ---- when a wait ends ---- */
+
+uint64_t wire_limits_end(const wire_limits *limits) {
+    return limits->silence_ms ? clock_monotonic_ns() + limits->silence_ms * UINT64_C(1000000) : UINT64_MAX;
+}
+
+ckd_status wire_limits_check(const wire_limits *limits, uint64_t end_ns, ckd_error *err) {
+    if (limits->lost && limits->lost(limits->peer)) {
+        return err_set(err, CKD_E_IO, "it shows no sign of life any more");
+    }
+    return clock_monotonic_ns() > end_ns ? err_set(err, CKD_E_BUSY, "it shows no sign of life") : CKD_OK;
+}
+
+/* Waits until the socket has or takes bytes, or a moment has passed. */
+static ckd_status wait_for(int fd, short what, const wire_limits *limits, uint64_t end_ns, ckd_error *err) {
+    struct pollfd watched[2] = {{.fd = fd, .events = what}, {.fd = limits->stop, .events = POLLIN}};
+    ckd_status status = wire_limits_check(limits, end_ns, err);
+    if (status == CKD_OK && poll(watched, 2, LOOK_MS) > 0 && watched[1].revents != 0) {
+        status = err_set(err, CKD_E_CANCELLED, "the agent is ending");
+    }
+    return status;
+}
+
+/* ---- sockets ---- */
+
+static ckd_status resolve(struct addrinfo **out, const peer_host *at, ckd_error *err) {
+    char port[8];
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    snprintf(port, sizeof(port), "%u", (unsigned)at->port);
+    int failed = getaddrinfo(at->host, port, &hints, out);
+    return failed
+               ? err_set(err, CKD_E_INVALID, "%s is no address of a node: %s", at->name, gai_strerror(failed))
+               : CKD_OK;
+}
+
+static int new_socket(const struct addrinfo *address) {
+    return socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+/* A body does not wait until its head has been acknowledged. Idle connections end when the peer has lost its power. */
+static void set_up(int fd) {
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){IDLE_S}, sizeof(int));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){IDLE_S}, sizeof(int));
+}
+
+ckd_status tcp_listen(int *out, const peer_host *at, ckd_error *err) {
+    struct addrinfo *address;
+    ckd_status status = resolve(&address, at, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int fd = new_socket(address);
+    /* an agent that was killed is started again at its address at once */
+    bool listens = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
+                   bind(fd, address->ai_addr, address->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0;
+    int why = errno;
+    freeaddrinfo(address);
+    if (!listens) {
+        char what[PEER_NAME_MAX + 64];
+        snprintf(what, sizeof(what), "this node cannot listen at %s", at->name);
+        local_close(fd);
+        return fail(err, why, what);
+    }
+    *out = fd;
+    return CKD_OK;
+}
+
+ckd_status tcp_accept(int *out, int listener, int stop, ckd_error *err) {
+    for (;;) {
+        bool ready[2] = {false, false};
+        local_wait((int[]){listener, stop}, 2, -1, ready);
+        if (ready[1]) {
+            return err_set(err, CKD_E_CANCELLED, "the agent is ending");
+        }
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            set_up(fd);
+            *out = fd;
+            return CKD_OK;
+        }
+        if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+            return fail(err, errno, "a connection cannot be taken");
+        }
+    }
+}
+
+ckd_status tcp_connect(int *out, const peer_host *to, ckd_error *err) {
+    struct addrinfo *address;
+    ckd_status status = resolve(&address, to, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    int fd = new_socket(address);
+    bool begun = fd >= 0 && (connect(fd, address->ai_addr, address->ai_addrlen) == 0 || errno == EINPROGRESS);
+    int why = errno;
+    freeaddrinfo(address);
+    if (!begun) {
+        local_close(fd);
+        return fail(err, why, "there is no connection");
+    }
+    set_up(fd);
+    *out = fd;
+    return CKD_OK;
+}
+
+/* A call has failed: waits if that is because there are no bytes, or no room for them, or no connection yet. */
+static ckd_status try_again(int fd, short what, const wire_limits *limits, uint64_t end_ns, ckd_error *err) {
+    if (errno == EAGAIN) {
+        return wait_for(fd, what, limits, end_ns, err);
+    }
+    return errno == EINTR ? CKD_OK : fail(err, errno, "the connection has ended");
+}
+
+ckd_status tcp_send(int fd, const void *data, size_t size, const wire_limits *limits, ckd_error *err) {
+    uint64_t end_ns = wire_limits_end(limits);
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < size && status == CKD_OK;) {
+        ssize_t sent = send(fd, (const uint8_t *)data + at, size - at, MSG_NOSIGNAL);
+        at += sent > 0 ? (size_t)sent : 0;
+        status = sent < 0 ? try_again(fd, POLLOUT, limits, end_ns, err) : CKD_OK;
+    }
+    return status;
+}
+
+ckd_status tcp_receive(int fd, void *to, size_t size, const wire_limits *limits, ckd_error *err) {
+    uint64_t end_ns = wire_limits_end(limits);
+    ckd_status status = CKD_OK;
+    for (size_t at = 0; at < size && status == CKD_OK;) {
+        ssize_t got = recv(fd, (uint8_t *)to + at, size - at, 0);
+        at += got > 0 ? (size_t)got : 0;
+        status = got < 0 ? try_again(fd, POLLIN, limits, end_ns, err) : CKD_OK;
+        status = got == 0 ? err_set(err, CKD_E_IO, "it has closed the connection") : status;
+    }
+    return status;
+}
