@@ -93,19 +93,20 @@ ckd_status wire_send(wire *w, const void *data, size_t size, ckd_error *err) {
                        : tcp_send(w->socket, data, size, &w->limits, err);
 }
 
-static wire_fault_fn fault_hook;
-static void *fault_context;
+static _Atomic(wire_fault_fn) fault_hook; /* tests set it while threads receive */
+static _Atomic(void *) fault_context;
 
 void wire_set_fault(wire_fault_fn fault, void *context) {
-    fault_hook = fault;
-    fault_context = context;
+    atomic_store(&fault_context, context);
+    atomic_store(&fault_hook, fault);
 }
 
 ckd_status wire_receive(wire *w, void *to, size_t size, ckd_error *err) {
     ckd_status status = w->switched ? ucx_receive(w->link, to, size, &w->limits, err)
                                     : tcp_receive(w->socket, to, size, &w->limits, err);
-    if (status == CKD_OK && fault_hook) {
-        fault_hook(fault_context, to, size);
+    wire_fault_fn fault = atomic_load(&fault_hook);
+    if (status == CKD_OK && fault) {
+        fault(atomic_load(&fault_context), to, size);
     }
     return status;
 }

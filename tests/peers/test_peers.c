@@ -159,6 +159,14 @@ static void end_process(size_t self) {
     }
 }
 
+/* The signal alone is not enough: threads of a process go on until one of them has seen it. */
+static void stop_process(size_t self) {
+    int status;
+    kill(processes[self], SIGSTOP);
+    assert_int_equal(waitpid(processes[self], &status, WUNTRACED), processes[self]);
+    assert_true(WIFSTOPPED(status));
+}
+
 static void await_alive(size_t host, bool alive) {
     while (peer_alive(node, host) != alive) { /* the runner's time limit ends it */
         clock_sleep_ns(10000000);
@@ -473,7 +481,7 @@ static void test_killed_and_stopped_nodes(void **state) {
         must(peer_put(&sent, node, i, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
     }
     end_process(1);
-    kill(processes[2], SIGSTOP);
+    stop_process(2);
     assert_int_not_equal(peer_fetch(node, 1, "node0", BLOB, back, &err), CKD_OK);
     assert_int_not_equal(peer_fetch(node, 2, "node0", BLOB, back, &err), CKD_OK);
     await_alive(1, false);
