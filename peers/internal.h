@@ -21,6 +21,9 @@
 
 #include "peers/peers.h"
 
+#define STRANGERS_MAX 256 /* connections at a time that have not proved the secret */
+#define STRANGERS_OF  48  /* of them from one address: a single machine keeps no other one out */
+
 /* ---- tcp.c ---- */
 
 /* When a wait ends early. */
@@ -36,12 +39,17 @@ uint64_t wire_limits_end(const wire_limits *limits);
 /* Does a wait go on? It does not look at `stop`. Errors: IO (lost), BUSY (silence). */
 ckd_status wire_limits_check(const wire_limits *limits, uint64_t end_ns, ckd_error *err);
 
-/* Errors: INVALID (the address), IO. */
+/*
+ * At the first of the name's addresses that this machine has; at the same port of all its addresses if it has none. Errors:
+ * INVALID (the name), IO.
+ */
 ckd_status tcp_listen(int *out, const peer_host *at, ckd_error *err);
 /* Waits for a connection; CANCELLED once `stop` is readable. Errors: IO. */
 ckd_status tcp_accept(int *out, int listener, int stop, ckd_error *err);
-/* Returns before the peer has answered: the first send or receive finds out. Errors: INVALID (the address), IO. */
-ckd_status tcp_connect(int *out, const peer_host *to, ckd_error *err);
+/* Tries the name's addresses in turn. Errors: INVALID (the name), IO, BUSY (silence), CANCELLED. */
+ckd_status tcp_connect(int *out, const peer_host *to, const wire_limits *limits, ckd_error *err);
+/* A hash of the other side's address, without its port; not 0. */
+uint64_t tcp_origin(int fd);
 /* Errors: IO, BUSY (silence), CANCELLED. */
 ckd_status tcp_send(int fd, const void *data, size_t size, const wire_limits *limits, ckd_error *err);
 ckd_status tcp_receive(int fd, void *to, size_t size, const wire_limits *limits, ckd_error *err);
@@ -79,6 +87,8 @@ ckd_status wire_reach(wire *w, const bytes *address, ckd_error *err);
 /* UCX carries what follows, if there is a way. The other side does the same. */
 void wire_switch(wire *w);
 void wire_set_limits(wire *w, const wire_limits *limits);
+/* A hash of the other side's address, without its port; not 0. */
+uint64_t wire_origin(const wire *w);
 /* After an error nothing but wire_close is of use. Errors: IO, BUSY (silence), CANCELLED, NOMEM. */
 ckd_status wire_send(wire *w, const void *data, size_t size, ckd_error *err);
 ckd_status wire_receive(wire *w, void *to, size_t size, ckd_error *err);
@@ -216,6 +226,7 @@ typedef struct peer {
     wire *data;
     pthread_t thread; /* of signs of life */
     bool started;
+    atomic_bool no_way;               /* for UCX: connections stay on their sockets */
     atomic_bool alive, looked, stale; /* stale: `data` is from before the peer was gone */
     atomic_uint losses;
 } peer;
@@ -241,7 +252,8 @@ struct peer_node {
     pthread_t acceptor;
     bool accepting;
     atomic_uint_fast64_t hurried_ns; /* 0: nobody hurries */
-    uint32_t connections, strangers; /* strangers: have not proved the secret yet */
+    uint32_t connections;
+    uint64_t strangers[STRANGERS_MAX]; /* who has not proved the secret yet: wire_origin; 0: nobody */
 };
 
 #endif

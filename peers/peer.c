@@ -47,14 +47,19 @@ static ckd_status say_hello(wire *w, const peer_node *node, const char *to, ckd_
     return status;
 }
 
-/* Goes on with UCX if both nodes can. */
-static ckd_status exchange_addresses(wire *w, ckd_error *err) {
+/* Goes on with UCX if both nodes can. *no_way: UCX has none; the next connection stays on its socket. */
+static ckd_status exchange_addresses(wire *w, atomic_bool *no_way, ckd_error *err) {
     bool answered;
     bytes own = {.size = 0}, address = {.size = 0};
     wire_address(&own, w);
     ckd_status status = frame_send(w, FRAME_ADDRESS, own.data, own.size, err);
     THEN(status, frame_take_answer(&address, &answered, w, FRAME_MAX, err));
-    THEN(status, wire_reach(w, &address, err));
+    if (status == CKD_OK) {
+        status = wire_reach(w, &address, err);
+        if (status == CKD_E_IO) {
+            atomic_store(no_way, true);
+        }
+    }
     if (status == CKD_OK) {
         wire_switch(w);
     }
@@ -67,9 +72,10 @@ ckd_status peer_connect(wire **out, peer_node *node, size_t host, const wire_lim
     const peer_host *to = &node->options.hosts->items[host];
     ckd_error why;
     wire *w = NULL;
-    ckd_status status = wire_connect(&w, node->net, to, limits, &why);
+    atomic_bool *no_way = &node->peers[host].no_way;
+    ckd_status status = wire_connect(&w, atomic_load(no_way) ? NULL : node->net, to, limits, &why);
     THEN(status, say_hello(w, node, to->name, &why));
-    THEN(status, exchange_addresses(w, &why));
+    THEN(status, exchange_addresses(w, no_way, &why));
     if (status != CKD_OK) {
         wire_close(w);
         return err_set(err, status, "node %s: %.600s", to->name, why.message);

@@ -9,7 +9,6 @@
 #include "base/threads.h"
 
 #define CONNECTIONS_MAX 1024
-#define STRANGERS_MAX   64 /* of them, who have not proved the secret */
 #define HELLO_MS        5000
 #define PIECE_MS        300000 /* senders may be throttled */
 #define LINGER_MS       1000
@@ -18,6 +17,7 @@
 typedef struct served {
     peer_node *node;
     wire *wire;
+    uint64_t *stranger; /* its entry in node->strangers, until it has proved the secret */
     bytes body;
 } served;
 
@@ -257,9 +257,10 @@ static void linger(served *s) {
 static void *serve_main(void *context) {
     served *s = context;
     peer_node *node = s->node;
-    bool goes_on = is_no_stranger(s), stranger = !goes_on;
+    uint64_t *stranger = s->stranger;
+    bool goes_on = is_no_stranger(s), is_stranger = !goes_on;
     pthread_mutex_lock(&node->mutex);
-    node->strangers -= !stranger;
+    *stranger = is_stranger ? *stranger : 0;
     pthread_mutex_unlock(&node->mutex);
     while (goes_on) {
         frame_kind kind;
@@ -278,24 +279,38 @@ static void *serve_main(void *context) {
     free(s);
     pthread_mutex_lock(&node->mutex);
     node->connections--;
-    node->strangers -= stranger;
+    *stranger = is_stranger ? 0 : *stranger; /* else it may be another one's by now */
     pthread_cond_broadcast(&node->changed);
     pthread_mutex_unlock(&node->mutex);
     return NULL;
 }
 
+/* Takes a place for a stranger; NULL: there is none. Under the mutex. */
+static uint64_t *place_for(peer_node *node, uint64_t origin) {
+    uint64_t *place = NULL;
+    uint32_t alike = 0;
+    for (size_t i = 0; i < STRANGERS_MAX; i++) {
+        alike += node->strangers[i] == origin;
+        place = node->strangers[i] ? place : &node->strangers[i];
+    }
+    place = alike < STRANGERS_OF && node->connections < CONNECTIONS_MAX ? place : NULL;
+    if (place) {
+        *place = origin;
+    }
+    return place;
+}
+
 static void start(peer_node *node, wire *w) {
     pthread_t thread;
     served *s = calloc(1, sizeof(*s));
-    ckd_status status = s ? CKD_OK : CKD_E_NOMEM;
     pthread_mutex_lock(&node->mutex);
-    if (status == CKD_OK && node->connections < CONNECTIONS_MAX && node->strangers < STRANGERS_MAX) {
-        *s = (served){.node = node, .wire = w};
+    uint64_t *place = s ? place_for(node, wire_origin(w)) : NULL;
+    ckd_status status = place ? CKD_OK : CKD_E_BUSY;
+    if (place) {
+        *s = (served){.node = node, .wire = w, .stranger = place};
         status = thread_start(&thread, serve_main, s, NULL);
         node->connections += status == CKD_OK;
-        node->strangers += status == CKD_OK;
-    } else {
-        status = CKD_E_BUSY;
+        *place = status == CKD_OK ? *place : 0;
     }
     pthread_mutex_unlock(&node->mutex);
     if (status == CKD_OK) {

@@ -144,7 +144,7 @@ static bool has_device(void) {
 ckd_status ucx_open(ucx_net **out, ckd_error *err) {
     const char *chosen = chosen_transports();
     *out = NULL;
-    if (!chosen && !has_device()) {
+    if (chosen ? strcmp(chosen, "none") == 0 : !has_device()) {
         return CKD_OK;
     }
     (void)pthread_once(&once, find_ucx);

@@ -30,7 +30,7 @@ static ckd_status wire_make(wire **out, ucx_net *net, int socket, ckd_error *err
 ckd_status wire_connect(wire **out, ucx_net *net, const peer_host *to, const wire_limits *limits,
                         ckd_error *err) {
     int socket;
-    ckd_status status = tcp_connect(&socket, to, err);
+    ckd_status status = tcp_connect(&socket, to, limits, err);
     THEN(status, wire_make(out, net, socket, err));
     if (status == CKD_OK) {
         (*out)->limits = *limits;
@@ -55,6 +55,10 @@ void wire_close(wire *w) {
 
 void wire_set_limits(wire *w, const wire_limits *limits) {
     w->limits = *limits;
+}
+
+uint64_t wire_origin(const wire *w) {
+    return tcp_origin(w->socket);
 }
 
 /* ---- a faster network ---- */

@@ -86,7 +86,7 @@ static const char *describe(ckd_alarm alarm) {
     case CKD_ALARM_TIME:
         return "a save took much longer than those before";
     case CKD_ALARM_REPLICA:
-        return "its values are not those of the other ranks any more, and should be";
+        return "ranks do not have the same values any more, and should";
     case CKD_ALARM_NONE:
         break;
     }
@@ -112,7 +112,7 @@ static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm al
     if (was_reported(a, alarm, step) || !add(a, &(anomaly){.step = step, .alarm = alarm})) {
         return;
     }
-    if (slot->rank < CKD_PROGRESS_NO_RANK) {
+    if (slot->rank < CKD_PROGRESS_NO_RANK && alarm != CKD_ALARM_REPLICA) { /* all ranks tell of that one */
         snprintf(who, sizeof(who), "rank %" PRIu64 ", ", slot->rank);
     }
     snprintf(text, sizeof(text), "%sstep %" PRIu64 ": %s", who, step, describe(alarm));

@@ -469,6 +469,33 @@ static void test_answers_that_do_not_come(void **state) {
     peer_node_end(slow.from);
 }
 
+/* Whoever only opens connections, from one address, keeps out nobody at another one. */
+static void test_many_strangers(void **state) {
+    (void)state;
+    enum { STRANGERS = STRANGERS_MAX + 20 };
+    int fds[STRANGERS];
+    char path[600], back[600];
+    uint64_t sent;
+    ckd_error err;
+    struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1)},
+                       to = from;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(hosts.items[1].port);
+    for (int i = 0; i < STRANGERS; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(fds[i], (struct sockaddr *)&from, sizeof(from)), 0);
+        assert_int_equal(connect(fds[i], (struct sockaddr *)&to, sizeof(to)), 0);
+    }
+    write_file(path, "one", BLOB_BYTES, 1);
+    snprintf(back, sizeof(back), "%s/back", folder);
+    must(peer_put(&sent, node, 1, &(peer_copy){"node0", BLOB, path, NULL}, &err), &err);
+    must(peer_fetch(node, 1, "node0", BLOB, back, &err), &err);
+    check_same(path, back);
+    for (int i = 0; i < STRANGERS; i++) {
+        close(fds[i]);
+    }
+}
+
 /* A node that was killed is gone at once, one that is stopped after a while; another one takes over their addresses. */
 static void test_killed_and_stopped_nodes(void **state) {
     (void)state;
@@ -809,6 +836,7 @@ int main(int argc, char **argv) {
         WITH_NODES(test_a_budget_and_names),
         WITH_NODES(test_questions),
         WITH_NODES(test_answers_that_do_not_come),
+        WITH_NODES(test_many_strangers),
         WITH_NODES(test_killed_and_stopped_nodes),
         WITH_NODES(test_kills_during_transfers),
         WITH_NODES(test_bits_that_flip_on_their_way),

@@ -326,14 +326,30 @@ static void test_waits_that_end(void **state) {
     local_notify(e.stop);
     wire_set_limits(w, &(wire_limits){SILENCE_MS, e.stop, NULL, NULL});
     assert_int_equal(wire_receive(w, &byte, 1, &err), CKD_E_CANCELLED);
+    assert_int_equal(wire_send(w, &byte, 1, &err), CKD_E_CANCELLED); /* although there is room for it */
     wire_close(w);
     assert_int_equal(wire_accept(&w, NULL, e.listener, e.stop, &err), CKD_E_CANCELLED);
     echo_end(&e);
     /* nobody listens any more */
-    must(wire_connect(&w, NULL, &e.at, &(wire_limits){SILENCE_MS, -1, NULL, NULL}, &err), &err);
-    assert_int_equal(wire_send(w, &byte, 1, &err), CKD_E_IO);
+    assert_int_equal(wire_connect(&w, NULL, &e.at, &(wire_limits){SILENCE_MS, -1, NULL, NULL}, &err),
+                     CKD_E_IO);
     assert_non_null(strstr(err.message, "refused"));
-    wire_close(w);
+}
+
+/* Others know this node by an address that its machine does not have, as behind NAT. */
+static void test_an_address_of_another_machine(void **state) {
+    (void)state;
+    echo e;
+    int listener, connection;
+    ckd_error err;
+    echo_listen(&e, NULL);
+    peer_host there = e.at, here = e.at;
+    echo_end(&e);
+    snprintf(there.host, sizeof(there.host), "192.0.2.1"); /* for documentation (RFC 5737) */
+    must(tcp_listen(&listener, &there, &err), &err);
+    must(tcp_connect(&connection, &here, &(wire_limits){SILENCE_MS, -1, NULL, NULL}, &err), &err);
+    local_close(connection);
+    local_close(listener);
 }
 
 static void test_an_address_in_use(void **state) {
@@ -356,6 +372,7 @@ int main(void) {
         cmocka_unit_test(test_transports_that_do_not_exist),
         cmocka_unit_test(test_waits_that_end),
         cmocka_unit_test(test_an_address_in_use),
+        cmocka_unit_test(test_an_address_of_another_machine),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (under_sanitizer()) { /* the leak sanitizer crashes now and then while it stops the threads of UCX */

@@ -48,5 +48,13 @@ def test_each_bit_counts_in_a_sum(name, tensor):
             data[at] ^= 1 << bit
 
 
-def test_elements_that_are_not_in_a_row_have_no_sum():
-    assert sum_of_words(torch.rand(10, 10)[:, ::2], 0, 200) is None
+def test_elements_that_are_not_in_a_row():
+    tensor = torch.rand(10, 10)
+    assert int(sum_of_words(tensor[:, ::2], 0, 200)) == int(sum_of_words(tensor[:, ::2].contiguous(), 0, 200))
+
+
+def test_signs_that_change_do_not_cancel():
+    tensor = torch.rand(100)
+    other = tensor.clone()
+    other[1], other[7] = -other[1], -other[7]
+    assert int(sum_of_words(tensor, 0, 400)) != int(sum_of_words(other, 0, 400))

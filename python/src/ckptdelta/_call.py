@@ -48,7 +48,7 @@ def in_python(message: str) -> str:
     return message
 
 
-_ALIKE = (" is not used: ", " is suspect and passed over: ", "; saving a base instead of a delta on it", "every user of this machine can remove")
+_ALIKE = (" is not used: ", " is suspect and passed over: ", "; saving a base instead of a delta on it", " not the same on all ranks: ", "every user of this machine can remove")
 """In notices of what each process finds in the store for itself."""
 _KEPT = 1000
 

@@ -79,9 +79,9 @@ class Snapshot:
     """Names of tensors that do move, although they belong to a module or an optimizer."""
     rank: int = 0
     common: list[Tensor] = field(default_factory=list)
-    """With several ranks: the tensors that all of them share."""
+    """With several ranks: the tensors that all of them share, and that should have the same values."""
     shared: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)
-    """Their (name, dtype, shape)."""
+    """(name, dtype, shape) of all tensors that they share."""
 
     def place(self, t: Tensor) -> tuple[int, Device | None] | None:
         """Where the library reads a tensor: its address and device; None: from a buffer."""
@@ -117,19 +117,22 @@ def take_apart(state: Any, updates: Updates | None, fenced: list[Any], ranks: Ra
     waiting = {id(optimizer) for optimizer in fenced}
     parts = [t for t in flat.tensors if isinstance(t.array, _fsdp1.Part)]
     keys = _keys_of((t for optimizer in fenced for t in _updated(optimizer)), parts)
-    lasting, others = set(keys), set[Hashable | None]()
+    lasting, others, renormalised = set(keys), set[Hashable | None](), set[Hashable | None]()
     for found in objects_in(state):
         if _torch.is_module(found):
             module = _torch.unwrapped(found)
             lasting |= _keys_of(chain(module.parameters(), module.buffers()), parts)
-            others |= _keys_of(_torch.renormalised(module), parts)
+            renormalised |= _keys_of(_torch.renormalised(module), parts)
         elif id(found) not in waiting:  # it writes without waiting, perhaps to what a fenced optimizer writes to as well
             others |= _keys_of(_updated(found), parts)
+    others |= renormalised
     snapshot = Snapshot(flat.tensors, record, flat.updates, keys - others - {None}, lasting - {None}, rank=rank)
     if ranks is not None:
         _check_states(state)
         shared = [t for t in flat.tensors if is_dtensor(t.array) or isinstance(t.array, _fsdp1.Part) or (t.leaf.key in snapshot.lasting and not t.buffer)]
-        snapshot.common, snapshot.shared = shared, [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
+        # Each rank shortens the rows that it looks up, until all have seen them.
+        snapshot.common = [t for t in shared if t.leaf.key not in renormalised]
+        snapshot.shared = [(t.name, t.leaf.code, t.leaf.shape) for t in shared]
         if rank:
             snapshot.tensors = shared + [t for t in flat.tensors if t.path.partition(".")[0] in OWN]
     return snapshot

@@ -348,6 +348,8 @@ class Session(Reporter):
         lib.ckd_session_fence(self._owner.session)
         for device in self._copying:  # a training may step on another stream than the one of its last snapshot
             wait_for(device)
+        if self._replicas is not None:
+            self._replicas.fence()
 
     def _check_process(self) -> None:
         """Must run before any lock is taken: another thread may have held the lock at the fork."""
@@ -501,21 +503,12 @@ class Session(Reporter):
         state.moved = {name for name, count in self._moves.items() if count > 1}
         state.fenced -= {t.leaf.key for t in state.tensors if t.name in self._writes.names}
         fits = self._registered is not None and self._told != self._reported and self._registered.fits(state)
-        if self._ranks is not None:
+        if self._replicas is not None:
             # A group that a rank has left, or that was late, makes no more saves.
-            return state, self._prepare_together(failure, fits and self._poll().failed == 0, state)
+            return state, self._replicas.prepare(failure, self._is_fresh(), fits and self._poll().failed == 0, state, self._reported)
         if failure is not None:
             raise failure
         return state, self._registered is not None and not fits
-
-    def _prepare_together(self, failure: Exception | None, fits: bool, state: Snapshot) -> bool:
-        """Must memory be registered again? What the ranks have alike is compared as it was at the save before."""
-        assert self._ranks is not None and self._replicas is not None
-        again, sums = self._ranks.prepare(failure, self._is_fresh(), fits, state.shared, self._replicas.digest())
-        self._replicas.compare(sums)
-        if self._replicas.compares:
-            self._replicas.begin(state.common, self._reported)
-        return again
 
     def _register(self, state: Snapshot) -> Registered:
         if self._replicas is not None and not self._replicas.compares:

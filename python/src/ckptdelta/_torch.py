@@ -19,6 +19,10 @@ from ._native import ffi
 BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
+_PIECE = 1 << 18
+"""Words that are summed together in host memory."""
+
+
 def loaded() -> Any:
     """The module torch if the process has imported it, else None. A state cannot hold a tensor of it otherwise."""
     return sys.modules.get("torch")
@@ -224,23 +228,23 @@ def device_scalars(values: Iterable[Any]) -> dict[int, tuple[str, bytes]]:
 
 
 def sum_of_words(tensor: Any, begin: int, end: int) -> Any:
-    """The sum of the words of 8 bytes between two bytes of a tensor's memory, modulo 2**64, on its device. `begin` is a multiple of 8.
+    """The sum of the words between two bytes of a tensor's memory, on its device. `begin` is a multiple of 8. A word has 4 bytes: so no sum
+    overflows, and signs that change do not cancel.
 
-    None: its elements are not in a row, or the device has no memory left.
+    None: the device has no memory left.
     """
     torch = loaded()
     with torch.no_grad(), contextlib.suppress(RuntimeError):
         local = _as_in_memory(tensor.detach())
         inside = local.permute(sorted(range(local.dim()), key=lambda d: -local.stride(d)))
-        if not inside.is_contiguous():
-            return None
+        inside = inside if inside.is_contiguous() else local.contiguous()
         data = (torch.view_as_real(inside) if inside.is_complex() else inside).reshape(-1).view(torch.uint8)[begin:end]
-        words = data.numel() // 8 * 8
-        if data.storage_offset() % 8 == 0:
-            total = data[:words].view(torch.int64).sum()
-        else:
-            total = data[:words].clone().view(torch.int64).sum()
-        rest = data[words:].to(torch.int64)
+        size = data.numel() // 4 * 4
+        aligned = data if data.data_ptr() % 4 == 0 and data.storage_offset() % 4 == 0 else data.clone()
+        words = aligned[:size].view(torch.int32)
+        pieces = words.split(_PIECE) if words.device.type == "cpu" and words.numel() else (words,)  # a CPU converts them in a copy
+        total = sum((piece.sum(dtype=torch.int64) for piece in pieces[1:]), pieces[0].sum(dtype=torch.int64))
+        rest = data[size:].to(torch.int64)
         return total + (rest << (8 * torch.arange(rest.numel(), device=rest.device))).sum() if rest.numel() else total
     return None
 
@@ -252,7 +256,7 @@ def to_host(numbers: list[Any]) -> tuple[Any, Any]:
         joined = torch.stack(numbers)
         if joined.device.type != "cuda":
             return joined.cpu(), None
-        host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+        host = torch.empty(joined.shape, dtype=joined.dtype, device="cpu", pin_memory=True)
         host.copy_(joined, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(joined.device))
