@@ -36,14 +36,14 @@ def ends_as_documented(trainer, cause, folder):
 
 
 @pytest.mark.parametrize("cause", sorted(jobs.CAUSES))
-@pytest.mark.sampled(9, full=3)
+@pytest.mark.sampled(9, full=9)
 def test_a_job_ends_as_documented(tmp_path, trainer, cause):
     ends_as_documented(trainer(Gpt), cause, tmp_path)
 
 
 @pytest.mark.skipif(not has_mpi(BUILD), reason="there is no mpirun here, or the build is without MPI")
 @pytest.mark.parametrize("cause", sorted(jobs.CAUSES))
-@pytest.mark.sampled(28, full=4)
+@pytest.mark.sampled(28, full=28)
 def test_a_job_of_ranks_ends_as_documented(tmp_path, trainer, cause):
     ends_as_documented(trainer(Mpi), cause, tmp_path)
 

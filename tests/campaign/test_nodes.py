@@ -16,7 +16,7 @@ SEED = int(os.environ.get("CKD_SWEEP_SEED") or 1)
 
 
 @pytest.mark.parametrize("kind", sorted(nodes.KINDS))
-@pytest.mark.sampled(4, full=2)
+@pytest.mark.sampled(4, full=4)
 def test_what_was_promised_is_there(tmp_path, kind):
     skipped, failure, _ = nodes.play(BUILD, kind, SEED, tmp_path)
     assert failure is None, failure
