@@ -131,4 +131,4 @@ if ! install_missing; then
     fi
 fi
 find_missing
-[ -z "$missing" ] || say_and_fail "still not found after installing them"
+[ -z "$missing" ] || say_and_fail "still not found after installing them${PYTHON:+; if $PYTHON is not the Python of the system, install them for it with pip}"
