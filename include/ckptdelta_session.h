@@ -258,8 +258,8 @@ CKD_API void ckd_session_no_metric(ckd_session *session);
  */
 CKD_API void ckd_session_observe(ckd_session *session, uint64_t step, double metric);
 /*
- * Raises an alarm for something that the trainer has noticed itself, of any kind but CKD_ALARM_NONE. It is told and counted
- * like the session's own. step: the first one that may be affected; below `ckptdelta run`, `--on-anomaly rewind` goes
+ * Raises an alarm for the trainer, of any kind but CKD_ALARM_NONE. The session reports and counts it like its own.
+ * step: the first one that may be affected; below `ckptdelta run`, `--on-anomaly rewind` goes
  * back to a checkpoint of an earlier step. text: what is wrong, for people, of at most 299 bytes; what is longer is cut.
  */
 CKD_API void ckd_session_alarm(ckd_session *session, ckd_alarm alarm, uint64_t step, const char *text);

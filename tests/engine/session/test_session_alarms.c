@@ -197,7 +197,7 @@ static void test_restored(void **state) {
     end(c);
 }
 
-/* What the trainer notices itself is told and counted like the others. */
+/* The session reports and counts an alarm of the trainer like its own. */
 static void test_raised_by_the_trainer(void **state) {
     watched *c = begin(*state, 4);
     ckd_session_state now;
