@@ -211,7 +211,10 @@ def mutants(r):
     tried = [m for m in saved["results"] if m["caught"] is not None]
     survived = [f"{m['mutant'].split(':')[0]} ({m['kind']})" for m in tried if not m["caught"]]
     names = f"; survived, as tests/mutants/results.json says in full: {', '.join(survived)}" if survived else ""
-    return f"seed {saved['seed']}: {len(tried)} tried, {len(tried) - len(survived)} caught{names}"
+    tried_again = [m for m in tried if m["mutant"] in saved["survived_once"]]
+    proved = json.loads((ROOT / "tests/mutants/equivalent.json").read_text())
+    return (f"seed {saved['seed']}: {len(tried)} tried, {len(tried) - len(survived)} caught, {len(tried_again)} of them again after tests were written for "
+            f"what they survived; {len(proved)} that change nothing left out (tests/mutants/equivalent.json){names}")
 
 
 def coverage(r):

@@ -4,8 +4,9 @@
 
 Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is
 one off, a condition that is turned round. The draw depends on the text of a line and not on its number, so most of it stays when code changes
-elsewhere. Mutants that cannot matter are left out: `equivalent` has the rules. Each is built in a copy of the tracked files. The tests that
-areas.json names for its file run, the fastest first, until one fails; then the campaign, if asked for. A mutant that does not compile is replaced by
+elsewhere. Mutants that cannot matter are left out: `equivalent` has the rules, and equivalent.json those that somebody has proved, with the reasons.
+Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first, until one fails; then, if a bound is
+one off, those with sanitizers; then the campaign, if asked for. A mutant that does not compile, or that compiles to the same code, is replaced by
 another one. Several are tried side by side, each in a copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on
 from there. The last line reads `N mutants, N caught, N survived`; survivors are listed before it.
 """
@@ -143,6 +144,7 @@ def equivalent(mutant, lines, spared):
 
 def all_mutants(areas, wanted):
     spared = spared_syncs()
+    proved = {p["mutant"] for p in json.loads((Path(__file__).parent / "equivalent.json").read_text())}
     for area, what in areas.items():
         if wanted and area not in wanted:
             continue
@@ -154,7 +156,7 @@ def all_mutants(areas, wanted):
                         continue
                     for kind, count, replaced in mutants_of_line(lines, i):
                         mutant = Mutant(area, path, i, kind, count, replaced)
-                        if not equivalent(mutant, lines, spared):
+                        if not equivalent(mutant, lines, spared) and mutant.describe("\n".join(lines)) not in proved:
                             yield mutant
 
 
@@ -164,22 +166,31 @@ class Workshop:
     def __init__(self, args, areas, like=None):
         self.args, self.areas = args, areas
         self.root = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.sanitized = False
         self.needs_all_states = False  # of the disks after a power cut: without a sync only some of them are wrong
         self.usual = like.usual if like else {}  # seconds that a test takes on unbroken code
         if like:
             shutil.copytree(like.root, self.root, dirs_exist_ok=True, symlinks=True)
-            self.build = like.build
+            self.builds = like.builds
             return
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
         for name in filter(None, files):
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        self.build = self.command(["make", "-s", "print-build-dir"]).stdout.split("\n")[0]
+        self.builds = {}
+        for self.sanitized in (True, False):
+            self.builds[self.sanitized] = self.make("-s", "print-build-dir").stdout.split("\n")[0]
+
+    @property
+    def build(self):
+        return self.builds.get(self.sanitized, "")
 
     def command(self, command, timeout=None):
         env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "GNUMAKEFLAGS")}
-        env.update(CKPTDELTA_BUILD=str(self.root / getattr(self, "build", "")), CKD_POWER_SITES="0")
+        env.update(CKPTDELTA_BUILD=str(self.root / self.build), CKD_POWER_SITES="0")
+        if self.sanitized:
+            env.update(ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1")
         if not self.needs_all_states:
             env.update(CKD_POWER_STATES="40")
         env.update(CKPTDELTA=f"{env['CKPTDELTA_BUILD']}/ckptdelta", PYTHONDONTWRITEBYTECODE="1")
@@ -195,7 +206,7 @@ class Workshop:
             return subprocess.CompletedProcess(command, -9, "takes too long")
 
     def make(self, *targets, jobs=1):
-        return self.command(["make", f"-j{jobs}", "LINT=", *targets])
+        return self.command(["make", f"-j{jobs}", "LINT=", *(["SAN=address,undefined", "OPT=-O1"] if self.sanitized else []), *targets])
 
     def run_test(self, name):
         program = not name.endswith(".py")
@@ -204,7 +215,7 @@ class Workshop:
             return made
         command = [f"{self.build}/tests/{name}"] if program else \
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "markers=slow", *map(str, self.root.glob(f"tests/**/{name}"))]
-        return self.command(command, timeout=max(60, 8 * self.usual.get(name, 75)))
+        return self.command(command, timeout=max(60, (40 if self.sanitized else 8) * self.usual.get(name, 75)))
 
     def prepare(self, names):
         """Runs the tests on unbroken code, which also says how long they take."""
@@ -226,18 +237,51 @@ class Workshop:
         return self.command([sys.executable, "tests/campaign/campaign.py", "--seconds", str(self.args.campaign), "--seed", str(seed),
                              "--stop", "--shrink", "0"], timeout=self.args.campaign + 120)
 
-    def try_mutant(self, mutant, seed):
-        """None: it does not compile. Else who caught it, or ''."""
+    def code(self, path):
+        """What the compiler makes of it, without what serves debuggers."""
+        made = f"{self.build}/obj/{path[:-2]}.o"
+        self.make(made)
+        with tempfile.NamedTemporaryFile() as stripped:
+            self.command(["objcopy", "--strip-debug", made, stripped.name])
+            return stripped.read()
+
+    def caught_by_sanitizers(self, mutant, broken):
+        """A test that fails with them, though it passes on unbroken code; or ''."""
         path = self.root / mutant.path
         source = path.read_text()
+        self.sanitized = True
+        try:
+            for name in sorted((t for t in self.areas[mutant.area]["tests"] if not t.endswith(".py")), key=self.usual.get):
+                path.write_text(broken)
+                if self.run_test(name).returncode not in (0, 77):
+                    path.write_text(source)
+                    if self.run_test(name).returncode in (0, 77):
+                        return f"{name} with sanitizers"
+            return ""
+        finally:
+            self.sanitized = False
+            path.write_text(source)
+
+    def try_mutant(self, mutant, seed):
+        """None: it does not compile, or to the same code. Else who caught it, or ''."""
+        path = self.root / mutant.path
+        source = path.read_text()
+        right = self.code(mutant.path)
         path.write_text(mutant.text(source))
         self.needs_all_states = mutant.kind == "sync removed"
         try:
-            if self.make(f"{self.build}/obj/internal.a").returncode != 0:
+            if self.make(f"{self.build}/obj/internal.a").returncode != 0 or self.code(mutant.path) == right:
                 return None
             for name in sorted(self.areas[mutant.area]["tests"], key=self.usual.get):
                 if self.run_test(name).returncode not in (0, 77):
                     return name
+            found = ""
+            if mutant.kind == "one off":
+                path.write_text(source)
+                found = self.caught_by_sanitizers(mutant, mutant.text(source))
+                path.write_text(mutant.text(source))
+            if found:
+                return found
             if self.args.campaign and self.campaign(seed).returncode != 0:
                 return "campaign"
             return ""
@@ -265,11 +309,11 @@ class Results:
     """What is known, on the disk after each mutant."""
 
     def __init__(self, args):
-        self.args, self.lock, self.known = args, threading.Lock(), {}
+        self.args, self.lock, self.saved, self.known = args, threading.Lock(), {}, {}
         if args.out and Path(args.out).exists():
             saved = json.loads(Path(args.out).read_text())
             if saved["seed"] == args.seed:
-                self.known = {r["mutant"]: r for r in saved["results"]}
+                self.saved, self.known = saved, {r["mutant"]: r for r in saved["results"]}
 
     def add(self, mutant, caught):
         what = mutant.describe((ROOT / mutant.path).read_text())
@@ -278,7 +322,7 @@ class Results:
             if caught is not None:
                 print(f"{'caught by ' + caught if caught else 'SURVIVED'}: {what}", flush=True)
             if self.args.out:
-                Path(self.args.out).write_text(json.dumps({"seed": self.args.seed, "results": list(self.known.values())}, indent=1))
+                Path(self.args.out).write_text(json.dumps({**self.saved, "seed": self.args.seed, "results": list(self.known.values())}, indent=1) + "\n")
 
     def count(self):
         return sum(r["caught"] is not None for r in self.known.values())

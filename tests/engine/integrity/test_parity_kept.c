@@ -236,6 +236,40 @@ static void test_deletion_regroups_files_of_a_deleted_run(void **state) {
     store_check_clean(*state);
 }
 
+typedef struct lock_watch {
+    ckd_store *store;
+    size_t steps, unlocked; /* changes of parity files, and those made while the lock was free */
+} lock_watch;
+
+static int watch_lock(void *context, file_op step, const char *path) {
+    lock_watch *w = context;
+    if (strstr(path, "/data/p/") && (step == FILE_OP_CREATE || step == FILE_OP_REMOVE)) {
+        file_lock *lock = NULL;
+        w->steps++;
+        w->unlocked += parity_lock(&lock, w->store, NULL) != CKD_E_BUSY;
+        lock_release(lock);
+    }
+    return 0;
+}
+
+/* Another process must not make parity of these files meanwhile. */
+static void test_regrouping_holds_the_lock(void **state) {
+    ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
+    lock_watch watch = {.store = store};
+    ckd_error err = {0};
+    for (uint64_t step = 0; step < 4; step++) {
+        save_base(store, step);
+    }
+    assert_int_equal(make_parity(store, &(parity_run){SCENE_RUN, 4, 1, false}).groups, 1);
+    delete_step(store, 0, 0);
+    file_set_fault_hook(watch_lock, &watch);
+    must(ckd_store_collect(NULL, store, NULL, &err), &err);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(watch.steps >= 2); /* the new group, and the old one */
+    assert_int_equal(watch.unlocked, 0);
+    ckd_store_close(store);
+}
+
 /* Once somebody says that the run shall have no parity, its space is freed; but not before its files are right. */
 static void test_off_spares_damaged_files(void **state) {
     for (harm how = MISSING; how < HARMS; how++) {
@@ -729,6 +763,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_files_of_a_deleted_run),
         tempdir_test(test_deletion_regroups_files_of_a_deleted_run),
+        tempdir_test(test_regrouping_holds_the_lock),
         tempdir_test(test_off_spares_damaged_files),
         tempdir_test(test_trash_of_a_renamed_run),
         tempdir_test(test_replaced_group_of_a_damaged_file),

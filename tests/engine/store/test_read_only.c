@@ -221,12 +221,55 @@ static void test_no_permission_to_write(void **state) {
     }
 }
 
+static void find_step(ckd_checkpoint *out, ckd_store *store, uint64_t step) {
+    ckd_error err = {0};
+    if (ckd_store_find(out, store, "run", step, &err) != CKD_OK) {
+        fail_msg("step %u: %s", (unsigned)step, err.message);
+    }
+}
+
+/*
+ * The catalog lacks the newest checkpoint, as its writer died before the catalog had it. A reader finds the manifest, and
+ * says so. It makes no lock file, and does not mend the catalog.
+ */
+static void test_a_reader_leaves_the_catalog_behind(void **state) {
+    const char *dir = *state;
+    uint64_t n = 8;
+    float values[8] = {0};
+    ckd_checkpoint first, second;
+    ckd_store *store = store_create(dir);
+    size_t size;
+    ckd_error err = {0};
+    save_one(store, "run", 0, "t", CKD_F32, 1, &n, values);
+    ckd_store_close(store);
+    unsigned char *behind = read_whole_file(store_path_of(dir, "catalog.db"), &size);
+    store = store_reopen(dir, CKD_OPEN_WRITE);
+    save_one(store, "run", 1, "t", CKD_F32, 1, &n, values);
+    ckd_store_close(store);
+    write_whole_file(store_path_of(dir, "catalog.db"), behind, size);
+    free(behind);
+    assert_int_equal(remove(store_path_of(dir, "data/lock")), 0);
+    store = store_reopen(dir, CKD_OPEN_READ);
+    find_step(&first, store, 0);
+    char *before = tree_describe(dir);
+    ckd_status status = ckd_store_check_newest(store, &first, &err);
+    char *after = tree_describe(dir);
+    assert_string_equal(before, after);
+    assert_int_equal(status, CKD_E_EXISTS);
+    find_step(&second, store, 1);
+    assert_int_equal(ckd_store_check_newest(store, &second, &err), CKD_OK);
+    free(before);
+    free(after);
+    ckd_store_close(store);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, tempdir_setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_a_read_only_file_system),
         TEST(test_no_permission_to_write),
+        TEST(test_a_reader_leaves_the_catalog_behind),
     };
     return cmocka_run_group_tests_name("read_only", tests, NULL, NULL);
 }
