@@ -14,7 +14,7 @@
 #define LAST_PATIENCE_MS  1000 /* for readers of replaced files, at the end */
 
 /* One call of ckd_compact: a compaction and its result. */
-typedef struct compacting {
+typedef struct compact_call {
     compaction c;
     ckd_compaction *out;
     size_t capacity;
@@ -24,7 +24,7 @@ typedef struct compacting {
     hash_set current;   /* own files of the checkpoints listed at the beginning */
     uint64_t old_bytes; /* size of replaced generations that may still exist */
     bool over;          /* the rewrites reached the limit */
-} compacting;
+} compact_call;
 
 /* ---- what to do ---- */
 
@@ -60,7 +60,7 @@ static prune_request request_of(const compaction *c) {
 }
 
 /* All listed checkpoints except those that the policy deletes. */
-static ckd_status find_remaining(compacting *x, ckd_error *err) {
+static ckd_status find_remaining(compact_call *x, ckd_error *err) {
     compaction *c = &x->c;
     ckd_prune *plan = NULL;
     uint64_t undo_s;
@@ -158,7 +158,7 @@ static ckd_status sort_by_level(manifest_entry **order, size_t count, manifest_s
 }
 
 /* All listed checkpoints, dependents first. */
-static ckd_status find_order(compacting *x, ckd_error *err) {
+static ckd_status find_order(compact_call *x, ckd_error *err) {
     x->order = calloc(x->all.count + 1, sizeof(*x->order));
     if (!x->order) {
         return err_nomem(err, x->all.count * sizeof(*x->order), "an order of checkpoints");
@@ -172,7 +172,7 @@ static ckd_status find_order(compacting *x, ckd_error *err) {
 }
 
 /* Several checkpoints that stay may read the same record of a victim. */
-static ckd_status count_readers(compacting *x, ckd_error *err) {
+static ckd_status count_readers(compact_call *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count && status == CKD_OK; i++) {
         if (!compact_is_victim(&x->c, &x->order[i]->m.checkpoint.id)) {
@@ -186,7 +186,7 @@ static ckd_status count_readers(compacting *x, ckd_error *err) {
 }
 
 /* Own files of the listed checkpoints. */
-static ckd_status find_current(compacting *x, ckd_error *err) {
+static ckd_status find_current(compact_call *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count; i++) {
         const manifest *m = &x->order[i]->m;
@@ -198,7 +198,7 @@ static ckd_status find_current(compacting *x, ckd_error *err) {
 }
 
 /* Is the checkpoint older than cold_after_s, or not among the newest cold_but_newest of its run? */
-static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
+static bool is_cold(const compact_call *x, const ckd_checkpoint *k) {
     const ckd_compact_options *o = &x->c.options;
     uint64_t now = clock_wall_ns(), newer = 0;
     if (o->cold_after_s && (now - k->created_ns) / UINT64_C(1000000000) >= o->cold_after_s &&
@@ -216,7 +216,7 @@ static bool is_cold(const compacting *x, const ckd_checkpoint *k) {
  * By its manifest alone: can there be work on this checkpoint? At the limit, only manifests that name a file which this
  * compaction has replaced get a next generation.
  */
-static bool may_need_work(const compacting *x, const manifest_entry *n) {
+static bool may_need_work(const compact_call *x, const manifest_entry *n) {
     const compaction *c = &x->c;
     const manifest *m = &n->m;
     const ckd_checkpoint *k = &m->checkpoint;
@@ -239,7 +239,7 @@ static bool may_need_work(const compacting *x, const manifest_entry *n) {
 
 /* ---- one checkpoint ---- */
 
-static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkpoint *k, ckd_error *err) {
+static ckd_status add_item(ckd_compacted **item, compact_call *x, const ckd_checkpoint *k, ckd_error *err) {
     ckd_compaction *out = x->out;
     if (ARRAY_GROW(out->items, x->capacity, out->count + 1, "a list of checkpoints", err) != CKD_OK) {
         return CKD_E_NOMEM;
@@ -249,7 +249,7 @@ static ckd_status add_item(ckd_compacted **item, compacting *x, const ckd_checkp
     return CKD_OK;
 }
 
-static ckd_status finish_item(compacting *x, const ckd_checkpoint *k, const rewrite_plan *p,
+static ckd_status finish_item(compact_call *x, const ckd_checkpoint *k, const rewrite_plan *p,
                               ckd_status status, const ckd_error *why, ckd_error *err) {
     ckd_compacted *item = NULL;
     if (status != CKD_OK && !compact_is_local_error(status, why)) {
@@ -291,7 +291,7 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
 }
 
 /* Others may keep it from removing files. The next open for writing, or the next call, removes them. */
-static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err) {
+static ckd_status remove_old(compact_call *x, uint32_t timeout_ms, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked,
                                               x->c.limits.timeout_ms, timeout_ms, &why);
@@ -306,7 +306,7 @@ static ckd_status remove_old(compacting *x, uint32_t timeout_ms, ckd_error *err)
  * Removes replaced generations from time to time. Finding them reads all manifests, which takes longer than
  * rewriting a small checkpoint. So it waits until they are large, or space is short.
  */
-static ckd_status remove_some_old(compacting *x, uint64_t added_bytes, ckd_error *err) {
+static ckd_status remove_some_old(compact_call *x, uint64_t added_bytes, ckd_error *err) {
     x->old_bytes += added_bytes;
     uint64_t available = dir_free_space(path_in(x->c.store->path, DIR_CHUNKS).text);
     if (x->old_bytes < OLD_BYTES && available >= ROOM_FOR_OLD) {
@@ -334,7 +334,7 @@ static ckd_status carry_out(compaction *c, rewrite_plan *p, ckd_error *err) {
     return status;
 }
 
-static ckd_status compact_one(compacting *x, const manifest_entry *n, ckd_error *err) {
+static ckd_status compact_one(compact_call *x, const manifest_entry *n, ckd_error *err) {
     compaction *c = &x->c;
     const ckd_checkpoint *k = &n->m.checkpoint;
     rewrite_plan p = {.view = NULL};
@@ -373,7 +373,7 @@ static ckd_status record_gathered(void *context, const ckd_checkpoint *old, uint
 }
 
 /* Reads the manifests again: the rewrites have replaced them. */
-static ckd_status gather(compacting *x, ckd_error *err) {
+static ckd_status gather(compact_call *x, ckd_error *err) {
     manifest_set now = {0};
     size_t count = 0;
     if (x->c.options.pack_below == CKD_NO_PACKS) {
@@ -399,7 +399,7 @@ static ckd_status gather(compacting *x, ckd_error *err) {
 
 /* ---- all checkpoints ---- */
 
-static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
+static ckd_status compact_each(compact_call *x, bool first, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->count; i++) {
         x->c.to_be_done += may_need_work(x, x->order[i]) ? x->order[i]->m.checkpoint.stored_bytes : 0;
@@ -414,7 +414,7 @@ static ckd_status compact_each(compacting *x, bool first, ckd_error *err) {
 }
 
 /* Starts over with the manifests as they are now. */
-static ckd_status restart(compacting *x, ckd_error *err) {
+static ckd_status restart(compact_call *x, ckd_error *err) {
     free(x->order);
     free(x->current.slots);
     free(x->c.readers.slots);
@@ -435,7 +435,7 @@ static ckd_status restart(compacting *x, ckd_error *err) {
  */
 #define PASSES 3
 
-static ckd_status compact_all(compacting *x, ckd_error *err) {
+static ckd_status compact_all(compact_call *x, ckd_error *err) {
     bool writes = !x->c.options.dry_run && !x->c.options.estimate, repeat = true;
     ckd_status status = CKD_OK;
     for (int pass = 0; pass < PASSES && repeat && status == CKD_OK; pass++) {
@@ -454,7 +454,7 @@ static ckd_status compact_all(compacting *x, ckd_error *err) {
 }
 
 /* Deletes the checkpoints that the policy does not keep. */
-static ckd_status prune(compacting *x, ckd_error *err) {
+static ckd_status prune(compact_call *x, ckd_error *err) {
     const ckd_compact_options *o = &x->c.options;
     if ((!o->policy && !o->stored_policies) || o->dry_run || o->estimate) {
         return CKD_OK;
@@ -465,7 +465,7 @@ static ckd_status prune(compacting *x, ckd_error *err) {
     return retain_prune(&x->out->pruned, x->c.store, &request, o->deletion, err);
 }
 
-static ckd_status begin(compacting *x, ckd_error *err) {
+static ckd_status begin(compact_call *x, ckd_error *err) {
     compaction *c = &x->c;
     uint32_t workers = pool_threads(c->store->pool);
     c->begun_ns = clock_monotonic_ns();
@@ -492,7 +492,7 @@ static ckd_status begin(compacting *x, ckd_error *err) {
     return status == CKD_OK ? count_readers(x, err) : status;
 }
 
-static ckd_status compact(compacting *x, ckd_error *err) {
+static ckd_status compact(compact_call *x, ckd_error *err) {
     ckd_status status = begin(x, err);
     THEN(status, compact_all(x, err));
     THEN(status, compact_join_items(x->out, err));
@@ -505,7 +505,7 @@ static ckd_status compact(compacting *x, ckd_error *err) {
     return status == CKD_OK && wrote ? remove_old(x, patience, err) : status;
 }
 
-static void end(compacting *x) {
+static void end(compact_call *x) {
     compaction *c = &x->c;
     for (uint32_t i = 0; i < c->worker_count; i++) {
         compact_worker_free(&c->workers[i]);
@@ -542,8 +542,8 @@ ckd_status compact_within(ckd_compaction **out, bool *over, ckd_store *store,
     if (status != CKD_OK) {
         return status;
     }
-    compacting x = {.c = {.store = store, .options = o, .limits = *limits},
-                    .out = calloc(1, sizeof(ckd_compaction))};
+    compact_call x = {.c = {.store = store, .options = o, .limits = *limits},
+                      .out = calloc(1, sizeof(ckd_compaction))};
     if (!x.out) {
         return err_nomem(err, sizeof(*x.out), "a compaction");
     }

@@ -435,7 +435,7 @@ static ckd_status check_written(rewrite *r, const view *written, ckd_error *err)
     reading x = {r, written};
     ckd_status status = pool_run(r->c->store->pool, r->m.own_count, read_file_back, r, err);
     THEN(status, pool_run(r->c->store->pool, written->block_count, read_back, &x, err));
-    THEN(status, closure_prune_files(&r->m, &r->c->views, written, err));
+    THEN(status, closure_prove_files(&r->m, &r->c->views, written, err));
     THEN(status, compact_read_moved(r->c, written, r->m.files, r->m.own_count, err));
     return status == CKD_OK ? totals_set(&r->m, written, err) : status;
 }

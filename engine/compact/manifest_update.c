@@ -145,7 +145,7 @@ static ckd_status open_draft(const view **out, compaction *c, manifest *m, ckd_e
     } else {
         manifest_free(m);
     }
-    THEN(status, closure_prune_files(&tight, &c->views, wide, err));
+    THEN(status, closure_prove_files(&tight, &c->views, wide, err));
     if (status != CKD_OK) {
         manifest_free(&tight);
         return status;

@@ -206,8 +206,8 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
  * Proves that the files hold everything that a load reads, and publishes the manifest that names them. named: by new
  * file; set for those that it names. A manifest that named an old file without need then names neither.
  */
-static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
-                               const manifest_entry *n, ckd_error *err) {
+static ckd_status publish_merged(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
+                                 const manifest_entry *n, ckd_error *err) {
     compaction *c = x->g->c;
     const view *draft, *old;
     manifest wide, tight = {.files = NULL};
@@ -219,7 +219,7 @@ static ckd_status rename_files(uint64_t *stored, bool *named, bool *undecided, c
         (draft->block_count != old->block_count || draft->blob_count != old->blob_count)) {
         status = err_set(err, CKD_E_CORRUPT, "the merged files lack blocks of the checkpoint");
     }
-    THEN(status, closure_prune_files(&tight, &c->views, draft, err));
+    THEN(status, closure_prove_files(&tight, &c->views, draft, err));
     THEN(status, compact_read_moved(c, draft, x->outputs, x->output_count, err));
     if (status == CKD_OK && old->manifest.checkpoint.generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "its generation number is already the largest possible");
@@ -253,14 +253,14 @@ static ckd_status report_item(const merge_set *x, const manifest_entry *n, uint6
                : x->g->gathered(x->g->context, &n->m.checkpoint, stored, left, why, err);
 }
 
-static ckd_status rename_all(bool *named, bool *undecided, const merge_set *x, ckd_error *err) {
+static ckd_status publish_all(bool *named, bool *undecided, const merge_set *x, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < x->g->count && status == CKD_OK; i++) {
         const manifest_entry *n = x->g->order[i];
         uint64_t stored = 0;
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
-            ckd_status done = rename_files(&stored, named, undecided, x, n, &why);
+            ckd_status done = publish_merged(&stored, named, undecided, x, n, &why);
             /* A failure may leave a file that only this manifest would have named. */
             *undecided = *undecided || done != CKD_OK;
             status = report_item(x, n, stored, done, &why, err);
@@ -322,7 +322,7 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
     }
     THEN(status, write_files(x, &i, err));
     THEN(status, compact_record_proven(c, x->outputs, x->output_count, err));
-    THEN(status, rename_all(i.named, &i.undecided, x, err));
+    THEN(status, publish_all(i.named, &i.undecided, x, err));
     compact_intent_end(&i, c->store);
     bytes_free(&ids);
     return status;

@@ -231,7 +231,7 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     a->parent_depth = 0;
     a->ends = false;
     a->ancestor = (chain_start){.view = NULL};
-    a->parent_damaged = a->delta_lost = false;
+    a->parent_damaged = a->delta_rejected = false;
     a->step.available = a->step.chosen = a->step.tried = a->step.fits = false;
     a->standalone.available = a->delta.available = a->delta.encoded = false;
     out->lossy = false;

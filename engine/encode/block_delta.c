@@ -43,8 +43,8 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
         block_keep_smaller(standalone, CODING_RAW, raw);
     }
     block_keep_smaller(standalone, CODING_SYMBOLS, job->plan.standalone);
-    a->delta_lost = !job->plan.delta_planned;
-    if (a->delta_lost) {
+    a->delta_rejected = !job->plan.delta_planned;
+    if (a->delta_rejected) {
         return CKD_OK;
     }
     block_keep_smaller(&a->delta, CODING_SYMBOLS, job->plan.delta);
@@ -71,7 +71,7 @@ static bool values_in_memory(block_job *job, const coding_context *ctx, const te
 }
 
 static void delta_precoded(block_job *job, const coding_context *ctx) {
-    job->analysis.delta_lost = job->input.precoded.lost;
+    job->analysis.delta_rejected = job->input.precoded.rejected;
     if (job->input.precoded.delta) {
         block_depend_on(job, PREDICT_PARENT, &ctx->parent->manifest.checkpoint.id, "",
                         &job->analysis.parent_block->content);

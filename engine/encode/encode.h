@@ -144,7 +144,7 @@ typedef struct block_step {
 typedef struct block_precoded {
     bool coded;             /* the device has coded the block, or found its values in this save */
     bool delta, standalone; /* the analysis has a payload for it */
-    bool lost;              /* a delta was planned, and does not clearly win */
+    bool rejected;          /* a delta was planned, and does not clearly win */
     bool rounded;           /* a master whose rounded hashes, below, are known, whether it is coded or not */
     hash128 bf16, f16;      /* as rounded_bf16 and rounded_f16 */
     hash128 content;        /* of its values */
@@ -208,7 +208,7 @@ typedef struct block_analysis {
     bool ends;              /* the chain of parent_block is not continued */
     chain_start ancestor;   /* view NULL: none */
     bool parent_damaged;    /* the parent's values could not be read, so the block is coded on its own */
-    bool delta_lost;        /* a delta was tried, and does not save enough */
+    bool delta_rejected;    /* a delta was tried, and does not save enough */
     candidate standalone, delta;
     block_step step;
 } block_analysis;

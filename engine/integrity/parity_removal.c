@@ -23,7 +23,7 @@ typedef struct outlook {
     uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1];
 } outlook;
 
-typedef struct forgetting {
+typedef struct parity_removal {
     const ckd_store *store;
     const parity_files *removed, *remaining, *ending;
     bool force;
@@ -32,7 +32,7 @@ typedef struct forgetting {
     bytes payload;
     file_lock *lock;    /* NULL: no group is read, or unlocked says why not */
     ckd_error unlocked; /* message "": nothing failed */
-} forgetting;
+} parity_removal;
 
 static size_t rows_of(const parity_set *s) {
     return (size_t)__builtin_popcount(s->present);
@@ -56,7 +56,7 @@ static bool covers(const outlook *o) {
 /* ---- looking at groups ---- */
 
 /* Without ISA-L the answer is unknown and counts as yes: a later repair may have it. */
-static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *s, size_t member,
+static ckd_status can_rebuild(bool *can, const parity_removal *f, const parity_set *s, size_t member,
                               ckd_error *err) {
     const parity_member *m = &s->group.members[member];
     file_ref expected = {.id = m->file, .size = m->size, .root = m->root};
@@ -73,13 +73,13 @@ static ckd_status can_rebuild(bool *can, const forgetting *f, const parity_set *
  * manifest names was deleted earlier. Files that only expired checkpoints need are never repaired, so no group has to
  * stay for them.
  */
-static bool may_be_needed(const forgetting *f, const ckd_id *file) {
+static bool may_be_needed(const parity_removal *f, const ckd_id *file) {
     return !among(f->ending, file) &&
            (among(f->remaining, file) || file_exists(path_chunk(f->store->path, file, "").text));
 }
 
 /* Judges by names and sizes alone. */
-static outlook assess_group(const forgetting *f, const parity_set *s) {
+static outlook assess_group(const parity_removal *f, const parity_set *s) {
     outlook o = {.rows = rows_of(s)};
     for (size_t i = 0; i < s->group.member_count; i++) {
         const parity_member *m = &s->group.members[i];
@@ -97,7 +97,7 @@ static outlook assess_group(const forgetting *f, const parity_set *s) {
 }
 
 /* Reads the members that stay. These are at most as many files as a group has members. */
-static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, ckd_error *err) {
+static ckd_status read_members(outlook *o, parity_removal *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
         const parity_member *m = &s->group.members[i];
@@ -120,7 +120,7 @@ static ckd_status read_members(outlook *o, forgetting *f, const parity_set *s, c
  * Reads the parity files of a group. A damaged row cannot be made again once a member is gone, so a group that stays
  * must not count on it.
  */
-static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s, ckd_error *err) {
+static ckd_status read_rows(outlook *o, const parity_removal *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < s->group.rows && status == CKD_OK; row++) {
         damage_list found = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = f->store->path};
@@ -137,7 +137,7 @@ static ckd_status read_rows(outlook *o, const forgetting *f, const parity_set *s
 }
 
 /* Does a file that stays lose another group, but not this one? */
-static bool is_relied_on(const forgetting *f, const parity_set *s) {
+static bool is_relied_on(const parity_removal *f, const parity_set *s) {
     bool found = false;
     for (size_t i = 0; i < s->group.member_count && !found; i++) {
         const ckd_id *file = &s->group.members[i].file;
@@ -150,7 +150,7 @@ static bool is_relied_on(const forgetting *f, const parity_set *s) {
     return found && covers(&f->outlooks[s->place]);
 }
 
-static ckd_status read_relied_on(forgetting *f, ckd_error *err) {
+static ckd_status read_relied_on(parity_removal *f, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < f->sets.count && status == CKD_OK; i++) {
         const parity_set *s = f->sets.items[i];
@@ -172,7 +172,7 @@ static bool is_read(const outlook *o) {
  * Only the holder of the parity lock can make new groups. So it is taken before files are read: whoever finds it taken
  * comes again, and would read them each time. A full disk must not stop the collection that is to relieve it.
  */
-static ckd_status lock_parity(forgetting *f, ckd_error *err) {
+static ckd_status lock_parity(parity_removal *f, ckd_error *err) {
     bool any = false;
     for (size_t i = 0; i < f->sets.count && !any; i++) {
         any = is_read(&f->outlooks[i]);
@@ -181,7 +181,7 @@ static ckd_status lock_parity(forgetting *f, ckd_error *err) {
     return status == CKD_E_BUSY || status == CKD_E_NOMEM ? err_from(err, status, &f->unlocked) : CKD_OK;
 }
 
-static ckd_status assess_groups(forgetting *f, ckd_error *err) {
+static ckd_status assess_groups(parity_removal *f, ckd_error *err) {
     f->outlooks = calloc(f->sets.count + 1, sizeof(*f->outlooks));
     if (!f->outlooks) {
         return err_nomem(err, f->sets.count * sizeof(*f->outlooks), "parity to forget");
@@ -200,7 +200,7 @@ static ckd_status assess_groups(forgetting *f, ckd_error *err) {
 }
 
 /* Before anything is removed: a group that would go must not be the only one that can rebuild a lost file. */
-static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
+static ckd_status check_wanted(const parity_removal *f, ckd_error *err) {
     for (size_t i = 0; i < f->sets.count; i++) {
         const outlook *o = &f->outlooks[i];
         bool last = o->wanted && o->concerned && o->lost_then > o->rows;
@@ -223,7 +223,7 @@ static ckd_status check_wanted(const forgetting *f, ckd_error *err) {
 
 /* ---- removing ---- */
 
-static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
+static bool covered_elsewhere(const parity_removal *f, const ckd_id *file) {
     size_t count;
     const parity_membership *c = parity_sets_of(&f->sets, file, &count);
     bool covered = false;
@@ -234,7 +234,7 @@ static bool covered_elsewhere(const forgetting *f, const ckd_id *file) {
 }
 
 /* Lists members that stay, but lose their only group. Each is listed once, sorted by id. */
-static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const forgetting *f, ckd_error *err) {
+static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const parity_removal *f, ckd_error *err) {
     size_t total = 0, count = 0, kept = 0;
     for (size_t i = 0; i < f->sets.count; i++) {
         total += f->outlooks[i].concerned ? f->sets.items[i]->group.member_count : 0;
@@ -266,7 +266,7 @@ static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const forget
 }
 
 /* The largest group that goes, as a model for files that no setting speaks of. Some group does. */
-static const parity_group *largest_useless(const forgetting *f) {
+static const parity_group *largest_useless(const parity_removal *f) {
     const parity_group *largest = NULL;
     for (size_t i = 0; i < f->sets.count; i++) {
         const parity_group *g = &f->sets.items[i]->group;
@@ -278,7 +278,7 @@ static const parity_group *largest_useless(const forgetting *f) {
 }
 
 /* Failures do not stop a collection, which may be needed to relieve a full disk. */
-static ckd_status protect_again(const forgetting *f, ckd_error *err) {
+static ckd_status protect_again(const parity_removal *f, ckd_error *err) {
     parity_files bare = {0};
     ckd_id *ids;
     size_t covered = 0;
@@ -299,7 +299,7 @@ static ckd_status protect_again(const forgetting *f, ckd_error *err) {
     return status;
 }
 
-static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
+static ckd_status remove_groups(const parity_removal *f, ckd_error *err) {
     bool *removed = calloc(f->sets.count + 1, sizeof(*removed)), any = false;
     if (!removed) {
         return err_nomem(err, f->sets.count, "parity to forget");
@@ -319,7 +319,7 @@ static ckd_status remove_groups(const forgetting *f, ckd_error *err) {
 ckd_status parity_remove_useless(const ckd_store *store, const parity_files *removed,
                                  const parity_files *remaining, const parity_files *ending, bool force,
                                  ckd_error *err) {
-    forgetting f = {
+    parity_removal f = {
         .store = store, .removed = removed, .remaining = remaining, .ending = ending, .force = force};
     if (!removed->count || !file_exists(path_in(store->path, DIR_PARITY).text)) {
         return CKD_OK;

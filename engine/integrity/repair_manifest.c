@@ -256,7 +256,7 @@ static ckd_status prove(rewriting *w, ckd_error *err) {
     }
     status = view_attach_measures(v, CKD_E_CORRUPT, err);
     THEN(status, describe(w, v, err));
-    THEN(status, closure_prune_files(&w->m, &w->views, v, err));
+    THEN(status, closure_prove_files(&w->m, &w->views, v, err));
     THEN(status, load_all(w, v, err));
     view_close(v);
     return status;

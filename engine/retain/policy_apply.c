@@ -133,7 +133,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
 }
 
 /* Removes what was deleted now or before, if its grace period has ended and nobody holds the lock. */
-static void collect_if_free(ckd_store *store) {
+static void collect_unless_locked(ckd_store *store) {
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {
         trash_collect_if_unread(store, NULL);
@@ -154,7 +154,7 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
     if (status == CKD_OK && plan_deletes(&a)) {
         store_info(store, "deleted %llu checkpoint%s of %s, by its policy",
                    (unsigned long long)a.plan->deleted, a.plan->deleted == 1 ? "" : "s", run);
-        collect_if_free(store);
+        collect_unless_locked(store);
         *applied = r.policy;
         *deleted = true;
     }

@@ -227,7 +227,7 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     status = save->terms.failed ? err_nomem(err, PART_OPTIONS_MAX, "a save's options") : begin(save, err);
     float_mode_leave(mode);
     if (status != CKD_OK) {
-        save_free(save, SAVE_DROPPED);
+        save_close(save, SAVE_DROPPED);
         return status;
     }
     if (save->options.metric_name) {
@@ -253,7 +253,7 @@ static bool remove_files(const ckd_save *save, save_end end) {
     return status == CKD_OK;
 }
 
-void save_free(ckd_save *save, save_end end) {
+void save_close(ckd_save *save, save_end end) {
     if (!save) {
         return;
     }

@@ -264,7 +264,7 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
         return status;
     }
     save->sources.views.values_only = true; /* from here on, views only lead to older records */
-    status = closure_prune_files(m, &save->sources.views, *out, err);
+    status = closure_prove_files(m, &save->sources.views, *out, err);
     if (status != CKD_OK) {
         view_close(*out);
         *out = NULL;
@@ -465,9 +465,9 @@ ckd_status save_publish(ckd_checkpoint *info, ckd_save *save, const ckd_part *pa
     float_mode mode = float_mode_enter();
     ckd_status status = publish(info, save, parts, count, err);
     float_mode_leave(mode);
-    save_free(save, status == CKD_OK         ? SAVE_COMMITTED
-                    : save->output.undecided ? SAVE_UNDECIDED
-                                             : SAVE_DROPPED);
+    save_close(save, status == CKD_OK         ? SAVE_COMMITTED
+                     : save->output.undecided ? SAVE_UNDECIDED
+                                              : SAVE_DROPPED);
     return status;
 }
 
@@ -494,7 +494,7 @@ static ckd_status finish_compare(ckd_checkpoint *info, ckd_save *save, ckd_error
     if (status == CKD_OK && info) {
         *info = save->target.existing;
     }
-    save_free(save, SAVE_DROPPED);
+    save_close(save, SAVE_DROPPED);
     return status;
 }
 
@@ -511,7 +511,7 @@ ckd_status ckd_save_commit(ckd_checkpoint *info, ckd_save *save, ckd_error *err)
     ckd_part part_of_one;
     ckd_status status = ckd_save_seal(&part_of_one, save, err);
     if (status != CKD_OK) {
-        save_free(save, SAVE_DROPPED);
+        save_close(save, SAVE_DROPPED);
         return status;
     }
     status = ckd_save_publish(info, save, &part_of_one, 1, err);
@@ -528,7 +528,7 @@ void ckd_save_abort(ckd_save *save) {
     bool same_process = save && save->output.process == getpid();
     ckd_store *store = save ? save->store : NULL;
     file_lock *lock;
-    save_free(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
+    save_close(save, handed_out ? SAVE_UNDECIDED : SAVE_DROPPED);
     if (handed_out && same_process && store_lock_publish(&lock, store, NULL) == CKD_OK) {
         store_recover(store, NULL);
         lock_release(lock);
@@ -545,5 +545,5 @@ void ckd_save_end(ckd_save *save) {
         name_materialized(save);
         end = SAVE_COMMITTED;
     }
-    save_free(save, end);
+    save_close(save, end);
 }

@@ -488,7 +488,7 @@ static void set_precoded(block_job *job, coded_block *c, const hash128 *content)
     job->input.precoded = (block_precoded){.coded = true,
                                            .delta = c->has[PAYLOAD_DELTA],
                                            .standalone = c->has[PAYLOAD_STANDALONE],
-                                           .lost = c->may_lose,
+                                           .rejected = c->may_lose,
                                            .rounded = job->input.precoded.rounded,
                                            .bf16 = job->input.precoded.bf16,
                                            .f16 = job->input.precoded.f16,

@@ -28,7 +28,7 @@ void save_report_damage(ckd_save *save);
 
 /* ---- begin.c ---- */
 /* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
-void save_free(ckd_save *save, save_end end);
+void save_close(ckd_save *save, save_end end);
 
 /* ---- values.c ---- */
 /* Elements of a tensor, counted in its region. */

@@ -274,7 +274,7 @@ static ckd_status mark_file(void *context, const view *v, const view_block *b, c
     return CKD_OK;
 }
 
-ckd_status closure_prune_files(manifest *m, view_cache *cache, const view *root, ckd_error *err) {
+ckd_status closure_prove_files(manifest *m, view_cache *cache, const view *root, ckd_error *err) {
     const manifest *all = &root->manifest;
     bool *used = calloc(all->file_count + 1, sizeof(*used));
     if (!used) {

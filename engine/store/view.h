@@ -282,7 +282,7 @@ bool id_list_has(const bytes *ids, const ckd_id *id);
  * Proves with closure_visit that the closure is complete. Then removes from m->files every older file without a record
  * of the closure. m->files are those of root's manifest, or more; own files stay. Errors: as closure_visit.
  */
-ckd_status closure_prune_files(manifest *m, view_cache *cache, const view *root, ckd_error *err);
+ckd_status closure_prove_files(manifest *m, view_cache *cache, const view *root, ckd_error *err);
 
 /* Reads chunk files in full and compares every stored byte with its checksum, without decoding. */
 

@@ -203,7 +203,7 @@ static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     } else {
         manifest_free(&draft);
     }
-    THEN(status, closure_prune_files(m, &views, v, err));
+    THEN(status, closure_prove_files(m, &views, v, err));
     THEN(status, totals_set(m, v, err));
     if (status == CKD_OK &&
         (m->checkpoint.tensors != expected.tensors || m->checkpoint.raw_bytes != expected.raw_bytes)) {

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("record.json")
+SAME_CODE = Path(__file__).with_name("same_code.json")
 # supervise is not among them: it starts programs, and leaves stores to the library.
 PRODUCT = ("base", "catalog", "cli", "codec", "engine", "include", "kernels", "mpi")
 # No script has an accelerator, a session, an agent, a follower or a supervisor: it would never run these.
@@ -26,24 +27,32 @@ UNPLAYED = ("cli/commands/agent.c", "cli/commands/attempts.c", "cli/commands/fol
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|/\*.*?\*/""", re.DOTALL)
 
 
-def hash_of(paths):
+def hash_of(paths, root=ROOT):
     """A hash of the names and the code of sources. Comments and white space do not count."""
     hashed = hashlib.sha256()
     for path in paths:
         code = COMMENT.sub(lambda m: m[1] or " ", path.read_text())
-        hashed.update(f"{path.relative_to(ROOT).as_posix()}\n{' '.join(code.split())}\n".encode())
+        hashed.update(f"{path.relative_to(root).as_posix()}\n{' '.join(code.split())}\n".encode())
     return hashed.hexdigest()[:12]
 
 
-def sources_below(places):
+def sources_below(places, root=ROOT):
     """The C files in these folders, or at these paths, of the project."""
-    paths = (p for place in places for p in ((ROOT / place).rglob("*") if (ROOT / place).is_dir() else [ROOT / place]))
+    paths = (p for place in places for p in ((root / place).rglob("*") if (root / place).is_dir() else [root / place]))
     return sorted(p for p in paths if p.suffix in (".c", ".h", ".cu", ".cuh", ".sql"))
 
 
-def source():
+def hash_of_tree(root=ROOT):
     """Of all sources that scripts run."""
-    return hash_of(p for p in sources_below(PRODUCT) if not p.relative_to(ROOT).as_posix().startswith(UNPLAYED))
+    return hash_of((p for p in sources_below(PRODUCT, root) if not p.relative_to(root).as_posix().startswith(UNPLAYED)), root)
+
+
+def source():
+    """The same, or the hash of older sources that compile to the same code: same_code.py has shown it."""
+    same, found = json.loads(SAME_CODE.read_text()), hash_of_tree()
+    while found in same:
+        found = same[found]
+    return found
 
 
 def processor_seconds():

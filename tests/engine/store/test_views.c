@@ -136,7 +136,7 @@ static ckd_status closure_of(rewritten *x, const file_ref *const *files, size_t 
         }
     }
     assert_int_equal(views_add(&draft, &x->cache, &wide, NULL), CKD_OK);
-    ckd_status status = closure_prune_files(&copy, &x->cache, draft, NULL);
+    ckd_status status = closure_prove_files(&copy, &x->cache, draft, NULL);
     *named = copy;
     return status;
 }
