@@ -16,7 +16,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "sampled(n, full=1): one in n of its cases runs at the quick level, one in `full` at the full level, drawn by CKD_SWEEP_SEED")
+    config.addinivalue_line("markers", "sampled(n, full=1): one in n of its cases runs at the quick level, one in `full` at the full level, or in CKD_FULL_EVERY if that is more, drawn by CKD_SWEEP_SEED")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(config, items):
     seen, out = collections.Counter(), []
     for item, mark, test in sampled:
         if mark:
-            every = min((mark.args[0] if level == "quick" else mark.kwargs.get("full", 1)) * sanitized, cases[test])
+            full = max(mark.kwargs.get("full", 1), min(mark.args[0], int(os.environ.get("CKD_FULL_EVERY") or 1)))
+            every = min((mark.args[0] if level == "quick" else full) * sanitized, cases[test])
             if (seen[test] + seed + zlib.crc32(test.encode())) % every:
                 out.append(item)
             seen[test] += 1

@@ -24,14 +24,13 @@ unsigned long test_first(const char *sweep, unsigned long stride);
 
 /*
  * Returns whether to test case `i` of a list. At the quick level one case in `every` is tested, beginning
- * with test_first().
+ * with test_first(). At the full level, one in CKD_FULL_EVERY is, but no fewer than at the quick one; without it, all.
  */
 bool test_draws(const char *list, unsigned long i, unsigned long every);
 
 /*
- * Runs a group of tests like cmocka_run_group_tests_name(). At the quick level only one test in `every` runs,
- * chosen like the cases of a list. Use it for groups that take seconds and whose tests run much of the same
- * code.
+ * Runs a group of tests like cmocka_run_group_tests_name(), but only those that test_draws() chooses from this list. Use
+ * it for groups that take seconds and whose tests run much of the same code.
  */
 #define run_sampled(name, tests, every, setup, teardown) \
     run_sampled_tests(name, tests, sizeof(tests) / sizeof((tests)[0]), every, setup, teardown)

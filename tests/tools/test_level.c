@@ -62,15 +62,22 @@ static void test_one_case_in_n_is_drawn(void **state) {
     (void)state;
     for (unsigned seed = 0; seed < 100; seed++) {
         set_seed(seed);
-        unsigned drawn[2] = {0, 0};
+        unsigned drawn[4] = {0, 0, 0, 0};
         for (unsigned i = 0; i < 12; i++) {
             setenv("CKD_TEST_LEVEL", "quick", 1);
             drawn[0] += test_draws("list", i, 4);
             setenv("CKD_TEST_LEVEL", "full", 1);
+            unsetenv("CKD_FULL_EVERY");
             drawn[1] += test_draws("list", i, 4);
+            setenv("CKD_FULL_EVERY", "2", 1);
+            drawn[2] += test_draws("list", i, 4);
+            setenv("CKD_FULL_EVERY", "9", 1);
+            drawn[3] += test_draws("list", i, 4);
         }
         assert_int_equal(drawn[0], 3);
         assert_int_equal(drawn[1], 12);
+        assert_int_equal(drawn[2], 6);
+        assert_int_equal(drawn[3], 3);
     }
 }
 
@@ -95,6 +102,7 @@ static void test_groups_are_sampled(void **state) {
         assert_in_range(times[i], 25, 75);
     }
     setenv("CKD_TEST_LEVEL", "full", 1);
+    unsetenv("CKD_FULL_EVERY");
     assert_int_equal(sample_tests(drawn, "group", tests, 5, 2), 5);
 }
 

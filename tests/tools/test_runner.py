@@ -256,7 +256,7 @@ def test_level(tree):
     program(tree.root / "tests", "check_a.sh", 'echo "$CKD_TEST_LEVEL" >"$PWD/level"')
     cases, halves = tree.root / "cases", tree.root / "halves"
     for level, seed, passed in (("full", "1", 14), ("full", "2", 14), ("big", "1", 17)):
-        assert tree.run("--level", level, CKD_SWEEP_SEED=seed)[0] == (passed, 0, 0)
+        assert tree.run("--level", level, CKD_SWEEP_SEED=seed, CKD_FULL_EVERY="")[0] == (passed, 0, 0)
         assert (tree.root / "level").read_text() == f"{level}\n"
     assert sorted(halves.read_text().split()) == sorted(2 * "012345")  # the two halves, and all
     drawn = []
@@ -266,6 +266,10 @@ def test_level(tree):
         drawn += cases.read_text().split()
     assert (tree.root / "level").read_text() == "quick\n"
     assert sorted(drawn) == list("012345678")  # other seeds draw other cases
+    cases.unlink()
+    for seed in "12":
+        tree.run("--level", "full", CKD_SWEEP_SEED=seed, CKD_FULL_EVERY="2")
+    assert sorted(cases.read_text().split()) == list("012345678")
 
 
 def test_seed_of_sweeps(tree):
