@@ -313,7 +313,8 @@ def main():
     args = parser.parse_args()
 
     args.seed = sweep_seed(args)
-    sampled = f", but one in {os.environ['CKD_FULL_EVERY']} of what the quick level samples" if args.level == "full" and os.environ.get("CKD_FULL_EVERY") else ""
+    every = os.environ.get("CKD_FULL_EVERY") if args.level == "full" else None
+    sampled = f", but one in {every} of what the quick level samples" if every else ""
     print(f"Level {args.level}{sampled}; sweeps that take a sample take that of CKD_SWEEP_SEED={args.seed}", flush=True)
     jobs = find_jobs(args)
     times, waiting, cost = known_times(args)

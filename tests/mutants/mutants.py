@@ -5,10 +5,11 @@
 Mutants are drawn by the seed, kind after kind: a sync that is gone, two steps in the other order, a check or a call that is dropped, a bound that is
 one off, a condition that is turned round. The draw depends on the text of a line and not on its number, so most of it stays when code changes
 elsewhere. Mutants that cannot matter are left out: `equivalent` has the rules, and equivalent.json those that somebody has proved, with the reasons.
-Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first, until one fails; then, if a bound is
-one off, those with sanitizers; then the campaign, if asked for. A mutant that does not compile, or that compiles to the same code, is replaced by
-another one. Several are tried side by side, each in a copy of its own. Results are written to FILE one by one, and a run with the same FILE goes on
-from there. The last line reads `N mutants, N caught, N survived`; survivors are listed before it.
+Each is built in a copy of the tracked files. The tests that areas.json names for its file run, the fastest first, until one fails; then, if a bound
+is one off, those with sanitizers; then the campaign, if asked for. A mutant that does not compile, or that compiles to the same code, is replaced by
+another one. A test that fails is run on unbroken code, too, once for all mutants: there it must pass. Several are tried side by side, each in a copy
+of its own. Results are written to FILE one by one, and a run with the same FILE goes on from there. The last line reads `N mutants, N caught, N
+survived`; survivors are listed before it.
 """
 
 import argparse
@@ -160,6 +161,12 @@ def all_mutants(areas, wanted):
                             yield mutant
 
 
+def usual_times():
+    """Seconds that a test takes at the quick level; here it runs at the full one."""
+    lines = (ROOT / "tests/times.txt").read_text().splitlines()
+    return {words[2].removesuffix(".c"): float(words[0]) for words in map(str.split, lines)}
+
+
 class Workshop:
     """A copy of the sources, in which one mutant at a time is built and tried."""
 
@@ -168,7 +175,8 @@ class Workshop:
         self.root = Path(tempfile.mkdtemp(prefix="mutants-"))
         self.sanitized = False
         self.needs_all_states = False  # of the disks after a power cut: without a sync only some of them are wrong
-        self.usual = like.usual if like else {}  # seconds that a test takes on unbroken code
+        self.usual = like.usual if like else usual_times()
+        self.right = like.right if like else set()  # what has passed on unbroken code
         if like:
             shutil.copytree(like.root, self.root, dirs_exist_ok=True, symlinks=True)
             self.builds = like.builds
@@ -215,22 +223,25 @@ class Workshop:
             return made
         command = [f"{self.build}/tests/{name}"] if program else \
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "markers=slow", *map(str, self.root.glob(f"tests/**/{name}"))]
-        return self.command(command, timeout=max(60, (40 if self.sanitized else 8) * self.usual.get(name, 75)))
+        return self.command(command, timeout=max(300, (100 if self.sanitized else 20) * self.usual.get(name, 1)))
 
     def prepare(self, names):
-        """Runs the tests on unbroken code, which also says how long they take."""
         self.make("programs", *(f"{self.build}/tests/{n}" for n in names if not n.endswith(".py")),
-                  f"{self.build}/tests/libcampaign_faults.so", jobs=self.args.jobs)
-        for name in names:
-            begun = time.monotonic()
-            result = self.run_test(name)
-            self.usual[name] = time.monotonic() - begun
+                  f"{self.build}/tests/libcampaign_faults.so", jobs=os.cpu_count() or 1)
+
+    def catches(self, path, source, what, run):
+        """Whether it fails on the broken code that `path` has now. On `source`, the unbroken code, it must pass."""
+        if run().returncode in (0, 77):
+            return False
+        if what not in self.right:
+            broken = path.read_text()
+            path.write_text(source)
+            result = run()
+            path.write_text(broken)
             if result.returncode not in (0, 77):
-                sys.exit(f"{name} fails on unbroken code: {result.stdout[-2000:]}")
-        if self.args.campaign:
-            result = self.campaign(self.args.seed)
-            if result.returncode != 0:
-                sys.exit(f"the campaign fails on unbroken code: {result.stdout[-2000:]}")
+                sys.exit(f"{what} fails on unbroken code: {result.stdout[-2000:]}")
+            self.right.add(what)
+        return True
 
     def campaign(self, seed):
         self.make("programs", f"{self.build}/tests/libcampaign_faults.so")
@@ -245,46 +256,33 @@ class Workshop:
             self.command(["objcopy", "--strip-debug", made, stripped.name])
             return stripped.read()
 
-    def caught_by_sanitizers(self, mutant, broken):
-        """A test that fails with them, though it passes on unbroken code; or ''."""
-        path = self.root / mutant.path
-        source = path.read_text()
-        self.sanitized = True
+    def caught_by(self, path, source, area, sanitized):
+        """The first test that catches it, the fastest first; or None."""
+        self.sanitized = sanitized
         try:
-            for name in sorted((t for t in self.areas[mutant.area]["tests"] if not t.endswith(".py")), key=self.usual.get):
-                path.write_text(broken)
-                if self.run_test(name).returncode not in (0, 77):
-                    path.write_text(source)
-                    if self.run_test(name).returncode in (0, 77):
-                        return f"{name} with sanitizers"
-            return ""
+            for name in sorted(self.areas[area]["tests"], key=lambda n: self.usual.get(n, 1)):
+                what = f"{name} with sanitizers" if sanitized else name
+                if not (sanitized and name.endswith(".py")) and self.catches(path, source, what, lambda n=name: self.run_test(n)):
+                    return what
+            return None
         finally:
             self.sanitized = False
-            path.write_text(source)
 
     def try_mutant(self, mutant, seed):
-        """None: it does not compile, or to the same code. Else who caught it, or ''."""
+        """None: it does not compile, or to the same code. Else what caught it, or ''."""
         path = self.root / mutant.path
-        source = path.read_text()
-        right = self.code(mutant.path)
+        source, right = path.read_text(), self.code(mutant.path)
         path.write_text(mutant.text(source))
         self.needs_all_states = mutant.kind == "sync removed"
         try:
             if self.make(f"{self.build}/obj/internal.a").returncode != 0 or self.code(mutant.path) == right:
                 return None
-            for name in sorted(self.areas[mutant.area]["tests"], key=self.usual.get):
-                if self.run_test(name).returncode not in (0, 77):
-                    return name
-            found = ""
-            if mutant.kind == "one off":
-                path.write_text(source)
-                found = self.caught_by_sanitizers(mutant, mutant.text(source))
-                path.write_text(mutant.text(source))
-            if found:
-                return found
-            if self.args.campaign and self.campaign(seed).returncode != 0:
-                return "campaign"
-            return ""
+            caught = self.caught_by(path, source, mutant.area, False)
+            if not caught and mutant.kind == "one off":
+                caught = self.caught_by(path, source, mutant.area, True)
+            if not caught and self.args.campaign and self.catches(path, source, "campaign", lambda: self.campaign(seed)):
+                caught = "campaign"
+            return caught or ""
         finally:
             path.write_text(source)
 
