@@ -206,7 +206,9 @@ static bool take_recall(connection *c, const slot_message *m) {
     }
     pthread_mutex_lock(&c->agent->mutex);
     const shared_slot *s = holdings_find(c->agent, c->holding, &id);
-    if (s) {
+    if (s && holdings_doubt(c->agent, c->holding, &id)) {
+        status = err_set(&err, CKD_E_STATE, "training went wrong soon after the last restart from them");
+    } else if (s) {
         out.fds[0] = local_copy(s->memory.fd);
         out.fd_count = out.fds[0] >= 0;
         bytes_put(&out.body, s->layout->encoded.data, s->layout->encoded.size);

@@ -219,10 +219,24 @@ static bool has_values(const shared_slot *s, const ckd_id *checkpoint) {
     return yes;
 }
 
+/* Has the session of one of these the memory of this rank, or had it? */
+static bool is_of_rank(const holding *h, const holding *own) {
+    return h->set && same_rank(h, own) && (h == own || h->settled);
+}
+
+bool holdings_doubt(const agent *a, const holding *own, const ckd_id *checkpoint) {
+    bool found = false;
+    for (const holding *h = a->holdings; h; h = h->next) {
+        for (uint32_t i = 0; is_of_rank(h, own) && i < h->set->count; i++) {
+            found |= slot_doubts(&h->set->slots[i], checkpoint);
+        }
+    }
+    return found;
+}
+
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint) {
     for (const holding *h = a->holdings; h; h = h->next) {
-        bool looks = h->set && same_rank(h, own) && (h == own || h->settled);
-        for (uint32_t i = 0; looks && i < h->set->count; i++) {
+        for (uint32_t i = 0; is_of_rank(h, own) && i < h->set->count; i++) {
             if (has_values(&h->set->slots[i], checkpoint)) {
                 return &h->set->slots[i];
             }

@@ -162,6 +162,8 @@ ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32
  * Finds the slot that has this rank's values of a checkpoint, in `own` or among settled holdings; NULL: there is none.
  */
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint);
+/* Is the checkpoint not to be restored from memory, by what sessions of this rank have left there? Under the mutex. */
+bool holdings_doubt(const agent *a, const holding *own, const ckd_id *checkpoint);
 
 /* ---- durable.c ---- */
 /* Makes one good slot durable. Errors: those of slot_read and slot_save. */

@@ -243,6 +243,9 @@ static bool is_no_stranger(served *s) {
     THEN(status, frame_receive_hello(&s->body, s->wire, FRAME_PROOF, &why));
     THEN(status, take_proof(&g, s, &why));
     THEN(status, take_address(s, &why));
+    if (status == CKD_E_UNSUPPORTED) { /* any frame tells another version which one is here */
+        (void)frame_answer(s->wire, status, &why, NULL, NULL);
+    }
     return status == CKD_OK;
 }
 

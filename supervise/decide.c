@@ -12,7 +12,7 @@ enum { STATUS_USAGE = 2, STATUS_NOT_EXECUTABLE = 126, STATUS_NOT_FOUND = 127 };
 #define REFUSAL_NS (10 * SECOND)
 
 bool decide_is_alarmed(const attempt *a) {
-    return a->unhealthy && !a->anomaly[0] && a->alarm_step != SUPERVISE_NO_STEP;
+    return a->unhealthy && a->alarm_acts && a->alarm_step != SUPERVISE_NO_STEP;
 }
 
 /* What was saved from the step of an alarm on is no progress: the next attempt may raise the same alarm. */

@@ -85,11 +85,11 @@ uint64_t decide_doublings(const attempt *history, size_t count);
 /* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
 const char *decide_anomaly(const attempt *history, size_t count);
 /*
- * The last attempt that made any checkpoint, if it was unhealthy only because of an alarm; NULL: it was not. What it has
- * saved from the step of the alarm on is not trusted.
+ * The last attempt that made any checkpoint, if it was unhealthy and --on-anomaly acts on its alarm; NULL: it was not. What
+ * it has saved from the step of the alarm on is not trusted, whether it is suspect or not.
  */
 const attempt *decide_alarm(const attempt *history, size_t count);
-/* Was the attempt unhealthy only because of an alarm? */
+/* Was the attempt unhealthy, and does --on-anomaly act on its alarm? */
 bool decide_is_alarmed(const attempt *a);
 /*
  * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.

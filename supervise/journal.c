@@ -194,7 +194,7 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s, s:s}",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:b, s:s, s:s}",
         "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
         (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
         a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
@@ -205,8 +205,8 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
         seconds_or_null(a->first_save_ns), "status", a->status < 0 ? json_null() : json_integer(a->status),
         "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "alarms",
         (json_int_t)a->alarms, "alarm", text_or_null(a->alarm), "alarm_step",
-        step_or_null(a->alarms ? a->alarm_step : SUPERVISE_NO_STEP), "reason", a->reason, "verdict",
-        a->verdict);
+        step_or_null(a->alarms ? a->alarm_step : SUPERVISE_NO_STEP), "alarm_acts", a->alarm_acts, "reason",
+        a->reason, "verdict", a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -292,6 +292,7 @@ static void read_end(attempt *a, const json_t *line) {
     a->alarms = (uint64_t)read_integer(line, "alarms", 0);
     read_text(a->alarm, sizeof(a->alarm), line, "alarm");
     a->alarm_step = read_step(line, "alarm_step");
+    a->alarm_acts = json_is_true(json_object_get(line, "alarm_acts"));
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     a->first_trained = read_step(line, "first_trained");

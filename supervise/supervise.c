@@ -427,6 +427,7 @@ static void record_anomaly(supervisor *s, attempt *a) {
     snprintf(a->alarm, sizeof(a->alarm), "%s", s->anomalies.alarm);
     a->alarms = s->anomalies.alarms;
     a->alarm_step = s->anomalies.alarms ? s->anomalies.alarm_step : SUPERVISE_NO_STEP;
+    a->alarm_acts = s->anomalies.alarm_acts;
     a->unhealthy = anomalies_end_attempt(&s->anomalies) && !a->stopped_by;
     if (a->unhealthy) {
         decide_reason(a->reason, a);

@@ -45,6 +45,7 @@ typedef struct attempt {
     char
         alarm[SUPERVISE_TEXT_MAX]; /* the first of them that --on-anomaly acts on, else the first; "": none */
     uint64_t alarm_step;           /* SUPERVISE_NO_STEP: there was none */
+    bool alarm_acts;               /* it is one that --on-anomaly acts on */
     bool unhealthy; /* it counts as failed for these, whatever its end: --on-anomaly rewind or stop */
     int stopped_by; /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */

@@ -1,12 +1,15 @@
 /* The session's side of an agent. */
 #include "engine/session/session.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
 #include "base/threads.h"
 #include "engine/ranks/ranks.h"
+
+#define PROBATION_STEPS 32 /* after a restore from memory: an alarm of a metric needs 16 of them */
 
 static void disconnect(ckd_session *s) {
     slots_disconnect(&s->agent.link);
@@ -219,6 +222,9 @@ bool session_agent_take_memory(ckd_session *s, uint32_t count) {
         pthread_mutex_lock(&s->shared.mutex);
         s->agent.first = &s->agent.slots[0];
         session_agent_show_phase(s);
+        if (s->agent.probation.failed) {
+            slot_doubt(s->agent.first, &s->agent.probation.of);
+        }
         pthread_mutex_unlock(&s->shared.mutex);
     }
     pthread_mutex_unlock(&s->saver.store_turn);
@@ -480,9 +486,42 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     bool found = tries && s->agent.connected && take_own_values(s, from);
-    if (!s->agent.joint) {
-        return found;
+    if (s->agent.joint) {
+        ckd_status own = found ? CKD_OK : err_set(&why, CKD_E_NOT_FOUND, "the values are not in memory");
+        found = ranks_agree(s->saver.ranks, own, &why, NULL, 0, NULL) == CKD_OK;
     }
-    ckd_status own = found ? CKD_OK : err_set(&why, CKD_E_NOT_FOUND, "the values are not in memory");
-    return ranks_agree(s->saver.ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+    pthread_mutex_lock(&s->shared.mutex);
+    s->agent.probation.lasts = found;
+    s->agent.probation.failed = false;
+    s->agent.probation.of = from->id;
+    s->agent.probation.step = from->step;
+    pthread_mutex_unlock(&s->shared.mutex);
+    return found;
+}
+
+/*
+ * The values had their hashes, so memory has kept them. They may have been damaged before they were hashed, or while the
+ * trainer took them over.
+ */
+void session_agent_doubt(ckd_session *s, uint64_t step) {
+    pthread_mutex_lock(&s->shared.mutex);
+    uint64_t from = s->agent.probation.step;
+    bool doubts = s->agent.probation.lasts && step <= from + PROBATION_STEPS;
+    s->agent.probation.lasts = false; /* it is over, one way or the other */
+    if (doubts) {
+        s->agent.probation.failed = true;
+        if (s->agent.first) {
+            slot_doubt(s->agent.first, &s->agent.probation.of);
+        }
+    }
+    pthread_mutex_unlock(&s->shared.mutex);
+    if (doubts && s->store_options.on_message) {
+        char text[240];
+        snprintf(text, sizeof(text),
+                 "training went wrong at step %" PRIu64
+                 ", soon after a restart with the values of step %" PRIu64
+                 " in the agent's memory: the next restart does not take them from there",
+                 step, from);
+        s->store_options.on_message(s->store_options.message_context, text);
+    }
 }

@@ -20,6 +20,12 @@ typedef struct session_agent {
     ckd_id group; /* joint: of the agents' threads; the same on all ranks */
     uint32_t timeout_ms; /* joint: as in ckd_ranks_options */
     uint64_t saves;      /* joint: the ids of checkpoints follow from both */
+    /* The checkpoint whose values came from memory, until training has gone well for some steps. Under shared.mutex */
+    struct {
+        bool lasts, failed;
+        ckd_id of;
+        uint64_t step;
+    } probation;
 } session_agent;
 
 struct session_slot;
@@ -49,6 +55,11 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
  * some were taken. The caller holds store_turn. Of ranks, all take them or none does: collective. tries: this one may.
  */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries);
+/*
+ * Something is wrong with what was trained at this step. If the values came from memory a few steps before, the next launch
+ * does not take them from there again. Any thread.
+ */
+void session_agent_doubt(ckd_session *s, uint64_t step);
 /*
  * Says goodbye. The agent then saves what only other nodes have. The caller is the saver, or holds store_turn. Errors: the
  * agent's, if it could not; then err, which must not be NULL, is set.

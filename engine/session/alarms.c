@@ -31,6 +31,9 @@ __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ck
     if (s->reports) {
         ckd_progress_alarm(what, step);
     }
+    if (what == CKD_ALARM_METRIC || what == CKD_ALARM_REPLICA) {
+        session_agent_doubt(s, step);
+    }
     if (s->saver.ranks) {
         snprintf(who, sizeof(who), "rank %" PRIu32 ", ", s->save.rank);
     }
@@ -176,6 +179,9 @@ static double seconds_between(uint64_t begun_ns, uint64_t ended_ns, uint64_t apa
 void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_checkpoint *saved,
                         const save_times *times) {
     save_alarms *a = &s->saver.alarms;
+    if (saved->suspect) {
+        session_agent_doubt(s, slot->step);
+    }
     judge_weights(s, slot);
     judge_size(s, slot, saved);
     size_t kind = saved->kind == CKD_DELTA; /* a base takes much longer than a delta */

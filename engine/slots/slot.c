@@ -6,7 +6,7 @@
 #include "base/hash.h"
 
 #define MAGIC   UINT64_C(0x31746f6c73646b63) /* "ckdslot1" */
-#define VERSION 2u
+#define VERSION 3u
 
 enum { SLOT_EMPTY = 0, SLOT_GOOD = 1 };
 
@@ -15,6 +15,8 @@ typedef struct slot_head {
     uint32_t version;
     _Atomic uint32_t state;
     _Atomic uint32_t busy;
+    _Atomic uint32_t doubted; /* `in_doubt` is a checkpoint */
+    ckd_id in_doubt;
     uint64_t hash; /* of all between the head's fields above and the values */
     slot_request request;
 } slot_head;
@@ -54,6 +56,19 @@ void slot_set_busy(shared_slot *s, bool busy) {
 
 bool slot_is_busy(const shared_slot *s) {
     return atomic_load_explicit(&head_of(s)->busy, memory_order_relaxed) == 1;
+}
+
+void slot_doubt(shared_slot *s, const ckd_id *checkpoint) {
+    slot_head *head = head_of(s);
+    atomic_store_explicit(&head->doubted, 0, memory_order_seq_cst);
+    head->in_doubt = *checkpoint;
+    atomic_store_explicit(&head->doubted, 1, memory_order_release);
+}
+
+bool slot_doubts(const shared_slot *s, const ckd_id *checkpoint) {
+    const slot_head *head = head_of(s);
+    return atomic_load_explicit(&head->doubted, memory_order_acquire) == 1 &&
+           id_equal(&head->in_doubt, checkpoint);
 }
 
 void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimizer *optimizers) {

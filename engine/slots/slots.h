@@ -17,7 +17,7 @@
 
 #define SLOTS_MAX      3                   /* good, previous, being written */
 #define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
-#define SLOT_PROTOCOL  4
+#define SLOT_PROTOCOL  5
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
 
@@ -80,6 +80,12 @@ void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimiz
 /* The writer: training is busy, so that copies of its states wait a little. Says nothing about the slot itself. */
 void slot_set_busy(shared_slot *s, bool busy);
 bool slot_is_busy(const shared_slot *s);
+/*
+ * The writer: training has gone wrong soon after it restored this checkpoint's values from an agent's memory. The next launch
+ * is to load them instead. Says nothing about the slot itself, and stays until another checkpoint is named.
+ */
+void slot_doubt(shared_slot *s, const ckd_id *checkpoint);
+bool slot_doubts(const shared_slot *s, const ckd_id *checkpoint);
 /* The writer's values of an item. */
 uint8_t *slot_data(const shared_slot *s);
 

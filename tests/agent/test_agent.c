@@ -148,6 +148,86 @@ static void test_a_restart_takes_values_from_memory(void **state) {
     stop_agent(agent);
 }
 
+/*
+ * A launch that goes on from the newest step, finds its metric wrong some steps after it, and is killed. It makes no save,
+ * so that the values it began with stay in memory. Returns their step.
+ */
+static uint64_t go_wrong(uint64_t after) {
+    int pipes[2];
+    ckd_checkpoint from = {.step = 0};
+    assert_int_equal(pipe(pipes), 0);
+    pid_t process = fork();
+    if (process == 0) {
+        ckd_session_options o = options_with(agent_socket);
+        ckd_session *s;
+        trainer *t = trainer_new(ROWS);
+        o.every_steps = 1000;
+        bool good = ckd_session_open(&s, store, &o, NULL) == CKD_OK &&
+                    session_register(s, t, NULL) == CKD_OK &&
+                    ckd_session_restore(&from, s, CKD_LATEST, NULL) == CKD_OK;
+        for (uint64_t step = 1; good && step <= after; step++) {
+            good = ckd_session_step(s, from.step + step, NULL) == CKD_OK;
+        }
+        if (good) {
+            ckd_session_alarm(s, CKD_ALARM_METRIC, from.step + after, NULL);
+            (void)!write(pipes[1], &from.step, sizeof(from.step));
+            pause();
+        }
+        _exit(1);
+    }
+    close(pipes[1]);
+    assert_int_equal(read(pipes[0], &from.step, sizeof(from.step)), sizeof(from.step));
+    end_process(process, SIGKILL);
+    close(pipes[0]);
+    return from.step;
+}
+
+/* A restart that finds the values of this step nowhere but in memory. */
+static ckd_status restore_from_memory(uint64_t step, ckd_error *err) {
+    ckd_session_options o = options_with(agent_socket);
+    ckd_session *s;
+    trainer *t = trainer_new(ROWS);
+    must(ckd_session_open(&s, store, &o, err), err);
+    must(session_register(s, t, err), err);
+    trainer_spoil(t);
+    hide_chunks("c", "hidden");
+    ckd_status status = ckd_session_restore(NULL, s, step, err);
+    hide_chunks("hidden", "c");
+    if (status == CKD_OK) {
+        trainer_check(t, step);
+    } else {
+        ckd_error why;
+        must(ckd_session_restore(NULL, s, step, &why), &why); /* from the store */
+        trainer_check(t, step);
+    }
+    must(ckd_session_close(s, &(ckd_error){0}), err);
+    trainer_free(t);
+    return status;
+}
+
+/* Values that may have been damaged before they were hashed are not taken from memory once more. */
+static void test_training_goes_wrong_after_a_restart(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t after;
+        bool trusted;
+    } cases[] = {{1, false}, {32, false}, {33, true}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        pid_t agent = start_agent(0);
+        int steps;
+        ckd_error err;
+        pid_t process = start_trainer(&steps, UINT64_MAX);
+        (void)await_step(steps, 50 * (i + 1));
+        end_process(process, SIGKILL);
+        close(steps);
+        ckd_status status = restore_from_memory(go_wrong(cases[i].after), &err);
+        assert_int_equal(status == CKD_OK, cases[i].trusted);
+        assert_int_equal(times_said("training went wrong at step"), i < 2 ? i + 1 : 2);
+        assert_int_equal(times_said("are not used, the checkpoint is loaded"), i < 2 ? 2 * (i + 1) : 4);
+        stop_agent(agent);
+    }
+}
+
 static void test_the_agent_is_killed(void **state) {
     pid_t agent = start_agent(0);
     ckd_session_options o = options_with(agent_socket);
@@ -500,6 +580,7 @@ int main(void) {
         agent_test(test_the_phase_of_training),
         agent_test(test_killed_trainers),
         agent_test(test_a_restart_takes_values_from_memory),
+        agent_test(test_training_goes_wrong_after_a_restart),
         agent_test(test_the_agent_is_killed),
         agent_test(test_an_agent_that_restarts_says_what_was_lost),
         agent_test(test_no_agent_and_too_little_memory),

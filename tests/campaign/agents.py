@@ -10,6 +10,7 @@ reads `N passed, N failed, N skipped`; --out writes the counts by kind as JSON, 
 """
 
 import argparse
+import contextlib
 import collections
 import json
 import os
@@ -255,7 +256,11 @@ def stopped_agents(case):
 
 def memories(pid):
     folder = Path(f"/proc/{pid}/fd")
-    return [fd for fd in folder.iterdir() if "memfd:ckptdelta" in os.readlink(fd)]
+    found = []
+    for fd in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found += [fd] if "memfd:ckptdelta" in os.readlink(fd) else []
+    return found
 
 
 def flipped_bits(case):

@@ -4,7 +4,8 @@ import pytest
 
 from support_cli import check_documented
 from test_cli_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
-from test_cli_run_hang import trainer
+from test_cli_run_hang import PROGRESS, trainer
+from test_cli_run_nan import trainer as trainer_of_values
 
 METRIC, UNCHANGED, SIZE, TIME, REPLICA = range(1, 6)
 TEXTS = {METRIC: "a metric is unlike those of the steps before", UNCHANGED: "weights do not change any more",
@@ -65,6 +66,15 @@ def test_rewind_if_it_was_seen_only_at_the_end(job):  # noqa: F811
     assert job.starts() == ["1 None", "2 gpt@2"]
     assert "gpt@3 is passed over: it was made after an alarm at step 3" in err
     assert [a["unhealthy"] for a in job.attempts()] == [True, False]
+
+
+@pytest.mark.parametrize("alarm, start", [(METRIC, "gpt@2"), (SIZE, "gpt@4")])
+def test_a_suspect_checkpoint_after_an_alarm(job, alarm, start):  # noqa: F811
+    """What was made between the two is passed over, too, unless the alarm is none that acts."""
+    out, err = job.run(*trainer_of_values(job, PROGRESS + RAISES % (alarm, "bits = 0x7fc00000; train(1); os._exit(0)")),
+                       options=["--on-anomaly", "rewind"])
+    assert job.starts() == ["1 None", f"2 {start}"] and [a["anomaly"] for a in job.attempts()] == ["gpt@5", None]
+    assert "gpt@5 is suspect and passed over" in err and ("gpt@4 is passed over" in err) == (alarm == METRIC)
 
 
 def test_stop(job):  # noqa: F811

@@ -688,6 +688,28 @@ static void test_another_secret(void **state) {
     peer_node_end(stranger);
 }
 
+/* A node of another version learns from the answer which one this is. So the places of these in a head never change. */
+static void test_another_version(void **state) {
+    (void)state;
+    enum { VERSION = 4, KIND = 6, BODY_HASH = 16, HEAD_HASH = 32, HEAD = 40 };
+    uint8_t hello[HEAD] = {'c', 'k', 'd', 'P'}, answer[HEAD];
+    wire *w;
+    wire_limits limits = {SILENCE_MS, -1, NULL, NULL};
+    ckd_error err;
+    hash128 nothing = hash128_of("", 0);
+    hello[VERSION] = PEER_PROTOCOL + 1;
+    hello[KIND] = FRAME_HELLO;
+    memcpy(hello + BODY_HASH, nothing.bytes, sizeof(nothing.bytes));
+    store_le64(hello + HEAD_HASH, hash64(hello, HEAD_HASH));
+    must(wire_connect(&w, node->net, &hosts.items[1], &limits, &err), &err);
+    must(wire_send(w, hello, HEAD, &err), &err);
+    must(wire_receive(w, answer, HEAD, &err), &err);
+    assert_memory_equal(answer, "ckdP", 4);
+    assert_int_equal(load_le16(answer + VERSION), PEER_PROTOCOL);
+    assert_true(load_le64(answer + HEAD_HASH) == hash64(answer, HEAD_HASH));
+    wire_close(w);
+}
+
 /* Sends a greeting as node1, and then what node2 has answered as this side's proof. Returns what node2 says to that. */
 static ckd_status send_back_the_proof(wire *w, ckd_error *err) {
     bytes hello = {.size = 0}, answer = {.size = 0};
@@ -843,6 +865,7 @@ int main(int argc, char **argv) {
         WITH_NODES(test_bits_that_flip_in_a_sent_copy),
         WITH_NODES(test_bits_that_flip_in_a_kept_copy),
         WITH_NODES(test_another_secret),
+        WITH_NODES(test_another_version),
         WITH_NODES(test_a_proof_that_is_sent_back),
         WITH_NODES(test_odd_statuses),
         WITH_NODES(test_noise),
