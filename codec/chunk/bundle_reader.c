@@ -149,7 +149,12 @@ static void take_dependency_field(bundle_in *b, bundle_column column, head *h, d
         b->no_memory = b->no_memory || !name_copy;
         d->tensor = name_copy ? name_copy : "";
     } else if (column == COLUMN_ON_SPAN && flags & DEPENDENCY_OTHER_SPAN) {
-        record_take_region(in, &d->region, h->tensor.ndim, &b->unknown_region);
+        ckd_region region = {.kind = CKD_REGION_WHOLE};
+        record_take_region(in, &region, h->tensor.ndim, &b->unknown_region);
+        d->region = record_same_region(&region, &h->region, h->tensor.ndim)
+                        ? &h->region /* until store_member */
+                        : record_keep_region(b->arena, &region, h->tensor.ndim, NULL);
+        b->no_memory = b->no_memory || !d->region;
         d->first = wire_varint(in);
         d->count = wire_varint(in);
     }
@@ -291,6 +296,9 @@ static ckd_status store_member(bundle_in *b, head *h, record *r, const record *p
     r->region = record_keep_region(b->arena, &h->region, h->tensor.ndim, previous);
     if (!r->tensor || !r->region) {
         return err_nomem(b->err, sizeof(h->tensor), "the records of a bundle");
+    }
+    for (uint32_t i = 0; i < r->dependency_count; i++) {
+        h->on[i].region = h->on[i].region == &h->region ? r->region : h->on[i].region;
     }
     return CKD_OK;
 }

@@ -53,7 +53,7 @@ static void put_dependency_field(bytes *to, bundle_column column, const record *
     } else if (column == COLUMN_ON_TENSOR && flags & DEPENDENCY_OTHER_TENSOR) {
         record_put_name(to, d->tensor);
     } else if (column == COLUMN_ON_SPAN && flags & DEPENDENCY_OTHER_SPAN) {
-        record_put_region(to, &d->region, r->tensor->ndim);
+        record_put_region(to, d->region, r->tensor->ndim);
         wire_put_varint(to, d->first);
         wire_put_varint(to, d->count);
     }

@@ -107,19 +107,19 @@ static const char *dependency_problem(const dependency *d, uint32_t ndim) {
     if (d->same_span) {
         return NULL;
     }
-    if (d->region.kind == CKD_REGION_BOX) {
+    if (d->region->kind == CKD_REGION_BOX) {
         uint64_t shape[CKD_MAX_DIMS];
         for (uint32_t i = 0; i < ndim; i++) {
-            if (!size_add(&shape[i], d->region.offsets[i], d->region.lengths[i])) {
+            if (!size_add(&shape[i], d->region->offsets[i], d->region->lengths[i])) {
                 return "a dependency's region overflows";
             }
         }
-        if (!region_elements(&elements, &d->region, ndim, shape)) {
+        if (!region_elements(&elements, d->region, ndim, shape)) {
             return "a dependency's region is too large";
         }
-    } else if (d->region.kind == CKD_REGION_FLAT) {
-        elements = d->region.count;
-        if (!size_add(&end, d->region.start, elements) || end > CKD_MAX_ELEMENTS) {
+    } else if (d->region->kind == CKD_REGION_FLAT) {
+        elements = d->region->count;
+        if (!size_add(&end, d->region->start, elements) || end > CKD_MAX_ELEMENTS) {
             return "a dependency's region is too large";
         }
     }
@@ -166,7 +166,7 @@ const char *record_problem(const record *r, ckd_status *status) {
     }
     for (uint32_t i = 0; i < r->dependency_count && !problem; i++) {
         const dependency *d = &r->dependencies[i];
-        if (!d->same_span && (uint32_t)d->region.kind > CKD_REGION_FLAT) {
+        if (!d->same_span && (uint32_t)d->region->kind > CKD_REGION_FLAT) {
             *status = CKD_E_UNSUPPORTED;
             return "a dependency's kind of region is unknown to this version";
         }
@@ -210,7 +210,7 @@ uint32_t record_dependency_flags(const record *r, const dependency *d) {
         flags |= DEPENDENCY_OTHER_TENSOR;
     }
     if (!d->same_span && !(d->first == r->first && d->count == r->count &&
-                           record_same_region(&d->region, r->region, r->tensor->ndim))) {
+                           record_same_region(d->region, r->region, r->tensor->ndim))) {
         flags |= DEPENDENCY_OTHER_SPAN;
     }
     return flags;
@@ -248,7 +248,7 @@ static void put_dependency(bytes *to, const record *r, const dependency *d) {
         record_put_name(to, d->tensor);
     }
     if (flags & DEPENDENCY_OTHER_SPAN) {
-        record_put_region(to, &d->region, r->tensor->ndim);
+        record_put_region(to, d->region, r->tensor->ndim);
         wire_put_varint(to, d->first);
         wire_put_varint(to, d->count);
     }

@@ -194,7 +194,10 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     }
     d->same_span = !(flags & DEPENDENCY_OTHER_SPAN);
     if (!d->same_span) {
-        record_take_region(in, &d->region, r->tensor->ndim, &h->unknown_region);
+        ckd_region region = {.kind = CKD_REGION_WHOLE};
+        record_take_region(in, &region, r->tensor->ndim, &h->unknown_region);
+        d->region = record_keep_region(h->arena, &region, r->tensor->ndim, r);
+        h->no_memory = h->no_memory || !d->region;
         d->first = wire_varint(in);
         d->count = wire_varint(in);
     }

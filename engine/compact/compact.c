@@ -178,7 +178,7 @@ static ckd_status count_readers(compact_call *x, ckd_error *err) {
         if (!compact_is_victim(&x->c, &x->order[i]->m.checkpoint.id)) {
             status = compact_count_readers(&x->c, &x->order[i]->m, err);
         }
-        if (x->c.views.count > COMPACT_VIEWS_MAX) {
+        if (views_are_many(&x->c.views, COMPACT_VIEWS_MAX)) {
             compact_close_views(&x->c);
         }
     }
@@ -354,7 +354,7 @@ static ckd_status compact_one(compact_call *x, const manifest_entry *n, ckd_erro
     status = finish_item(x, k, &p, status, &why, err);
     rewrite_plan_free(&p);
     lock_release(readers);
-    if ((writes && !c->options.dry_run) || c->views.count > COMPACT_VIEWS_MAX) {
+    if ((writes && !c->options.dry_run) || views_are_many(&c->views, COMPACT_VIEWS_MAX)) {
         compact_close_views(c);
     }
     c->done = done + k->stored_bytes;

@@ -92,7 +92,7 @@ static dependency on_side(const coding_context *ctx, const region_span *span, co
     return (dependency){.kind = DEPENDS_SIDE,
                         .checkpoint = ctx->checkpoint,
                         .tensor = "",
-                        .region = *span->region,
+                        .region = span->region,
                         .first = span->first,
                         .count = span->count,
                         .content = *content};

@@ -8,7 +8,7 @@ void checkpoint_views_begin(view_cache *views, ckd_store *store) {
 }
 
 void checkpoint_views_limit(view_cache *views) {
-    if (views->count > CHECKPOINT_VIEWS_MAX) {
+    if (views_are_many(views, CHECKPOINT_VIEWS_MAX)) {
         ckd_store *store = views->store;
         views_free(views);
         checkpoint_views_begin(views, store);

@@ -259,7 +259,7 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
 static bool window_is_full(const verification *v) {
     bool alone = by_dependencies(v) || !v->window[v->window_count - 1].target.shares;
     return alone || v->window_count == WINDOW_CHECKPOINTS || v->window_blocks >= WINDOW_BLOCKS ||
-           v->views.count > CHECKPOINT_VIEWS_MAX;
+           views_are_many(&v->views, CHECKPOINT_VIEWS_MAX);
 }
 
 /* ---- which checkpoints ---- */

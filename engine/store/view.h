@@ -185,6 +185,7 @@ typedef struct view_cache {
     bool copies_need_chains;
     view **views;
     size_t count, capacity;
+    size_t block_count; /* of all views */
     struct older_file *older; /* older files that are open */
     size_t older_count, older_capacity;
 } view_cache;
@@ -208,6 +209,11 @@ ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
+/*
+ * Are there more than `max` views, or so many blocks in them that they take half a gigabyte or more? Callers that look at one
+ * checkpoint after the other then free the cache between two.
+ */
+bool views_are_many(const view_cache *cache, size_t max);
 /* Closes the materialized copies of all views and uses none from now on. Not while another thread uses the cache. */
 void views_drop_materialized(view_cache *cache);
 void views_free(view_cache *cache);

@@ -3,6 +3,8 @@
 
 #include "engine/store/view.h"
 
+#define BLOCKS_MAX 400000u /* each takes 1 to 1.5 KB, its record in the chunk file's index included */
+
 void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
     cache->store = store;
@@ -197,7 +199,12 @@ static ckd_status views_append(view_cache *cache, view *v, ckd_error *err) {
         return CKD_E_NOMEM;
     }
     cache->views[cache->count++] = v;
+    cache->block_count += v->block_count + v->blob_count;
     return CKD_OK;
+}
+
+bool views_are_many(const view_cache *cache, size_t max) {
+    return cache->count > max || cache->block_count > BLOCKS_MAX;
 }
 
 /* serial: of the root to search within; 0: the view is a root itself. */

@@ -57,7 +57,7 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
     bool same_shape = t->shape.ndim == r->tensor->ndim &&
                       memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
     region_span span = d->same_span ? (region_span){r->region, r->first, r->count}
-                                    : (region_span){&d->region, d->first, d->count};
+                                    : (region_span){d->region, d->first, d->count};
     uint64_t elements;
     if ((d->same_span && !same_shape) || span.count != r->count ||
         !region_count(&elements, &t->shape, span.region) || span.first > elements ||

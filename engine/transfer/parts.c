@@ -183,7 +183,7 @@ static ckd_status mark_items(choosing *c, ckd_error *err) {
         }
         err_from(err, status, &why);
         decide(c);
-        if (views.count > MAX_VIEWS) {
+        if (views_are_many(&views, MAX_VIEWS)) {
             views_free(&views);
             views_init(&views, t->from);
         }

@@ -443,7 +443,7 @@ static void test_overhead(void **state) {
         ckd_region whole = {.kind = CKD_REGION_WHOLE};
         /* Hashes are as random as real ones. Everything else in a header can be compressed. */
         hash128 content = hash128_of(&i, sizeof(i)), other = hash128_of(&content, sizeof(content));
-        dependency d = {DEPENDS_VALUES, sample_id(4), "", true, whole, 0, 0, other};
+        dependency d = {DEPENDS_VALUES, sample_id(4), "", true, NULL, 0, 0, other};
         record r = {.kind = RECORD_BLOCK,
                     .coding = 5,
                     .predictor = PREDICT_PARENT,
