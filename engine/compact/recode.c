@@ -145,7 +145,7 @@ static tensor_context context_of(const rewrite_plan *p, const view_block *b, con
     const record *r = b->record;
     const view_tensor *t = view_find(p->view, r->tensor->name);
     return (tensor_context){.tensor = r->tensor,
-                            .shape = t->shape,
+                            .shape = *t->shape,
                             .region = r->region,
                             .parent = f->new_base_tensor,
                             .block_elements = CKD_BLOCK_ELEMENTS};
@@ -245,7 +245,7 @@ static ckd_status code_values(const recoding *x, ckd_error *err) {
     bool done = false;
     ckd_status status = CKD_OK;
     if (v->manifest.checkpoint.fidelity != CKD_EXACT && lattice_dtype(r->tensor->dtype)) {
-        t.grid = block_grid(&view_find(v, r->tensor->name)->shape, r->region, r->first);
+        t.grid = block_grid(view_find(v, r->tensor->name)->shape, r->region, r->first);
         status = read_base(&t.base_values, &content, x, err);
         if (status == CKD_OK && !(t.base_values && hash128_equal(&content, &r->content))) {
             status = compact_lattice(&t, x->w, err);

@@ -62,7 +62,7 @@ static ckd_status add_source(block_load *to, const load_query *q, const view_sou
     for (view_shards_for(&k, &last, s->tensor, &s->span); k < last; k++) {
         const view_shard *shard = &s->tensor->shards[k];
         size_t first, end;
-        view_shard_range(&first, &end, shard, &s->tensor->shape, &s->span);
+        view_shard_range(&first, &end, shard, s->tensor->shape, &s->span);
         for (; first < end; first++) {
             const view_block *b = &shard->blocks[first];
             bool own = s->view == q->p->view;
@@ -158,8 +158,8 @@ ckd_status compact_load_of(block_load *out, compaction *c, const rewrite_plan *p
 /* The tensor of the checkpoint that matches the block's in name, dtype and shape; NULL: none does. */
 static const view_tensor *same_kind(const view *v, const record *r) {
     const view_tensor *t = view_find(v, r->tensor->name);
-    bool same = t && t->tensor->dtype == r->tensor->dtype && t->shape.ndim == r->tensor->ndim &&
-                memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    bool same = t && t->tensor->dtype == r->tensor->dtype && t->shape->ndim == r->tensor->ndim &&
+                memcmp(t->shape->shape, r->tensor->shape, t->shape->ndim * sizeof(uint64_t)) == 0;
     return same ? t : NULL;
 }
 

@@ -184,13 +184,13 @@ static const view_block *same_span_in(const view *v, const char *name, const rec
     const view_tensor *t = view_find(v, name);
     for (size_t s = 0; t && s < t->shard_count; s++) {
         const view_shard *shard = &t->shards[s];
-        if (t->shape.ndim != like->tensor->ndim ||
-            !region_equal(shard->region, like->region, t->shape.ndim)) {
+        if (t->shape->ndim != like->tensor->ndim ||
+            !region_equal(shard->region, like->region, t->shape->ndim)) {
             continue;
         }
         size_t first, end;
         region_span span = {like->region, like->first, like->count};
-        view_shard_range(&first, &end, shard, &t->shape, &span);
+        view_shard_range(&first, &end, shard, t->shape, &span);
         const view_block *b = first < end ? &shard->blocks[first] : NULL;
         return b && b->record->first == like->first && b->record->count == like->count ? b : NULL;
     }

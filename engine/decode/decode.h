@@ -339,7 +339,7 @@ typedef struct span_target {
 static inline uint64_t span_target_copy(const span_target *target, const view_block *b, const void *values) {
     const view_tensor *t = target->tensor;
     region_span have = {b->record->region, b->record->first, b->record->count};
-    return span_copy(&t->shape, ckd_dtype_size(t->tensor->dtype), target->to, target->span, values, &have);
+    return span_copy(t->shape, ckd_dtype_size(t->tensor->dtype), target->to, target->span, values, &have);
 }
 /* Places one block's part of the span into the target. Adds the number of elements to *copied. */
 ckd_status block_into_span(decoder *d, const view *v, const view_block *b, const span_target *target,

@@ -480,7 +480,7 @@ static bool needed_again(const decoder *d, const view *v, const view_tensor *t, 
  */
 static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, const span_target *target,
                                 uint64_t *copied, ckd_error *err) {
-    const geometry *shape = &target->tensor->shape;
+    const geometry *shape = target->tensor->shape;
     region_span have = {b->record->region, b->record->first, b->record->count};
     bool all = span_equal(&have, target->span, shape->ndim);
     uint64_t common = all ? have.count : span_common(shape, target->span, &have);
@@ -521,7 +521,7 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
     size_t s, last;
     for (view_shards_for(&s, &last, t, span); s < last; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, span);
+        view_shard_range(&first, &end, &t->shards[s], t->shape, span);
         for (size_t i = first; i < end; i++) {
             const view_block *b = &t->shards[s].blocks[i];
             ckd_status status = scatter_block(d, from->view, b, &target, &copied, err);
@@ -529,7 +529,7 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
                 return status;
             }
             region_span have = {b->record->region, b->record->first, b->record->count};
-            exact = span_equal(&have, span, t->shape.ndim) ? b : exact;
+            exact = span_equal(&have, span, t->shape->ndim) ? b : exact;
         }
     }
     if (copied != span->count) {

@@ -15,7 +15,7 @@
 
 static size_t runs_of(span_decode *f, const view_block *b) {
     region_span have = {b->record->region, b->record->first, b->record->count};
-    return span_runs(f->runs, SPAN_RUNS_MAX, &f->tensor->shape, f->span, &have);
+    return span_runs(f->runs, SPAN_RUNS_MAX, f->tensor->shape, f->span, &have);
 }
 
 /* Blocks of a matrix's columns have a stretch in each row, all alike: one copy moves them. */

@@ -176,8 +176,8 @@ void step_pin(step_tensor *t, uint64_t first, uint64_t count, const void *values
 /* ---- a tensor ---- */
 
 static bool same_shape(const view_tensor *a, const view_tensor *b) {
-    return a->tensor->dtype == b->tensor->dtype && a->shape.ndim == b->shape.ndim &&
-           memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) == 0;
+    return a->tensor->dtype == b->tensor->dtype && a->shape->ndim == b->shape->ndim &&
+           memcmp(a->shape->shape, b->shape->shape, a->shape->ndim * sizeof(uint64_t)) == 0;
 }
 
 static void choose_rules(step_source *s, const step_states *states, const ckd_optimizer *o, ckd_role role) {

@@ -34,7 +34,7 @@ static ckd_status compare(comparison *c, const ckd_region *piece, uint64_t count
     for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
         const uint8_t *value = c->new_values + i * element;
         if (memcmp(c->old_values + i * element, value, element) != 0) {
-            c->positions[found] = region_global(&c->tensor->shape, piece, i);
+            c->positions[found] = region_global(c->tensor->shape, piece, i);
             memcpy(c->values + found * element, value, element);
             found++;
         }
@@ -80,7 +80,7 @@ static ckd_status compare_flat(comparison *c, uint64_t first, uint64_t count, ck
 /* Cuts a box along its first dimension, until a part has at most PIECE elements. */
 static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim, ckd_error *err) {
     uint64_t inner = 1;
-    for (uint32_t d = dim + 1; d < c->tensor->shape.ndim; d++) {
+    for (uint32_t d = dim + 1; d < c->tensor->shape->ndim; d++) {
         inner *= box->lengths[d];
     }
     uint64_t rows = inner < PIECE ? PIECE / inner : 1;
@@ -90,11 +90,11 @@ static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim
         uint64_t left = box->lengths[dim] - done, count = 1;
         part.offsets[dim] = box->offsets[dim] + done;
         part.lengths[dim] = left < rows ? left : rows;
-        for (uint32_t d = 0; d < c->tensor->shape.ndim; d++) {
+        for (uint32_t d = 0; d < c->tensor->shape->ndim; d++) {
             count *= part.lengths[d];
         }
-        uint64_t first = region_global(&c->tensor->shape, &part, 0);
-        if (!has_changes(c, first, region_global(&c->tensor->shape, &part, count - 1) + 1)) {
+        uint64_t first = region_global(c->tensor->shape, &part, 0);
+        if (!has_changes(c, first, region_global(c->tensor->shape, &part, count - 1) + 1)) {
             continue;
         }
         status = inner > PIECE ? compare_box(c, &part, dim + 1, err) : compare(c, &part, count, err);
@@ -114,7 +114,7 @@ static ckd_status prepare(comparison *c, ckd_error *err) {
 }
 
 static ckd_status compare_region(comparison *c, const ckd_region *region, ckd_error *err) {
-    const geometry *shape = &c->tensor->shape;
+    const geometry *shape = c->tensor->shape;
     uint64_t count;
     if (!region_count(&count, shape, region)) {
         return err_set(err, CKD_E_INVALID, "the region lies outside its tensor");

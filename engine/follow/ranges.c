@@ -5,8 +5,8 @@
 #include "engine/follow/follow.h"
 
 bool follow_same_form(const view_tensor *a, const view_tensor *b) {
-    return a->tensor->dtype == b->tensor->dtype && a->shape.ndim == b->shape.ndim &&
-           memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) == 0;
+    return a->tensor->dtype == b->tensor->dtype && a->shape->ndim == b->shape->ndim &&
+           memcmp(a->shape->shape, b->shape->shape, a->shape->ndim * sizeof(uint64_t)) == 0;
 }
 
 /* The elements from the block's first to its last. */
@@ -26,7 +26,7 @@ static bool in_other(const view_tensor *before, const view_tensor *now, size_t s
         return false;
     }
     return same_content(now->shards[shard].blocks[block].record, before->shards[shard].blocks[block].record,
-                        now->shape.ndim);
+                        now->shape->ndim);
 }
 
 /* Whether the file has the block's values. */
@@ -83,13 +83,13 @@ ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const 
             const record *r = now->shards[s].blocks[k].record;
             bool same = r->count == 0 || (before && in_other(before, now, s, k));
             if (!same && !before && present && present->file) {
-                status = in_file(&same, present, &now->shape, r, err);
+                status = in_file(&same, present, now->shape, r, err);
             }
             if (status == CKD_OK && !same) {
                 status = ARRAY_GROW(out->items, out->capacity, out->count + 1, "changed blocks", err);
             }
             if (status == CKD_OK && !same) {
-                out->items[out->count++] = hull(&now->shape, r);
+                out->items[out->count++] = hull(now->shape, r);
             }
         }
     }

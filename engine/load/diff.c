@@ -46,7 +46,7 @@ typedef struct comparison {
 
 /* The block that is this span; NULL: the tensor was cut in another way. */
 static const view_block *find_block(const view_source *s) {
-    const geometry *shape = &s->tensor->shape;
+    const geometry *shape = s->tensor->shape;
     size_t k, last;
     for (view_shards_for(&k, &last, s->tensor, &s->span); k < last; k++) {
         const view_shard *shard = &s->tensor->shards[k];
@@ -212,12 +212,12 @@ static ckd_status compare_tensor(ckd_diff *diff, comparison *c, const view_tenso
         d->why = a ? "only in A" : "only in B";
     } else if (a->tensor->dtype != b->tensor->dtype) {
         d->why = "dtype";
-    } else if (a->shape.ndim != b->shape.ndim ||
-               memcmp(a->shape.shape, b->shape.shape, a->shape.ndim * sizeof(uint64_t)) != 0) {
+    } else if (a->shape->ndim != b->shape->ndim ||
+               memcmp(a->shape->shape, b->shape->shape, a->shape->ndim * sizeof(uint64_t)) != 0) {
         d->why = "shape";
     } else {
         d->comparable = 1;
-        d->elements = a->shape.elements;
+        d->elements = a->shape->elements;
         return list_pairs(c, a, b, item, err);
     }
     return CKD_OK;

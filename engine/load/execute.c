@@ -15,7 +15,7 @@ ckd_status load_each_block(const view_tensor *t, const region_span *span, load_b
     size_t s, last;
     for (view_shards_for(&s, &last, t, span); s < last && status == CKD_OK; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, span);
+        view_shard_range(&first, &end, &t->shards[s], t->shape, span);
         for (; first < end && status == CKD_OK; first++) {
             status = visit(context, &t->shards[s].blocks[first], err);
         }

@@ -100,7 +100,7 @@ typedef struct building {
 static ckd_status build_on(void *context, const view_block *b, ckd_error *err) {
     building *k = context;
     region_span have = {b->record->region, b->record->first, b->record->count};
-    const geometry *g = &k->tensor->shape;
+    const geometry *g = k->tensor->shape;
     uint64_t common = span_equal(&have, k->span, g->ndim) ? have.count : span_common(g, k->span, &have);
     if (common == 0) {
         return CKD_OK;
@@ -220,7 +220,7 @@ static void count_raw(ckd_load_explanation *out, const ckd_load *load, const ckd
         ckd_load_request q;
         const view_tensor *t = load_match(&q, load, &requests[i]);
         uint64_t elements;
-        if (t && region_count(&elements, &t->shape, &q.region)) {
+        if (t && region_count(&elements, t->shape, &q.region)) {
             out->requests[i].raw_bytes = elements * ckd_dtype_size(t->tensor->dtype);
             out->all.raw_bytes += out->requests[i].raw_bytes;
         }

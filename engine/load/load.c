@@ -153,8 +153,8 @@ ckd_difference load_difference(const ckd_load_request *q, const view_tensor *t) 
     if (q->dtype != CKD_DTYPE_NONE && q->dtype != t->tensor->dtype) {
         return CKD_DIFFERS_DTYPE;
     }
-    bool same = !q->shape || (q->ndim == t->shape.ndim &&
-                              memcmp(q->shape, t->shape.shape, q->ndim * sizeof(uint64_t)) == 0);
+    bool same = !q->shape || (q->ndim == t->shape->ndim &&
+                              memcmp(q->shape, t->shape->shape, q->ndim * sizeof(uint64_t)) == 0);
     return same ? (ckd_difference)0 : CKD_DIFFERS_SHAPE;
 }
 
@@ -177,7 +177,7 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
                  ckd_dtype_name(t->tensor->dtype), ckd_dtype_name(q->dtype));
     } else if (kind == CKD_DIFFERS_SHAPE) {
         snprintf(text, size, "the tensor is stored with global shape %s, but %s was requested",
-                 shape_text(stored, sizeof(stored), t->shape.ndim, t->shape.shape),
+                 shape_text(stored, sizeof(stored), t->shape->ndim, t->shape->shape),
                  shape_text(requested, sizeof(requested), q->ndim, q->shape));
     } else {
         snprintf(text, size, "%s",
@@ -188,10 +188,10 @@ void load_describe_difference(char *text, size_t size, ckd_difference kind, cons
 ckd_status load_span(region_span *span, ckd_region *region, const ckd_load_request *q, const view_tensor *t,
                      bool sized, ckd_error *err) {
     *span = (region_span){.region = region};
-    if (!region_count(&span->count, &t->shape, &q->region)) {
+    if (!region_count(&span->count, t->shape, &q->region)) {
         return err_set(err, CKD_E_INVALID, "the region asked for does not lie inside the tensor's shape");
     }
-    *region = region_canonical(&t->shape, &q->region);
+    *region = region_canonical(t->shape, &q->region);
     uint64_t size = span->count * ckd_dtype_size(t->tensor->dtype);
     if (sized && (q->size != size || (size && !q->data))) {
         return err_set(err, CKD_E_INVALID, "the region has %llu bytes, but the buffer has %zu",

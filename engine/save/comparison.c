@@ -35,7 +35,7 @@ ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
     }
     for (size_t i = 0; i < v->tensor_count; i++) {
         c->tensors[i].regions =
-            coverage_begin(&v->tensors[i].shape, load_le64(v->manifest.checkpoint.id.bytes));
+            coverage_begin(v->tensors[i].shape, load_le64(v->manifest.checkpoint.id.bytes));
     }
     return CKD_OK;
 }

@@ -102,7 +102,7 @@ static void find_blocks(tile_load *l) {
     l->count = 0;
     for (view_shards_for(&s, &last, tensor, &tile_span); s < last; s++) {
         size_t first, end;
-        view_shard_range(&first, &end, &tensor->shards[s], &tensor->shape, &tile_span);
+        view_shard_range(&first, &end, &tensor->shards[s], tensor->shape, &tile_span);
         for (; first < end; first++, l->count++) {
             if (l->blocks) {
                 l->blocks[l->count] = &tensor->shards[s].blocks[first];

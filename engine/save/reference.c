@@ -49,7 +49,7 @@ static size_t find_parts(lossy_device_part *out, const tile_shape *shape, const 
     for (view_shards_for(&s, &last, from->tensor, &tile_span); s < last; s++) {
         const view_shard *shard = &from->tensor->shards[s];
         size_t i, end;
-        view_shard_range(&i, &end, shard, &from->tensor->shape, &tile_span);
+        view_shard_range(&i, &end, shard, from->tensor->shape, &tile_span);
         for (; i < end; i++) {
             if (!find_part(&out[count], shard->blocks[i].record, shape, context)) {
                 return 0;

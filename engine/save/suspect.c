@@ -61,8 +61,8 @@ static ckd_status count_values(uint64_t *count, reference *r, const view_tensor 
 /* Returns the tensor of the reference; NULL: it has none of this name and shape. A larger mask has more infinities. */
 static const view_tensor *find_before(const reference *r, const view_tensor *t) {
     const view_tensor *before = r->view ? view_find(r->view, t->tensor->name) : NULL;
-    bool same = before && before->shape.ndim == t->shape.ndim &&
-                memcmp(before->shape.shape, t->shape.shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    bool same = before && before->shape->ndim == t->shape->ndim &&
+                memcmp(before->shape->shape, t->shape->shape, t->shape->ndim * sizeof(uint64_t)) == 0;
     return same ? before : NULL;
 }
 
@@ -124,7 +124,7 @@ void suspect_judge(suspect_verdict *out, const ckd_save *save, const view *v) {
         out->reasons = CKD_SUSPECT_NONFINITE;
         out->tensors = f.tensors;
         out->values = view_tensor_nonfinite(f.first);
-        out->of = f.first->shape.elements;
+        out->of = f.first->shape->elements;
         snprintf(out->first, sizeof(out->first), "%s", f.first->tensor->name);
     }
     views_free(&r.views);

@@ -141,8 +141,8 @@ static ckd_status make_tensor_context(ckd_save *save, const ckd_tensor *t, const
     }
     const view *before = save->target.compare ? save->sources.existing : save->sources.parent;
     const view_tensor *old = before ? view_find(before, name) : NULL;
-    bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == shape->ndim &&
-                memcmp(old->shape.shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
+    bool same = old && old->tensor->dtype == t->dtype && old->shape->ndim == shape->ndim &&
+                memcmp(old->shape->shape, shape->shape, shape->ndim * sizeof(uint64_t)) == 0;
     context->parent = same ? old : NULL;
     if (old && !same && !save->target.compare) {
         store_message(save->store,
@@ -291,8 +291,8 @@ static bool parent_is_intact(ckd_save *save, const ckd_tensor *t, const ckd_regi
     const view *parent = save->sources.parent;
     const view_tensor *old = parent ? view_find(parent, t->name) : NULL;
     const view_source stored = {parent, old, {region, 0, elements}, NULL};
-    bool same = old && old->tensor->dtype == t->dtype && old->shape.ndim == t->ndim &&
-                memcmp(old->shape.shape, t->shape, t->ndim * sizeof(uint64_t)) == 0;
+    bool same = old && old->tensor->dtype == t->dtype && old->shape->ndim == t->ndim &&
+                memcmp(old->shape->shape, t->shape, t->ndim * sizeof(uint64_t)) == 0;
     bytes scratch = {0};
     same = same && chain_is_intact(&save->sources.views, &stored, &scratch);
     bytes_free(&scratch);

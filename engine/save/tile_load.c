@@ -52,8 +52,8 @@ static bool step_to_parent(const view **v, const view_tensor **tensor, ckd_save 
         return false;
     }
     const view_tensor *t = view_find(older, (*tensor)->tensor->name);
-    if (!t || t->tensor->dtype != (*tensor)->tensor->dtype || t->shape.ndim != (*tensor)->shape.ndim ||
-        memcmp(t->shape.shape, (*tensor)->shape.shape, t->shape.ndim * sizeof(uint64_t)) != 0) {
+    if (!t || t->tensor->dtype != (*tensor)->tensor->dtype || t->shape->ndim != (*tensor)->shape->ndim ||
+        memcmp(t->shape->shape, (*tensor)->shape->shape, t->shape->ndim * sizeof(uint64_t)) != 0) {
         return false;
     }
     *v = older;

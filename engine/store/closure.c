@@ -115,12 +115,12 @@ static ckd_status follow_values(walk *w, const item *x, uint32_t index, ckd_erro
     for (view_shards_for(&k, &last, s.tensor, &s.span); k < last; k++) {
         const view_shard *shard = &s.tensor->shards[k];
         size_t first, end;
-        view_shard_range(&first, &end, shard, &s.tensor->shape, &s.span);
+        view_shard_range(&first, &end, shard, s.tensor->shape, &s.span);
         for (; first < end && status == CKD_OK; first++) {
             const view_block *b = &shard->blocks[first];
             region_span have = {b->record->region, b->record->first, b->record->count};
-            uint64_t common = span_common(&s.tensor->shape, &s.span, &have);
-            bool all = span_equal(&have, &s.span, s.tensor->shape.ndim);
+            uint64_t common = span_common(s.tensor->shape, &s.span, &have);
+            bool all = span_equal(&have, &s.span, s.tensor->shape->ndim);
             found += common;
             if (all && !hash128_equal(&b->record->content, s.content)) {
                 return view_block_corrupt(x->block, err, "the values that the block depends on have changed");
@@ -224,11 +224,11 @@ ckd_status closure_visit_source(view_cache *cache, const view_source *from, clos
     size_t s, last;
     for (view_shards_for(&s, &last, t, &from->span); s < last; s++) {
         size_t i, end;
-        view_shard_range(&i, &end, &t->shards[s], &t->shape, &from->span);
+        view_shard_range(&i, &end, &t->shards[s], t->shape, &from->span);
         for (; i < end && status == CKD_OK; i++) {
             const view_block *b = &t->shards[s].blocks[i];
             region_span block = {b->record->region, b->record->first, b->record->count};
-            uint64_t common = span_common(&t->shape, &from->span, &block);
+            uint64_t common = span_common(t->shape, &from->span, &block);
             found += common;
             status = common ? walk_from(&w, from->view, b, err) : CKD_OK;
         }

@@ -20,10 +20,10 @@ static view_block *block_of(const view *v, const record *r) {
     region_span place = {r->region, r->first, r->count};
     for (size_t s = 0; t && s < t->shard_count; s++) {
         size_t first, end;
-        if (!region_equal(t->shards[s].region, r->region, t->shape.ndim)) {
+        if (!region_equal(t->shards[s].region, r->region, t->shape->ndim)) {
             continue;
         }
-        view_shard_range(&first, &end, &t->shards[s], &t->shape, &place);
+        view_shard_range(&first, &end, &t->shards[s], t->shape, &place);
         for (size_t i = first; i < end; i++) {
             const view_block *b = &t->shards[s].blocks[i];
             if (b->record->first == r->first && b->record->count == r->count) {

@@ -252,6 +252,7 @@ void view_close(view *v) {
     free(v->duplicates);
     free(v->blobs);
     free(v->shards);
+    arena_free(&v->shapes);
     free(v->lost);
     manifest_free(&v->manifest);
     free(v);
@@ -383,10 +384,10 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
     *out = (ckd_tensor_info){.name = t->tensor->name,
                              .role = t->tensor->role,
                              .dtype = t->tensor->dtype,
-                             .ndim = t->shape.ndim,
-                             .elements = t->shape.elements,
+                             .ndim = t->shape->ndim,
+                             .elements = t->shape->elements,
                              .shards = (uint32_t)t->shard_count,
-                             .raw_bytes = t->shape.elements * ckd_dtype_size(t->tensor->dtype),
+                             .raw_bytes = t->shape->elements * ckd_dtype_size(t->tensor->dtype),
                              .stored_bytes = totals.stored_bytes,
                              .coding = totals.coding,
                              .depth = totals.depth,
@@ -396,5 +397,5 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
                              .nonfinite = totals.measures.nonfinite,
                              .largest_update_given = totals.measures.update_given,
                              .largest_update = totals.measures.update};
-    memcpy(out->shape, t->shape.shape, sizeof(out->shape));
+    memcpy(out->shape, t->shape->shape, sizeof(out->shape));
 }

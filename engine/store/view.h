@@ -31,7 +31,7 @@ typedef struct view_shard {
 
 typedef struct view_tensor {
     const record_tensor *tensor;
-    geometry shape;
+    const geometry *shape;    /* the view's; several tensors may have the same */
     size_t order;             /* position in the order in which the tensors were saved */
     const view_shard *shards; /* ascending by first element; they tile the tensor */
     size_t shard_count;
@@ -62,6 +62,7 @@ typedef struct view {
     size_t *collected; /* for each block: its index before sorting */
     view_shard *shards;
     view_tensor *tensors; /* sorted by name; behind the shards */
+    record_arena shapes;
     size_t block_count, shard_count, tensor_count;
     struct view_duplicate *duplicates; /* within a root: duplicates of blocks of this view */
     size_t duplicate_count;
@@ -185,7 +186,7 @@ typedef struct view_cache {
     bool copies_need_chains;
     view **views;
     size_t count, capacity;
-    size_t block_count; /* of all views */
+    size_t block_count;       /* of all views */
     struct older_file *older; /* older files that are open */
     size_t older_count, older_capacity;
 } view_cache;

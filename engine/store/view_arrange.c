@@ -100,12 +100,12 @@ static ckd_status arrange_partly(view *v, view_tensor *t, view_block *blocks, si
         t->shard_count++;
         s->region = blocks[i].record->region;
         s->blocks = &blocks[kept];
-        if (!region_count(&s->elements, &t->shape, s->region)) {
+        if (!region_count(&s->elements, t->shape, s->region)) {
             return inconsistent_at(&blocks[i], CKD_E_CORRUPT, err,
                                    "the region does not lie inside the tensor");
         }
         uint64_t next = 0;
-        for (; i < count && region_equal(blocks[i].record->region, s->region, t->shape.ndim); i++) {
+        for (; i < count && region_equal(blocks[i].record->region, s->region, t->shape->ndim); i++) {
             const record *r = blocks[i].record;
             const record *last = s->block_count ? s->blocks[s->block_count - 1].record : NULL;
             if (last && last->first == r->first && last->count == r->count) {
@@ -135,7 +135,7 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
         t->shard_count++;
         s->region = blocks[i].record->region;
         s->blocks = &blocks[i];
-        if (!region_count(&s->elements, &t->shape, s->region)) {
+        if (!region_count(&s->elements, t->shape, s->region)) {
             return inconsistent_at(&blocks[i], inconsistent, err,
                                    "the region does not lie inside the tensor");
         }
@@ -149,13 +149,39 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
             s->block_count++;
             i++;
         } while (i < count && next < s->elements &&
-                 region_equal(blocks[i].record->region, s->region, t->shape.ndim));
+                 region_equal(blocks[i].record->region, s->region, t->shape->ndim));
         if (next != s->elements) {
             return inconsistent_at(&blocks[i - 1], inconsistent, err,
                                    "blocks of a shard are missing at its end");
         }
     }
     return CKD_OK;
+}
+
+/* A geometry is as large as a tensor's other data, and neighbours by name often have the same few shapes. */
+#define NEIGHBOURS 8u
+
+static ckd_status set_shape(view *v, view_tensor *t, const view_block *first, ckd_status inconsistent,
+                            ckd_error *err) {
+    size_t at = (size_t)(t - v->tensors);
+    const record_tensor *is = t->tensor;
+    for (size_t i = at; i-- > 0 && at - i <= NEIGHBOURS && !t->shape;) {
+        const record_tensor *other = v->tensors[i].tensor;
+        bool same =
+            other->ndim == is->ndim && memcmp(other->shape, is->shape, is->ndim * sizeof(uint64_t)) == 0;
+        t->shape = same ? v->tensors[i].shape : NULL;
+    }
+    if (t->shape) {
+        return CKD_OK;
+    }
+    geometry *shape = arena_alloc(&v->shapes, sizeof(*shape));
+    if (!shape) {
+        return err_nomem(err, sizeof(*shape), "the shape of a tensor");
+    }
+    t->shape = shape;
+    return geometry_init(shape, is->ndim, is->shape)
+               ? CKD_OK
+               : inconsistent_at(first, inconsistent, err, "the shape has too many elements");
 }
 
 static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_status inconsistent,
@@ -169,12 +195,14 @@ static ckd_status arrange_tensor(view *v, view_block *blocks, size_t count, ckd_
                                    "saved with another shape, dtype or role under the same name");
         }
     }
-    if (!geometry_init(&t->shape, t->tensor->ndim, t->tensor->shape)) {
-        return inconsistent_at(&blocks[0], inconsistent, err, "the shape has too many elements");
+    ckd_status status = set_shape(v, t, &blocks[0], inconsistent, err);
+    if (status != CKD_OK) {
+        return status;
     }
-    qsort_r(blocks, count, sizeof(*blocks), by_place, &t->shape);
-    ckd_status status = v->root ? arrange_partly(v, t, blocks, count, err)
-                                : arrange_shards(v, t, blocks, count, inconsistent, err);
+    geometry shape = *t->shape; /* for qsort_r, which takes no const */
+    qsort_r(blocks, count, sizeof(*blocks), by_place, &shape);
+    status = v->root ? arrange_partly(v, t, blocks, count, err)
+                     : arrange_shards(v, t, blocks, count, inconsistent, err);
     t->in_sequence = status == CKD_OK && view_in_sequence(t);
     return status;
 }
@@ -221,7 +249,7 @@ static const view_shard *find_overlap(const view_tensor *t) {
     size_t reach = 1 + PAIRS_MAX / (t->shard_count + 1);
     for (size_t a = 0; a < t->shard_count; a++) {
         for (size_t b = a + 1; b < t->shard_count && b - a <= reach; b++) {
-            if (regions_overlap(&t->shape, t->shards[a].region, t->shards[b].region)) {
+            if (regions_overlap(t->shape, t->shards[a].region, t->shards[b].region)) {
                 return &t->shards[b];
             }
         }
@@ -232,13 +260,13 @@ static const view_shard *find_overlap(const view_tensor *t) {
 static ckd_status not_tiled(const view_tensor *t, uint64_t elements, ckd_status inconsistent,
                             ckd_error *err) {
     const view_shard *second = find_overlap(t);
-    if (second || elements == t->shape.elements) {
+    if (second || elements == t->shape->elements) {
         return inconsistent_at(&(second ? second : &t->shards[0])->blocks[0], inconsistent, err,
                                "two saved regions of the tensor overlap");
     }
     char message[128];
     snprintf(message, sizeof(message), "the saved regions hold %llu of the tensor's %llu elements",
-             (unsigned long long)elements, (unsigned long long)t->shape.elements);
+             (unsigned long long)elements, (unsigned long long)t->shape->elements);
     return inconsistent_at(&t->shards[0].blocks[0], inconsistent, err, message);
 }
 
@@ -248,10 +276,10 @@ static ckd_status check_coverage(const view *v, ckd_status inconsistent, ckd_err
             .bytes); /* random, and fixed before the regions were chosen, so that these cannot deceive the check */
     for (size_t i = 0; i < v->tensor_count; i++) {
         const view_tensor *t = &v->tensors[i];
-        if (t->shard_count == 1 && t->shards[0].elements == t->shape.elements) {
+        if (t->shard_count == 1 && t->shards[0].elements == t->shape->elements) {
             continue;
         }
-        coverage cover = coverage_begin(&t->shape, seed);
+        coverage cover = coverage_begin(t->shape, seed);
         for (size_t s = 0; s < t->shard_count; s++) {
             coverage_add(&cover, t->shards[s].region);
         }

@@ -19,7 +19,7 @@ static bool global_range(uint64_t *begin, uint64_t *end, const geometry *g, cons
 bool view_in_sequence(const view_tensor *t) {
     uint64_t begin, end, last = 0;
     for (size_t i = 0; i < t->shard_count; i++) {
-        if (!global_range(&begin, &end, &t->shape, &t->shards[i]) || begin != last) {
+        if (!global_range(&begin, &end, t->shape, &t->shards[i]) || begin != last) {
             return false;
         }
         last = end;
@@ -48,7 +48,7 @@ static size_t shard_at(const view_tensor *t, uint64_t global) {
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         uint64_t begin, end;
-        global_range(&begin, &end, &t->shape, &t->shards[middle]);
+        global_range(&begin, &end, t->shape, &t->shards[middle]);
         *(begin <= global ? &low : &high) = middle;
     }
     return low;
@@ -59,7 +59,7 @@ static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
     size_t low = 0, high = t->shard_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        int order = region_compare(t->shards[middle].region, region, &t->shape);
+        int order = region_compare(t->shards[middle].region, region, t->shape);
         if (order == 0) {
             return middle;
         }
@@ -75,8 +75,8 @@ void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const reg
         return;
     }
     if (t->in_sequence) {
-        *first = shard_at(t, region_global(&t->shape, span->region, span->first));
-        *end = shard_at(t, region_global(&t->shape, span->region, span->first + span->count - 1)) + 1;
+        *first = shard_at(t, region_global(t->shape, span->region, span->first));
+        *end = shard_at(t, region_global(t->shape, span->region, span->first + span->count - 1)) + 1;
         return;
     }
     size_t same = shard_of_region(t, span->region);

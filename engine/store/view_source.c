@@ -54,13 +54,13 @@ ckd_status view_source_of(view_source *out, view_cache *cache, const view *own, 
         return status;
     }
     const view_tensor *t = out->tensor;
-    bool same_shape = t->shape.ndim == r->tensor->ndim &&
-                      memcmp(t->shape.shape, r->tensor->shape, t->shape.ndim * sizeof(uint64_t)) == 0;
+    bool same_shape = t->shape->ndim == r->tensor->ndim &&
+                      memcmp(t->shape->shape, r->tensor->shape, t->shape->ndim * sizeof(uint64_t)) == 0;
     region_span span = d->same_span ? (region_span){r->region, r->first, r->count}
                                     : (region_span){d->region, d->first, d->count};
     uint64_t elements;
     if ((d->same_span && !same_shape) || span.count != r->count ||
-        !region_count(&elements, &t->shape, span.region) || span.first > elements ||
+        !region_count(&elements, t->shape, span.region) || span.first > elements ||
         span.count > elements - span.first) {
         return view_block_corrupt(b, err, mismatch_text);
     }
@@ -78,11 +78,11 @@ const view_block *view_source_block(const view_source *s) {
     size_t i, last;
     for (view_shards_for(&i, &last, s->tensor, &s->span); i < last; i++) {
         size_t first, end;
-        view_shard_range(&first, &end, &s->tensor->shards[i], &s->tensor->shape, &s->span);
+        view_shard_range(&first, &end, &s->tensor->shards[i], s->tensor->shape, &s->span);
         for (; first < end; first++) {
             const view_block *b = &s->tensor->shards[i].blocks[first];
             region_span have = {b->record->region, b->record->first, b->record->count};
-            if (span_equal(&have, &s->span, s->tensor->shape.ndim)) {
+            if (span_equal(&have, &s->span, s->tensor->shape->ndim)) {
                 return hash128_equal(&b->record->content, s->content) ? b : NULL;
             }
         }
