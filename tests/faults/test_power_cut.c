@@ -540,6 +540,7 @@ int main(void) {
         disk_test(power_parity_put_aside),
         disk_test(power_copy),
         disk_test(power_copy_that_fails),
+        disk_test(power_copy_that_cannot_be_synced),
         disk_test(power_recovery),
         disk_test(power_manifest_lost),
         disk_test(power_manifest_and_file_lost),

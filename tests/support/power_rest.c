@@ -243,20 +243,28 @@ static int fail_once(void *context, file_op step, const char *path) {
     return there && f->left && --f->left == 0 ? EIO : 0;
 }
 
-/* The name of the copy's manifest may not be durable, so the copy removes the manifest. */
-void power_copy_that_fails(void **state) {
-    disk *d = *state;
+static void copy_with(disk *d, failure *f) {
     ckd_error err = {0};
     char from[1024];
     make_source(d, from);
     ckd_store_close(disk_open(d, CKD_OPEN_CREATE));
     disk_begin(d, 0, 15);
-    failure f = {FILE_OP_DIR_SYNC, DIR_MANIFESTS, 3};
-    file_set_fault_hook(fail_once, &f);
+    file_set_fault_hook(fail_once, f);
     assert_int_not_equal(copy_all(d, from, &err), CKD_OK);
     file_set_fault_hook(NULL, NULL);
-    assert_int_equal(f.left, 0);
-    disk_end("copy that fails", d, 4);
+    assert_int_equal(f->left, 0);
+}
+
+/* The name of the copy's manifest may not be durable, so the copy removes the manifest. */
+void power_copy_that_fails(void **state) {
+    copy_with(*state, &(failure){FILE_OP_DIR_SYNC, DIR_MANIFESTS, 3});
+    disk_end("copy that fails", *state, 4);
+}
+
+/* The names of the copied files may not be durable, so they go back, and no intent names them any more. */
+void power_copy_that_cannot_be_synced(void **state) {
+    copy_with(*state, &(failure){FILE_OP_DIR_SYNC, DIR_CHUNKS, 1});
+    disk_end("copy that cannot be synced", *state, 4);
 }
 
 /* ---- recovery ---- */

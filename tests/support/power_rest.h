@@ -13,6 +13,7 @@ void power_repair_of_parity(void **state);
 void power_parity_put_aside(void **state);
 void power_copy(void **state);
 void power_copy_that_fails(void **state);
+void power_copy_that_cannot_be_synced(void **state);
 void power_recovery(void **state);
 void power_manifest_lost(void **state);
 void power_manifest_and_file_lost(void **state);

@@ -308,8 +308,8 @@ static void test_a_deletion_meanwhile(void **state) {
 
 /* ---- the catalog cannot be read ---- */
 
-/* A writer of step 2 died when it had committed, but its intent was still there. Then its manifest is lost. */
-static void lose_behind_an_intent(const char *dir) {
+/* A writer of step 2 died when it had committed, but its intent was still there. */
+static void leave_an_intent(const char *dir) {
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
     ckd_save *saving;
     ckd_error err = {0};
@@ -331,7 +331,24 @@ static void lose_behind_an_intent(const char *dir) {
     ckd_store_close(store);
     write_whole_file(path, data, size);
     free(data);
+}
+
+/* Then its manifest is lost. */
+static void lose_behind_an_intent(const char *dir) {
+    leave_an_intent(dir);
     remove_manifest(dir, 2);
+}
+
+/* What the manifest says of its files needs no catalog. */
+static void test_recovery_of_committed_files(void **state) {
+    fault f = {.path = "catalog.db", .errnum = EIO, .first = 1, .last = 1000};
+    leave_an_intent(*state);
+    file_set_fault_hook(fail_here, &f);
+    open_and_close(*state);
+    file_set_fault_hook(NULL, NULL);
+    assert_null(strstr(messages, "stays for now"));
+    assert_int_equal(files_in(*state, "data/i"), 0);
+    check_steps(*state, 0, 3);
 }
 
 /* Its files stay until the catalog can be read, and then it is known that they are of a lost checkpoint. */
@@ -879,6 +896,7 @@ int main(void) {
         tempdir_test(test_a_rebuild_cannot_read_the_deletion_mark),
         tempdir_test(test_data_q_cannot_be_written),
         tempdir_test(test_a_deletion_meanwhile),
+        tempdir_test(test_recovery_of_committed_files),
         tempdir_test(test_recovery_cannot_read_the_catalog),
         tempdir_test(test_recovery_cannot_read_the_deletion_mark),
         tempdir_test(test_recovery_without_a_catalog),

@@ -478,6 +478,29 @@ static void test_unreadable_tombstones_stay(void **state) {
     ckd_store_close(store);
 }
 
+static int fail_new_tombstones(void *context, file_op step, const char *path) {
+    (void)context;
+    return step == FILE_OP_WRITE && strstr(path, "/data/t/") ? EIO : 0;
+}
+
+/* The trash cannot be emptied, and the error says why. Nothing is lost. */
+static void test_tombstones_cannot_be_replaced(void **state) {
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    ckd_error err = {0};
+    scene_make(*state, 0, 3);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    ckd_id id = id_of(store, 1);
+    check_deleted(store, step_1, 1, 3600);
+    all.all = 1;
+    file_set_fault_hook(fail_new_tombstones, NULL);
+    assert_int_equal(ckd_store_collect(NULL, store, &all, &err), CKD_E_IO);
+    file_set_fault_hook(NULL, NULL);
+    assert_true(err.message[0] && err.sys_errno == EIO);
+    assert_int_equal(ckd_store_undelete(store, &id, 1, &err), CKD_OK);
+    assert_int_equal(steps_of(store), 7);
+    ckd_store_close(store);
+}
+
 /* While a manifest cannot be read, nothing is deleted: that checkpoint may need any of the files. */
 static void test_nothing_is_deleted_while_a_manifest_is_damaged(void **state) {
     ckd_store *store = make_steps(*state, 3);
@@ -720,6 +743,7 @@ int main(void) {
         tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),
         tempdir_test(test_unreadable_tombstones_stay),
+        tempdir_test(test_tombstones_cannot_be_replaced),
         tempdir_test(test_failed_upgrade_is_withdrawn),
         tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
         tempdir_test(test_undelete_without_files_is_refused),
