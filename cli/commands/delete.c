@@ -9,6 +9,7 @@
 enum { OPT_UNDO = 0x200 };
 
 static const struct argp_option options_table[] = {
+    {"dry-run", 'n', 0, 0, "Delete nothing; check whether all of them may go, and show their size", 1},
     {"undo", OPT_UNDO, "TIME", 0,
      "How long the deletion can be undone: 90m, 36h, 7d; 0s: not at all [default: 24h]", 1},
     {0},
@@ -18,7 +19,8 @@ static const char doc[] =
     "Delete checkpoints. Others that are deltas on them load as before. A pinned or tagged checkpoint must lose its pin or tag first: ckptdelta help pin, ckptdelta help tag. Deleted checkpoints stay in the trash until their time is over: ckptdelta help trash. To delete by rules: ckptdelta help prune."
     "\vExamples:\n"
     "  ckptdelta delete ckpts gpt@300\n"
-    "  ckptdelta delete ckpts gpt@200 gpt@300 --undo 7d\n";
+    "  ckptdelta delete ckpts gpt@200 gpt@300 --undo 7d\n"
+    "  ckptdelta delete ckpts gpt@200 gpt@300 --dry-run\n";
 
 typedef struct arguments {
     cli_options common;
@@ -47,6 +49,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case OPT_UNDO:
         a->deletion.undo_s = cli_seconds(state, "--undo", arg);
+        return 0;
+    case 'n':
+        a->deletion.dry_run = 1;
         return 0;
     case ARGP_KEY_ARG:
         return cli_take_store(&a->common, arg) ? 0 : take_ref(a, arg, state);
@@ -94,28 +99,32 @@ static ckd_status delete_named(deletion *d, const arguments *a, ckd_store *store
 }
 
 static ckd_status print_result(const arguments *a, const deletion *d, ckd_error *err) {
+    bool dry_run = a->deletion.dry_run;
     if (a->common.json) {
-        return cli_json_print(json_pack("{s:i, s:I, s:I}", "schema", 1, "deleted", (json_int_t)a->refs.count,
-                                        "bytes", (json_int_t)d->bytes),
+        return cli_json_print(json_pack("{s:i, s:b, s:I, s:I}", "schema", 1, "dry_run", dry_run, "deleted",
+                                        (json_int_t)a->refs.count, "bytes", (json_int_t)d->bytes),
                               err);
     }
     if (cli_prints_text(&a->common)) {
-        printf("deleted %zu checkpoint%s, %s\n", a->refs.count, a->refs.count == 1 ? "" : "s",
-               cli_text_size(d->bytes).text);
-        if (a->deletion.undo_s) {
+        printf("%s %zu checkpoint%s, %s\n", dry_run ? "would delete" : "deleted", a->refs.count,
+               a->refs.count == 1 ? "" : "s", cli_text_size(d->bytes).text);
+        if (a->deletion.undo_s && !dry_run) {
             cli_undo_print(&d->undo, a->common.store, a->deletion.undo_s);
         }
     }
     return CKD_OK;
 }
 
-static ckd_status run(const arguments *a, ckd_error *err) {
+static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     deletion d = {0};
+    a->common.keeps_trash = a->deletion.dry_run;
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_WRITE, err);
     THEN(status, delete_named(&d, a, store, err));
     if (status == CKD_OK) {
-        cli_finish_deletion(store, a->deletion.undo_s == 0);
+        if (!a->deletion.dry_run) {
+            cli_finish_deletion(store, a->deletion.undo_s == 0);
+        }
         status = print_result(a, &d, err);
     }
     ckd_store_close(store);

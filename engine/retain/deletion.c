@@ -137,6 +137,25 @@ static ckd_status change(ckd_store *store, const selection *s, change_fn make, c
     return status;
 }
 
+/* Writes nothing. */
+static ckd_status check(ckd_store *store, const selection *s, ckd_error *err) {
+    file_lock *lock;
+    manifest_set n = {0};
+    ckd_status status = store_check_writable(store, err);
+    THEN(status, store_lock_publish_within(&lock, store, s->timeout_ms, err));
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&store->mutex);
+    status = manifest_set_read(&n, store, err);
+    THEN(status, manifest_set_choose(&n, s->ids, s->count, s->in_trash, err));
+    THEN(status, settings_check_chosen(store, &n, err));
+    manifest_set_free(&n);
+    pthread_mutex_unlock(&store->mutex);
+    lock_release(lock);
+    return status;
+}
+
 ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void *context, uint32_t timeout_ms,
                               ckd_error *err) {
     file_lock *lock;
@@ -166,7 +185,8 @@ ckd_status ckd_store_delete(ckd_store *store, const ckd_id *checkpoints, size_t 
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
     selection s = {
         .ids = checkpoints, .count = count, .timeout_ms = store->options.lock_timeout_ms, .undo_s = o.undo_s};
-    return status == CKD_OK ? change(store, &s, delete_chosen, err) : status;
+    THEN(status, o.dry_run ? check(store, &s, err) : change(store, &s, delete_chosen, err));
+    return status;
 }
 
 /* ---- restoring ---- */

@@ -153,6 +153,19 @@ def test_delete_and_restore(chain):
     assert chain.call("trash", "--restore", "a@3", expect=NOT_FOUND).err
 
 
+def test_delete_nothing(chain):
+    files = chain.files()
+    done = chain.call("delete", "a@2", "a@3", "-n").out
+    assert done.startswith("would delete 2 checkpoints, ")
+    assert chain.json("delete", "a@2", "-n") == {**chain.json("delete", "a@2", "--dry-run"), "dry_run": True, "deleted": 1}
+    chain.call("delete", "a@4", "--dry-run", expect=NOT_FOUND)
+    assert chain.files() == files and steps(chain) == [1, 2, 3]
+    chain.call("pin", "a@3")
+    assert "pinned" in chain.call("delete", "a@2", "a@3", "-n", expect=FAILED).err
+    assert chain.json("delete", "a@2") == {"schema": 1, "dry_run": False, "deleted": 1, "bytes": chain.json("trash")["checkpoints"][0]["stored_bytes"]}
+    assert steps(chain) == [1, 3]
+
+
 def test_the_rest_is_restored(chain):
     """Of a name that was deleted twice, only the later checkpoint can be restored. That is no reason to leave the others."""
     chain.call("delete", "a@3")
@@ -261,7 +274,8 @@ def dated(store, at):
 
 
 @pytest.mark.parametrize("command", [["trash", "--empty", "--dry-run"], ["compact", "--plan"], ["compact", "--dry-run"],
-                                     ["rename", "--dry-run", "a", "b"], ["parity", "--group", "4+1", "--dry-run"], ["prune", "--keep-last", 2, "-n"]])
+                                     ["rename", "--dry-run", "a", "b"], ["parity", "--group", "4+1", "--dry-run"], ["prune", "--keep-last", 2, "-n"],
+                                     ["delete", "a@2", "-n"]])
 def test_dry_runs_leave_the_trash(dated, at, command):
     """Although the time in it is over, and the next command that writes empties it."""
     at(SUNDAY, "delete", "a@1", "--undo", "1h", "-q")
