@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -51,6 +52,76 @@ static void test_first_file_is_used(void **state) {
         view_close(v);
     }
     chunk_close(again);
+    views_free(&cache);
+    ckd_store_close(store);
+}
+
+/* Views of few checkpoints with very many blocks take as much memory as those of many checkpoints. */
+static void test_many_views(void **state) {
+    view_cache cache;
+    ckd_checkpoint c;
+    const view *v;
+    size_t blocks = 0;
+    scene_make(*state, 0, 3);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
+    views_init(&cache, store);
+    for (uint64_t step = 0; step < 3; step++) {
+        assert_int_equal(ckd_store_find(&c, store, SCENE_RUN, step, NULL), CKD_OK);
+        assert_int_equal(views_get(&v, &cache, &c.id, NULL), CKD_OK);
+        assert_int_equal(closure_visit(&cache, v, NULL, NULL, NULL), CKD_OK);
+    }
+    assert_true(cache.count > 3); /* those within the roots, too */
+    for (size_t i = 0; i < cache.count; i++) {
+        blocks += cache.views[i]->block_count + cache.views[i]->blob_count;
+    }
+    assert_int_equal(cache.block_count, blocks);
+    assert_false(views_are_many(&cache, cache.count));
+    assert_true(views_are_many(&cache, cache.count - 1));
+    cache.block_count = 1000000;
+    assert_true(views_are_many(&cache, cache.count));
+    views_free(&cache);
+    ckd_store_close(store);
+}
+
+/* Neighbours of one shape have the same geometry, and all have the right one. */
+static void test_shapes(void **state) {
+    enum { TENSORS = 40 };
+    ckd_checkpoint c;
+    ckd_save_options o = CKD_SAVE_OPTIONS_INIT;
+    ckd_save *save;
+    view_cache cache;
+    const view *v;
+    float values[64] = {0};
+    ckd_store *store = store_create(*state);
+    o.run = "run";
+    assert_int_equal(ckd_save_begin(&save, store, &o, NULL), CKD_OK);
+    for (uint64_t i = 0; i < TENSORS; i++) {
+        char name[16];
+        uint64_t shape[2] = {i % 3 + 1, i < 20 ? 4 : i % 16 + 1};
+        ckd_tensor t = CKD_TENSOR_INIT;
+        snprintf(name, sizeof(name), "t%02u", (unsigned)i);
+        t.name = name;
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.data = values;
+        assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
+    }
+    assert_int_equal(ckd_save_commit(&c, save, NULL), CKD_OK);
+    views_init(&cache, store);
+    assert_int_equal(views_get(&v, &cache, &c.id, NULL), CKD_OK);
+    assert_int_equal(v->tensor_count, TENSORS);
+    for (size_t i = 0; i < TENSORS; i++) {
+        const view_tensor *t = &v->tensors[i];
+        geometry g;
+        assert_true(geometry_init(&g, t->tensor->ndim, t->tensor->shape));
+        assert_true(t->shape->ndim == g.ndim && t->shape->elements == g.elements);
+        assert_memory_equal(t->shape->shape, g.shape, sizeof(g.shape));
+        assert_memory_equal(t->shape->strides, g.strides, sizeof(g.strides));
+        if (i >= 3 && i < 20) {
+            assert_ptr_equal(t->shape, v->tensors[i - 3].shape);
+        }
+    }
     views_free(&cache);
     ckd_store_close(store);
 }
@@ -188,6 +259,8 @@ static void test_first_file_of_complete_records_is_used(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_first_file_is_used),
+        tempdir_test(test_many_views),
+        tempdir_test(test_shapes),
         tempdir_test(test_first_complete_record_is_used),
         tempdir_test(test_first_file_of_complete_records_is_used),
     };
