@@ -21,7 +21,7 @@ typedef struct ckd_delete_options {
     size_t struct_size;
     /* seconds for which the deletion can be undone; 0: a collection may remove the files at once */
     uint64_t undo_s;
-    int dry_run; /* only check that all of them may go; no error of a later step is foreseen */
+    int dry_run; /* only check that all of them may go; only for ckd_store_delete, INVALID elsewhere */
 } ckd_delete_options;
 #define CKD_DELETE_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_delete_options), .undo_s = 24 * 3600 }

@@ -292,7 +292,8 @@ static void read_end(attempt *a, const json_t *line) {
     a->alarms = (uint64_t)read_integer(line, "alarms", 0);
     read_text(a->alarm, sizeof(a->alarm), line, "alarm");
     a->alarm_step = read_step(line, "alarm_step");
-    a->alarm_acts = json_is_true(json_object_get(line, "alarm_acts"));
+    const json_t *acts = json_object_get(line, "alarm_acts"); /* older journals do not say it */
+    a->alarm_acts = acts ? json_is_true(acts) : a->unhealthy && !a->anomaly[0];
     a->stopped_by = (int)read_integer(line, "stopped_by", 0);
     a->last_step = read_step(line, "last_step");
     a->first_trained = read_step(line, "first_trained");

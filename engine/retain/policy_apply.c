@@ -95,6 +95,11 @@ ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *
         *out = NULL;
     }
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_delete_options", err);
+    if (status == CKD_OK && o.dry_run) {
+        status =
+            err_set(err, CKD_E_INVALID,
+                    "dry_run is for ckd_store_delete; ckd_store_plan_prune says what a policy would delete");
+    }
     THEN(status, store_check_writable(store, err));
     THEN(status, delete_by_policy(&a, err));
     if (status == CKD_OK && out) {

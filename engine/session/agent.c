@@ -207,6 +207,13 @@ static ckd_status take_memory_jointly(ckd_session *s, uint32_t count, ckd_error 
     return ranks_agree(s->saver.ranks, own, &why, NULL, 0, err);
 }
 
+/* Under shared.mutex. Without memory of the agent's, the session notes it when it gets some. */
+static void note_doubt(ckd_session *s) {
+    if (s->agent.first && s->agent.probation.failed) {
+        slot_doubt(s->agent.first, &s->agent.probation.of);
+    }
+}
+
 bool session_agent_take_memory(ckd_session *s, uint32_t count) {
     ckd_error err;
     pthread_mutex_lock(&s->saver.store_turn);
@@ -222,9 +229,7 @@ bool session_agent_take_memory(ckd_session *s, uint32_t count) {
         pthread_mutex_lock(&s->shared.mutex);
         s->agent.first = &s->agent.slots[0];
         session_agent_show_phase(s);
-        if (s->agent.probation.failed) {
-            slot_doubt(s->agent.first, &s->agent.probation.of);
-        }
+        note_doubt(s);
         pthread_mutex_unlock(&s->shared.mutex);
     }
     pthread_mutex_unlock(&s->saver.store_turn);
@@ -485,16 +490,21 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
 /* What is in memory is exact, and what is stored may be lossy: replicas must not differ. */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
-    bool found = tries && s->agent.connected && take_own_values(s, from);
+    pthread_mutex_lock(&s->shared.mutex);
+    bool doubted = s->agent.probation.failed && id_equal(&s->agent.probation.of, &from->id);
+    pthread_mutex_unlock(&s->shared.mutex);
+    bool found = tries && !doubted && s->agent.connected && take_own_values(s, from);
     if (s->agent.joint) {
         ckd_status own = found ? CKD_OK : err_set(&why, CKD_E_NOT_FOUND, "the values are not in memory");
         found = ranks_agree(s->saver.ranks, own, &why, NULL, 0, NULL) == CKD_OK;
     }
     pthread_mutex_lock(&s->shared.mutex);
     s->agent.probation.lasts = found;
-    s->agent.probation.failed = false;
-    s->agent.probation.of = from->id;
-    s->agent.probation.step = from->step;
+    if (!doubted) {
+        s->agent.probation.failed = false;
+        s->agent.probation.of = from->id;
+        s->agent.probation.step = from->step;
+    }
     pthread_mutex_unlock(&s->shared.mutex);
     return found;
 }
@@ -507,12 +517,10 @@ void session_agent_doubt(ckd_session *s, uint64_t step) {
     pthread_mutex_lock(&s->shared.mutex);
     uint64_t from = s->agent.probation.step;
     bool doubts = s->agent.probation.lasts && step <= from + PROBATION_STEPS;
-    s->agent.probation.lasts = false; /* it is over, one way or the other */
-    if (doubts) {
+    if (doubts) { /* an alarm of a later step may come first */
+        s->agent.probation.lasts = false;
         s->agent.probation.failed = true;
-        if (s->agent.first) {
-            slot_doubt(s->agent.first, &s->agent.probation.of);
-        }
+        note_doubt(s);
     }
     pthread_mutex_unlock(&s->shared.mutex);
     if (doubts && s->store_options.on_message) {

@@ -205,6 +205,40 @@ static ckd_status restore_from_memory(uint64_t step, ckd_error *err) {
     return status;
 }
 
+/* The session itself remembers it, too: it has no memory of the agent's before its first step. */
+static void test_training_goes_wrong_before_the_first_step(void **state) {
+    (void)state;
+    pid_t agent = start_agent(0);
+    int steps;
+    ckd_session_options o = options_with(agent_socket);
+    ckd_checkpoint from;
+    ckd_error err;
+    pid_t process = start_trainer(&steps, UINT64_MAX);
+    (void)await_step(steps, 20);
+    end_process(process, SIGKILL);
+    close(steps);
+    ckd_session *s;
+    trainer *t = trainer_new(ROWS);
+    must(ckd_session_open(&s, store, &o, &err), &err);
+    must(session_register(s, t, &err), &err);
+    hide_chunks("c", "hidden");
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    trainer_check(t, from.step);
+    ckd_session_alarm(s, CKD_ALARM_TIME, from.step + 1, NULL); /* says nothing of the values */
+    must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+    ckd_session_alarm(s, CKD_ALARM_METRIC, from.step + 40,
+                      NULL); /* saves may be behind, and an earlier alarm follow */
+    ckd_session_alarm(s, CKD_ALARM_METRIC, from.step + 1, NULL);
+    assert_int_equal(times_said("training went wrong at step"), 1);
+    assert_int_not_equal(ckd_session_restore(NULL, s, from.step, &err), CKD_OK);
+    hide_chunks("hidden", "c");
+    must(ckd_session_restore(NULL, s, from.step, &err), &err);
+    trainer_check(t, from.step);
+    must(ckd_session_close(s, &err), &err);
+    trainer_free(t);
+    stop_agent(agent);
+}
+
 /* Values that may have been damaged before they were hashed are not taken from memory once more. */
 static void test_training_goes_wrong_after_a_restart(void **state) {
     (void)state;
@@ -580,6 +614,7 @@ int main(void) {
         agent_test(test_the_phase_of_training),
         agent_test(test_killed_trainers),
         agent_test(test_a_restart_takes_values_from_memory),
+        agent_test(test_training_goes_wrong_before_the_first_step),
         agent_test(test_training_goes_wrong_after_a_restart),
         agent_test(test_the_agent_is_killed),
         agent_test(test_an_agent_that_restarts_says_what_was_lost),

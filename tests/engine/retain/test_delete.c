@@ -478,6 +478,29 @@ static void test_unreadable_tombstones_stay(void **state) {
     ckd_store_close(store);
 }
 
+/* Says what a deletion would, and changes nothing. Calls that delete by rules refuse it. */
+static void test_dry_run(void **state) {
+    ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
+    ckd_policy policy = CKD_POLICY_INIT;
+    ckd_error err = {0};
+    scene_make(*state, 0, 4);
+    ckd_store *store = store_reopen(*state, CKD_OPEN_WRITE);
+    const ckd_id ids[] = {id_of(store, 1), id_of(store, 2)};
+    char *before = tree_describe(store_path_of(*state, "data"));
+    o.dry_run = 1;
+    policy.keep_last = 2;
+    assert_int_equal(ckd_store_delete(store, ids, 2, &o, &err), CKD_OK);
+    assert_int_equal(ckd_store_prune(NULL, store, &policy, &o, &err), CKD_E_INVALID);
+    char *after = tree_describe(store_path_of(*state, "data"));
+    assert_string_equal(before, after);
+    assert_int_equal(steps_of(store), 15);
+    assert_int_equal(ckd_store_pin(store, &ids[1], "", &err), CKD_OK);
+    assert_int_equal(ckd_store_delete(store, ids, 2, &o, &err), CKD_E_STATE);
+    free(before);
+    free(after);
+    ckd_store_close(store);
+}
+
 static int fail_new_tombstones(void *context, file_op step, const char *path) {
     (void)context;
     return step == FILE_OP_WRITE && strstr(path, "/data/t/") ? EIO : 0;
@@ -743,6 +766,7 @@ int main(void) {
         tempdir_test(test_policy_during_a_save),
         tempdir_test(test_collecting_waits_for_readers),
         tempdir_test(test_unreadable_tombstones_stay),
+        tempdir_test(test_dry_run),
         tempdir_test(test_tombstones_cannot_be_replaced),
         tempdir_test(test_failed_upgrade_is_withdrawn),
         tempdir_test(test_nothing_is_deleted_while_a_manifest_is_damaged),
