@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "engine/store/handle.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/compactions.h"
 #include "tests/support/scenes.h"
@@ -207,10 +209,53 @@ static void test_the_lock_of_an_intent(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- threads of one store ---- */
+
+typedef struct refresh_call {
+    ckd_store *store;
+    atomic_uint lists; /* of manifests that it has read */
+    ckd_status status;
+} refresh_call;
+
+static int count_lists(void *context, file_op step, const char *path) {
+    refresh_call *r = context;
+    size_t length = strlen(path);
+    if (step == FILE_OP_OPEN && length > 7 && strcmp(path + length - 7, "/data/m") == 0) {
+        atomic_fetch_add(&r->lists, 1);
+    }
+    return 0;
+}
+
+static void *refresh(void *context) {
+    refresh_call *r = context;
+    r->status = store_refresh_catalog(r->store, NULL);
+    return NULL;
+}
+
+/* The catalog belongs to whoever has the store's mutex. */
+static void test_a_refresh_waits_for_the_mutex(void **state) {
+    pthread_t thread;
+    scene_make(*state, 0, 1);
+    refresh_call r = {.store = store_reopen(*state, CKD_OPEN_WRITE)};
+    pthread_mutex_lock(&r.store->mutex);
+    file_set_fault_hook(count_lists, &r);
+    assert_int_equal(pthread_create(&thread, NULL, refresh, &r), 0);
+    clock_sleep_ns(UINT64_C(100000000));
+    unsigned before = atomic_load(&r.lists);
+    pthread_mutex_unlock(&r.store->mutex);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(r.status, CKD_OK);
+    assert_int_equal(before, 0);
+    assert_true(atomic_load(&r.lists) > 0);
+    ckd_store_close(r.store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_the_publish_lock), tempdir_test(test_stopped_while_removing_files),
-        tempdir_test(test_stopped_while_loading), tempdir_test(test_the_lock_of_an_intent)};
+        tempdir_test(test_stopped_while_loading), tempdir_test(test_the_lock_of_an_intent),
+        tempdir_test(test_a_refresh_waits_for_the_mutex)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();
