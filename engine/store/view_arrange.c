@@ -158,19 +158,31 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
     return CKD_OK;
 }
 
+static bool same_shape(const record_tensor *a, const record_tensor *b) {
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0;
+}
+
 /* A geometry is as large as a tensor's other data, and neighbours by name often have the same few shapes. */
 #define NEIGHBOURS 8u
 
+/* Within a root, the root's tensor of that name mostly has the shape. No view is used after its root was closed. */
+static const geometry *find_shape(const view *v, size_t at) {
+    const record_tensor *is = v->tensors[at].tensor;
+    const view_tensor *of_root = v->root ? view_find(v->root, is->name) : NULL;
+    if (of_root && same_shape(of_root->tensor, is)) {
+        return of_root->shape;
+    }
+    for (size_t i = at; i-- > 0 && at - i <= NEIGHBOURS;) {
+        if (same_shape(v->tensors[i].tensor, is)) {
+            return v->tensors[i].shape;
+        }
+    }
+    return NULL;
+}
+
 static ckd_status set_shape(view *v, view_tensor *t, const view_block *first, ckd_status inconsistent,
                             ckd_error *err) {
-    size_t at = (size_t)(t - v->tensors);
-    const record_tensor *is = t->tensor;
-    for (size_t i = at; i-- > 0 && at - i <= NEIGHBOURS && !t->shape;) {
-        const record_tensor *other = v->tensors[i].tensor;
-        bool same =
-            other->ndim == is->ndim && memcmp(other->shape, is->shape, is->ndim * sizeof(uint64_t)) == 0;
-        t->shape = same ? v->tensors[i].shape : NULL;
-    }
+    t->shape = find_shape(v, (size_t)(t - v->tensors));
     if (t->shape) {
         return CKD_OK;
     }
@@ -179,7 +191,7 @@ static ckd_status set_shape(view *v, view_tensor *t, const view_block *first, ck
         return err_nomem(err, sizeof(*shape), "the shape of a tensor");
     }
     t->shape = shape;
-    return geometry_init(shape, is->ndim, is->shape)
+    return geometry_init(shape, t->tensor->ndim, t->tensor->shape)
                ? CKD_OK
                : inconsistent_at(first, inconsistent, err, "the shape has too many elements");
 }
