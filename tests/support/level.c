@@ -52,7 +52,7 @@ unsigned long test_first(const char *sweep, unsigned long stride) {
     return 1 + (unsigned long)((hash * UINT64_C(0x9e3779b97f4a7c15) >> 32) % stride);
 }
 
-/* What one case in `every` at the quick level is at the present one: one in so many. */
+/* The quick level draws one case in `every`. Returns how many cases the present level draws one from. */
 static unsigned long drawn_from(unsigned long every) {
     const char *text = getenv("CKD_FULL_EVERY");
     unsigned long full = text ? strtoul(text, NULL, 10) : 1;

@@ -339,7 +339,7 @@ static void lose_behind_an_intent(const char *dir) {
     remove_manifest(dir, 2);
 }
 
-/* What the manifest says of its files needs no catalog. */
+/* The manifest names these files, so recovery needs no catalog to keep them. */
 static void test_recovery_of_committed_files(void **state) {
     fault f = {.path = "catalog.db", .errnum = EIO, .first = 1, .last = 1000};
     leave_an_intent(*state);
