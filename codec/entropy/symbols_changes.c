@@ -125,30 +125,44 @@ CPU_AVX2 static inline unsigned select_by_deposit(uint64_t bits, unsigned k) {
 #endif
 
 /*
- * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer
- * of them.
+ * Finds the list's elements up to the one in `last` place, word by word. Each word marks 64 places, and the next one
+ * overwrites those that are not its own: no branch depends on how many it has. Returns false if the list is shorter.
  */
-CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts *in,
-                              symbols_range_64 *range_64, select_bit *select) {
+CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const listed_contexts *in,
+                             symbols_range_64 *range_64) {
     const listed_contexts all = *in;
-    size_t i = 0;
     uint32_t passed = 0;
-    for (size_t begin = 0; begin < all.n && i < count; begin += 64) {
-        uint64_t members = symbols_in_range_by(range_64, all.each, begin, all.n, all.first, all.last);
-        uint32_t end = passed + (uint32_t)__builtin_popcountll(members);
-        for (; i < count && at[i] < end; i++) {
-            at[i] = (uint32_t)begin + select(members, at[i] - passed);
+    for (size_t begin = 0, word = 0; begin < all.n && passed <= last; begin += 64, word++) {
+        m->word[word] = symbols_in_range_by(range_64, all.each, begin, all.n, all.first, all.last);
+        m->before[word] = passed;
+        uint16_t *mark = m->word_of + passed;
+        for (unsigned i = 0; i < 64; i++) {
+            mark[i] = (uint16_t)word;
         }
-        passed = end;
+        passed += (uint32_t)__builtin_popcountll(m->word[word]);
     }
-    return i == count;
+    return passed > last;
 }
 
-CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed_contexts *in) {
-    return find_elements(at, count, in, symbols_in_range_avx2, select_by_deposit);
+/* Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer. */
+CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m,
+                              symbols_range_64 *range_64, select_bit *select) {
+    if (!find_members(m, at[count - 1], in, range_64)) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        unsigned word = m->word_of[at[i]];
+        at[i] = 64 * word + select(m->word[word], at[i] - m->before[word]);
+    }
+    return true;
 }
-static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in) {
-    return find_elements(at, count, in, symbols_in_range_64, select_by_loop);
+
+CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed_contexts *in,
+                                        symbols_members *m) {
+    return find_elements(at, count, in, m, symbols_in_range_avx2, select_by_deposit);
+}
+static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m) {
+    return find_elements(at, count, in, m, symbols_in_range_64, select_by_loop);
 }
 
 /* ---- writing ---- */
@@ -286,7 +300,7 @@ static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_
     }
     if (list + 1u < c->lists) {
         const listed_contexts in = {begin_of(c, list), c->end[list], context, n};
-        if (!(cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, &in)) {
+        if (!(cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, &in, &c->members)) {
             return false;
         }
     }

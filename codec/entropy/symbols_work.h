@@ -35,12 +35,19 @@ typedef struct symbols_sparse {
 #define SYMBOLS_CHANGES_WORTH 4     /* the encoder tries with at most one change per this many */
 #define SYMBOLS_LISTS         3
 #define SYMBOLS_CHANGES_MOST  (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
+/* The elements of a list, 64 to a word, by their place among them. */
+typedef struct symbols_members {
+    uint64_t word[SYMBOLS_MAX_COUNT / 64];           /* a bit for each element: whether it is in the list */
+    uint32_t before[SYMBOLS_MAX_COUNT / 64];         /* elements of the list before the word */
+    uint16_t word_of[SYMBOLS_MAX_COUNT + 64]; /* the word of each element of the list */
+} symbols_members;
 typedef struct symbols_changing {
     unsigned lists;
     uint8_t end[SYMBOLS_LISTS]; /* highest context of each list but the last, which has all elements */
     size_t count, others;       /* nonzero integers, and those of them that are not 1 or -1 */
     size_t begin, others_begin; /* where the list being written begins */
     reader rest;                /* what is not read yet */
+    symbols_members members;    /* of the list being read */
     uint32_t at[SYMBOLS_CHANGES_MOST],
         other[SYMBOLS_CHANGES_MOST]; /* places of changes, and of others among them */
     uint32_t gap[SYMBOLS_CHANGES_MOST], length[SYMBOLS_CHANGES_MOST];
