@@ -73,18 +73,30 @@ static void build_states(symbols_workspace *w, unsigned width) {
 
 typedef struct bit_source {
     const uint8_t *from;
-    size_t at;   /* bits below this are unread */
-    size_t safe; /* a word read at or below this is inside the payload */
+    size_t at;    /* bits below this are unread */
+    size_t words; /* a word read below this is inside the payload */
     bool failed;
 } bit_source;
 
-/* Reads at most 32 bits; bit by bit if the payload is short. */
+CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
+    return v & ((UINT64_C(1) << bits) - 1);
+}
+
+/* Returns the bits from `at` on, at least 57 of them. */
+CPU_INLINE uint64_t word_at(const uint8_t *from, size_t at) {
+    return load_le64(from + (at >> 3)) >> (at & 7);
+}
+
+/* Reads at most 32 bits. */
 static uint64_t source_get(bit_source *s, unsigned bits) {
     if (bits > s->at) {
         s->failed = true;
         return 0;
     }
     s->at -= bits;
+    if (s->at < s->words) {
+        return lowest(word_at(s->from, s->at), bits);
+    }
     uint64_t value = 0;
     for (unsigned done = 0; done < bits;) {
         size_t at = s->at + done;
@@ -92,7 +104,7 @@ static uint64_t source_get(bit_source *s, unsigned bits) {
         value |= (uint64_t)(s->from[at >> 3] >> in_byte) << done;
         done += 8 - in_byte;
     }
-    return value & ((UINT64_C(1) << bits) - 1);
+    return lowest(value, bits);
 }
 
 /* ---- elements ---- */
@@ -122,15 +134,6 @@ static void decode_slowly(bit_source *bits, uint32_t *state, const element_sink 
     low |= source_get(bits, e.low_bits < 32 ? e.low_bits : 32);
     *state = e.next + (uint32_t)source_get(bits, e.state_bits);
     symbols_store(to->values, width, i, e.base + low);
-}
-
-CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
-    return v & ((UINT64_C(1) << bits) - 1);
-}
-
-/* Returns the bits from `at` on, at least 57 of them. */
-CPU_INLINE uint64_t word_at(const uint8_t *from, size_t at) {
-    return load_le64(from + (at >> 3)) >> (at & 7);
 }
 
 /* Decodes an integer of up to 4 bytes. `field` holds the bits that its state needs, with others above them. */
@@ -285,7 +288,7 @@ static bool find_end(bit_source *bits, const uint8_t *payload, size_t size) {
         return false;
     }
     unsigned mark = 31u - (unsigned)__builtin_clz(payload[size - 1]);
-    *bits = (bit_source){payload, 8 * (size - 1) + mark, size > 8 ? 8 * (size - 8) : 0, false};
+    *bits = (bit_source){payload, 8 * (size - 1) + mark, size >= 8 ? 8 * (size - 8) + 1 : 0, false};
     return true;
 }
 
@@ -298,7 +301,7 @@ static bool decode_elements(const element_sink *to, const symbols_header *h, uns
     }
     size_t i = 0;
     if (lanes == SYMBOLS_MAX_LANES) {
-        for (; i < to->n && !bits->failed && (bits->at > bits->safe || i % lanes); i++) {
+        for (; i < to->n && !bits->failed && (bits->at >= bits->words || i % lanes); i++) {
             decode_slowly(bits, &states[i % lanes], to, width, i);
         }
         i = bits->failed ? i : loop_for(width)(bits, states, to, i);
