@@ -1,6 +1,6 @@
 """What whole runs take: bytes stored, bytes written, processor time, and the dearest load.
 
-    bench_runs.py [--series DIR] [--only NAME]... [--saves N] [--seeds N] [--out FILE]
+    bench_runs.py [--series DIR] [--only NAME]... [--fidelity NAME]... [--saves N] [--seeds N] [--loads N] [--out FILE]
 
 Each series is a training of the GPT of examples/train_torch.py, of whose states each becomes a .safetensors file. It is made
 once and stays in DIR (by default bench/series), up to 16 GB a series.
@@ -157,12 +157,11 @@ def load_costs(folder, stores, files):
     return costs
 
 
-def run_series(name, files, folder, *, exact_only, with_peers, loads):
+def run_series(name, files, folder, *, fidelities, with_peers, loads):
     """Saves all files to one store a fidelity, and returns a record for each store."""
-    ways = {f: ["--fidelity", f] for f in (("exact",) if exact_only else FIDELITIES)}
-    ways["free"] = ["--max-load-cost", "100000"]
-    if not with_peers:
-        ways.pop("free")
+    ways = {f: ["--fidelity", f] for f in fidelities}
+    if with_peers:
+        ways["free"] = ["--max-load-cost", "100000"]
     saves = {way: [] for way in ways}
     others = []
     for i, file in enumerate(files):
@@ -172,7 +171,7 @@ def run_series(name, files, folder, *, exact_only, with_peers, loads):
             others.append(peers(files[i - 1], file))
         print(f"\r{name}: {i + 1} of {len(files)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    sampled = files[-1::-max(1, len(files) // loads)] if loads else []
+    sampled = files[::-max(1, len(files) // loads)] if loads else []
     costs = load_costs(folder, [w for w in ways if w != "free"], sampled)
     raw = sum(f.stat().st_size for f in files)
     found = {}
@@ -183,7 +182,7 @@ def run_series(name, files, folder, *, exact_only, with_peers, loads):
                       "written": sum(s["written"] for s in saves[way]) / sum(s["stored"] for s in saves[way]),
                       "store": size_of(folder / way), "ratio": raw / size_of(folder / way), "cpu": mean("cpu"), "reads": mean("reads"),
                       "load": max(costs[way]) if costs.get(way) else None, "deltas": [s["stored"] for s in saves[way]]}
-    if "free" in ways:
+    if "free" in ways and "exact" in ways:
         found["exact"]["over_free"] = found["exact"]["store"] / found["free"]["store"]
     if others:
         found["peers"] = {key: sum(o[key] for o in others) / len(others) for key in others[0]}
@@ -207,6 +206,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=Path, default=ROOT / "bench" / "series")
     parser.add_argument("--only", action="append", help="a series, for example tune-1e-5 or far-256")
+    parser.add_argument("--fidelity", action="append", choices=FIDELITIES)
     parser.add_argument("--saves", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loads", type=int, default=10, help="checkpoints of each store that are loaded at the end [default: 10]")
@@ -228,7 +228,7 @@ def main():
             if o.train_only:
                 continue
             with tempfile.TemporaryDirectory(dir=o.series) as folder:
-                found = run_series(name, files, Path(folder), exact_only=False, with_peers=tuned, loads=o.loads)
+                found = run_series(name, files, Path(folder), fidelities=o.fidelity or FIDELITIES, with_peers=tuned, loads=o.loads)
             print_table(f"{name}, seed {seed}, {len(files)} saves", found)
             results.append({"series": name, "seed": seed, "saves": len(files), "ways": found})
             o.out.write_text(json.dumps({"benchmark": "runs", "machine": f"{platform.processor() or platform.machine()}, "

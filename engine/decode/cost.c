@@ -11,21 +11,19 @@
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
-#define WORK_STEP   0.45 /* an optimizer step: arithmetic, its group, opening the ancestors */
+#define WORK_STEP   0.15 /* an optimizer step: arithmetic, its group, opening the ancestors */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
 #define WORK_SYMBOL 2.4 /* per symbol, not per byte ... */
 #define WORK_LOW    0.6 /* ... and per byte beyond the second of each */
-#define WORK_TABLES \
-    0.7 /* per symbol of a delta, in addition: its tables, one per range of contexts, crowd the cache */
 /*
- * A delta that lists its changes, applied in place, inside a chain, where nothing is hashed. Fitted to loads of chains of
- * bf16 weights of a model 512 wide, fine-tuned step by step, 1.5 to 8 % of the values changed at each.
+ * A residual that lists its changes, applied in place. Fitted to loads of chains of bf16 weights of a model 512 wide,
+ * fine-tuned step by step, 1.5 to 18 % of the values changed at each.
  */
-#define WORK_CHANGES_BLOCK 5800.0 /* per block ... */
-#define WORK_CHANGES       0.34   /* and per element, for its context, ... */
-#define WORK_CHANGE        13.0   /* and per change */
+#define WORK_CHANGES_BLOCK 3000.0 /* per block ... */
+#define WORK_CHANGES       0.28   /* and per element, for its context, ... */
+#define WORK_CHANGE        7.5    /* and per change */
 
 /*
  * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, including the
@@ -52,20 +50,20 @@ double low_rank_work(uint64_t elements, size_t element_size, uint64_t rank) {
 
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols) {
-    double raw = (double)raw_size, work = WORK_VERIFY * raw, elements = raw / (double)element_size;
+    double raw = (double)raw_size, elements = raw / (double)element_size;
+    double work = p == PREDICT_PARENT ? 0 : WORK_VERIFY * raw; /* inside a chain nothing is hashed */
     if (p == PREDICT_COPY || p == PREDICT_CAST) {
         return work;
     }
+    work += p == PREDICT_STEP ? WORK_STEP * raw : 0;
     bool residual = p == PREDICT_PARENT || p == PREDICT_STEP;
-    if (p == PREDICT_PARENT && c == CODING_SYMBOLS && (double)symbols < elements) {
-        return fmin(WORK_CHANGES_BLOCK, elements) + WORK_CHANGES * elements + WORK_CHANGE * (double)symbols;
+    if (residual && c == CODING_SYMBOLS && (double)symbols < elements) {
+        work += fmin(WORK_CHANGES_BLOCK, elements);
+        return work + WORK_CHANGES * elements + WORK_CHANGE * (double)symbols;
     }
-    if (residual) {
-        work += WORK_APPLY * raw + (p == PREDICT_STEP ? WORK_STEP * raw : 0);
-    }
+    work += residual && c != CODING_LATTICE ? WORK_APPLY * raw : 0;
     switch ((int)c) {
     case CODING_LATTICE:
-        work = residual ? 0 : work; /* inside a chain nothing is hashed */
         work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
         work += low_rank_work((uint64_t)elements, element_size, symbols);
         return work + fmin(WORK_INTEGERS * (double)stored_size, WORK_INTEGER * elements);
@@ -73,7 +71,7 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
         return work + WORK_SYMBOL * (double)symbols;
     case CODING_SYMBOLS:
         work += element_size > 2 ? WORK_LOW * (double)(element_size - 2) * (double)symbols : 0;
-        return work + (WORK_SYMBOL + (residual ? WORK_TABLES : 0)) * (double)symbols;
+        return work + WORK_SYMBOL * (double)symbols;
     case CODING_ZSTD_PLANES:
         work += WORK_PLANES * raw; /* fall through */
     case CODING_ZSTD:

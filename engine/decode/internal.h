@@ -44,6 +44,12 @@ ckd_status values_decode_lattice(decoder *d, const view *v, const view_block *b,
 ckd_status lattice_move_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
                                const kernels *k, ckd_error *err);
 
+/*
+ * values.c: The values of a block that the planned load uses more than once; the caller releases them (values_store_release).
+ * *out NULL with CKD_OK: the load has no plan or no space, or uses them once.
+ */
+ckd_status values_shared(stored_values **out, decoder *d, const view *v, const view_block *b, ckd_error *err);
+
 /* values_step.c: Predicts an optimizer step into `to`; the caller then applies the residual. */
 ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 /* The optimizer that a block with predictor 4 names as its last dependency. */

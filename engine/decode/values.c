@@ -149,7 +149,7 @@ ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *er
     bool must_fill =
         false; /* a thread that reads such a record waits for no other, so threads cannot wait for each other */
     stored_values *v =
-        d->store ? values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, NULL) : NULL;
+        d->store ? values_store_claim(d->store, &must_fill, b->record, VALUES_USES_UNKNOWN, NULL) : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
@@ -413,6 +413,12 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
     return values_of_block(d, v, b, to, err);
 }
 
+/* How often the planned load uses the block, each time by its values_store; VALUES_USES_UNKNOWN: it has no plan. */
+static uint32_t planned_uses(const decoder *d, const view_block *b) {
+    return d->plan ? load_plan_uses(d->plan, b->materialized ? b->materialized : b->record)
+                   : VALUES_USES_UNKNOWN;
+}
+
 /*
  * Gets the block's values from the decoder's values_store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
  * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a chain.
@@ -420,7 +426,7 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
 static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
                                   ckd_error *err) {
     bool must_fill = false;
-    *out = values_store_claim(d->store, &must_fill, b->record, b->record->raw_size, d->filling);
+    *out = values_store_claim(d->store, &must_fill, b->record, planned_uses(d, b), d->filling);
     if (!must_fill) {
         return CKD_OK;
     }
@@ -436,10 +442,15 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
     return status;
 }
 
+ckd_status values_shared(stored_values **out, decoder *d, const view *v, const view_block *b,
+                         ckd_error *err) {
+    *out = NULL;
+    return d->plan && planned_uses(d, b) > 1 ? values_in_store(out, d, v, b, err) : CKD_OK;
+}
+
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    bool reused = d->plan && load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
-    stored_values *stored = NULL;
-    ckd_status status = reused ? values_in_store(&stored, d, v, b, err) : CKD_OK;
+    stored_values *stored;
+    ckd_status status = values_shared(&stored, d, v, b, err);
     if (stored) {
         memcpy(to, stored->values, b->record->raw_size);
         values_store_release(d->store, stored);
@@ -470,7 +481,7 @@ static ckd_status scatter_part(decoder *d, const view *v, const view_block *b, c
 static bool needed_again(const decoder *d, const view *v, const view_tensor *t, const view_block *b,
                          bool all) {
     if (d->plan) {
-        return load_plan_uses(d->plan, b->materialized ? b->materialized : b->record) > 1;
+        return planned_uses(d, b) > 1;
     }
     return d->store && (!all || (v == d->top && d->has_derived[t - v->tensors]));
 }

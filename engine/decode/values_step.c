@@ -87,24 +87,40 @@ ckd_status values_group(decoder *d, const view *v, const view_block *b, optimize
     return status;
 }
 
-/* The values of one dependency: in a cached block, or in memory of their own. */
+/* The values of one dependency: in a cached block, shared with other blocks of the load, or in memory of their own. */
 typedef struct input {
     const void *values;
     cached_block *cached;
+    stored_values *shared;
     void *own;
 } input;
 
-static void release_input(input *in) {
+static void release_input(input *in, decoder *d) {
     if (in->cached) {
         in->cached->pins--;
     }
+    if (in->shared) {
+        values_store_release(d->store, in->shared);
+    }
     free(in->own);
-    *in = (input){NULL, NULL, NULL};
+    *in = (input){.values = NULL};
 }
 
 static void use_cached(input *in, cached_block *k) {
     k->pins++;
     *in = (input){.values = k->values.data, .cached = k};
+}
+
+/* Finds the block's values among those that are at hand, or decodes them to be shared. */
+static ckd_status find_input(input *in, decoder *d, const view *v, const view_block *b, ckd_error *err) {
+    cached_block *k = find_cached(d, b->record);
+    if (k) {
+        use_cached(in, k);
+        return CKD_OK;
+    }
+    ckd_status status = values_shared(&in->shared, d, v, b, err);
+    in->values = in->shared ? in->shared->values : NULL;
+    return status;
 }
 
 /* Decodes straight into a slot. */
@@ -135,12 +151,11 @@ static ckd_status read_input(input *in, decoder *d, const view *v, const view_bl
         return status;
     }
     const view_block *exact = view_source_block(&s);
-    cached_block *k = exact ? find_cached(d, exact->record) : NULL;
-    if (k) {
-        use_cached(in, k);
-        return CKD_OK;
+    status = exact ? find_input(in, d, s.view, exact, err) : CKD_OK;
+    if (status != CKD_OK || in->values) {
+        return status;
     }
-    k = exact ? free_slot(d) : NULL;
+    cached_block *k = exact ? free_slot(d) : NULL;
     if (k) {
         return cache_block(in, d, s.view, exact, k, err);
     }
@@ -158,13 +173,12 @@ static ckd_status read_before(input *in, decoder *d, const view *v, const view_b
     ckd_status status = view_source_of(&s, d->views, v, b, 0, err);
     THEN(status, view_source_check_dtype(&s, b, CKD_F32, err));
     const view_block *exact = status == CKD_OK ? view_source_block(&s) : NULL;
-    cached_block *k = exact ? find_cached(d, exact->record) : NULL;
-    if (k) {
-        use_cached(in, k);
-        return CKD_OK;
+    status = exact ? find_input(in, d, s.view, exact, err) : status;
+    if (status != CKD_OK || in->values) {
+        return status;
     }
     in->values = to;
-    return status == CKD_OK ? span_values(d, &s, to, err) : status;
+    return span_values(d, &s, to, err);
 }
 
 static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, input inputs[3], void *to,
@@ -185,7 +199,7 @@ static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, in
 
 static ckd_status predict(decoder *d, const view *v, const view_block *b, const optimizer_group *g, void *to,
                           ckd_error *err) {
-    input inputs[3] = {{NULL, NULL, NULL}};
+    input inputs[3] = {{.values = NULL}};
     ckd_status status = read_inputs(d, v, b, inputs, to, err);
     step_rule rule = {.rule = g->rule};
     memcpy(rule.coefficients, g->coefficients, sizeof(rule.coefficients));
@@ -195,7 +209,7 @@ static ckd_status predict(decoder *d, const view *v, const view_block *b, const 
                                  "this build cannot compute rule %u", (unsigned)g->rule);
     }
     for (size_t i = 0; i < 3; i++) {
-        release_input(&inputs[i]);
+        release_input(&inputs[i], d);
     }
     return status;
 }
@@ -239,7 +253,7 @@ void block_series_end(decoder *d) {
 
 ckd_status block_series_next(const void **values, decoder *d, const view *v, const view_block *b,
                              ckd_error *err) {
-    input in = {NULL, NULL, NULL};
+    input in = {.values = NULL};
     cached_block *k = find_cached(d, b->record); /* decoded, and compared with its hash, for a block before */
     ckd_status status = CKD_OK;
     if (k) {
@@ -251,6 +265,6 @@ ckd_status block_series_next(const void **values, decoder *d, const view *v, con
     if (values) {
         *values = in.values;
     }
-    release_input(&in);
+    release_input(&in, d);
     return status;
 }

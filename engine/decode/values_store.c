@@ -34,36 +34,59 @@ static void make_newest(values_store *s, stored_values *v) {
     s->newest = v;
 }
 
-static void drop(values_store *s, stored_values *v) {
+static void unlink_entry(values_store *s, stored_values *v) {
     stored_values **at = bucket_of(s, v->record);
     while (*at != v) {
         at = &(*at)->next;
     }
     *at = v->next;
     unlink_use(s, v);
+}
+
+static void release(values_store *s, stored_values *v) {
     s->bytes -= v->size;
     free(v->values);
     free(v);
+}
+
+static void drop(values_store *s, stored_values *v) {
+    unlink_entry(s, v);
+    release(s, v);
+}
+
+static void drop_spare(values_store *s) {
+    stored_values *v = s->spare;
+    s->spare = v->next;
+    release(s, v);
 }
 
 void values_store_free(values_store *s) {
     while (s->newest) {
         drop(s, s->newest);
     }
+    while (s->spare) {
+        drop_spare(s);
+    }
     pthread_cond_destroy(&s->filled);
     pthread_mutex_destroy(&s->mutex);
     memset(s, 0, sizeof(*s));
 }
 
+static bool fits(const values_store *s, uint64_t size) {
+    return size <= s->limit && s->bytes <= s->limit - size;
+}
+
 static bool evict_until_fits(values_store *s, uint64_t size) {
-    for (stored_values *v = s->oldest, *newer; v && size <= s->limit && s->bytes > s->limit - size;
-         v = newer) {
+    while (s->spare && size <= s->limit && !fits(s, size)) {
+        drop_spare(s);
+    }
+    for (stored_values *v = s->oldest, *newer; v && size <= s->limit && !fits(s, size); v = newer) {
         newer = v->newer;
         if (v->pins == 0) {
             drop(s, v);
         }
     }
-    return size <= s->limit && s->bytes <= s->limit - size;
+    return fits(s, size);
 }
 
 void values_store_set_limit(values_store *s, uint64_t limit) {
@@ -73,22 +96,37 @@ void values_store_set_limit(values_store *s, uint64_t limit) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-static stored_values *add(values_store *s, const record *r, uint64_t size) {
-    if (!evict_until_fits(s, size)) {
-        return NULL;
+/* A spare entry of this size, or a new one; NULL: there is no space. */
+static stored_values *entry_of(values_store *s, uint64_t size) {
+    for (stored_values **at = &s->spare, *v; (v = *at); at = &v->next) {
+        if (v->size == size) {
+            *at = v->next;
+            return v;
+        }
     }
-    stored_values *v = calloc(1, sizeof(*v));
-    void *values = malloc(size + 1);
-    if (!v || !values) {
+    stored_values *v = evict_until_fits(s, size) ? calloc(1, sizeof(*v)) : NULL;
+    void *values = v ? malloc(size + 1) : NULL;
+    if (!values) {
         free(v);
-        free(values);
         return NULL;
     }
-    *v = (stored_values){.record = r, .values = values, .size = size, .pins = 1, .filling = true};
+    *v = (stored_values){.values = values, .size = size};
+    s->bytes += size;
+    return v;
+}
+
+static stored_values *add(values_store *s, const record *r, uint32_t uses) {
+    stored_values *v = entry_of(s, r->raw_size);
+    if (!v) {
+        return NULL;
+    }
+    v->record = r;
+    v->pins = 1;
+    v->uses = uses;
+    v->filling = true;
     v->next = *bucket_of(s, r);
     *bucket_of(s, r) = v;
     make_newest(s, v);
-    s->bytes += size;
     return v;
 }
 
@@ -101,7 +139,7 @@ bool values_store_before(const record *a, const record *b) {
     return derived_a != derived_b ? derived_b : (uintptr_t)a < (uintptr_t)b;
 }
 
-stored_values *values_store_claim(values_store *s, bool *must_fill, const record *r, uint64_t size,
+stored_values *values_store_claim(values_store *s, bool *must_fill, const record *r, uint32_t uses,
                                   const record *floor) {
     *must_fill = false;
     pthread_mutex_lock(&s->mutex);
@@ -111,7 +149,7 @@ stored_values *values_store_claim(values_store *s, bool *must_fill, const record
         v = find(s, r);
     }
     if (!v) {
-        v = add(s, r, size);
+        v = add(s, r, uses);
         *must_fill = v != NULL;
     } else if (v->filling) {
         v = NULL;
@@ -137,5 +175,11 @@ void values_store_filled(values_store *s, stored_values *v, bool good) {
 void values_store_release(values_store *s, stored_values *v) {
     pthread_mutex_lock(&s->mutex);
     v->pins--;
+    v->uses -= v->uses != VALUES_USES_UNKNOWN && v->uses > 0;
+    if (v->uses == 0 && v->pins == 0) {
+        unlink_entry(s, v);
+        v->next = s->spare;
+        s->spare = v;
+    }
     pthread_mutex_unlock(&s->mutex);
 }
