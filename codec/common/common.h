@@ -31,6 +31,12 @@
 static inline bool cpu_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
+/* For the few loops that gain more by it. */
+#define CPU_AVX512 CPU_PLAIN __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512vl")))
+static inline bool cpu_has_avx512(void) {
+    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
 /* The oldest x86-64 processors have no instruction that counts bits. */
 #define CPU_POPCOUNT __attribute__((target("bmi,popcnt")))
 static inline bool cpu_has_popcount(void) {
@@ -41,7 +47,11 @@ static inline bool cpu_has_popcount(void) {
 static inline bool cpu_has_popcount(void) {
     return true;
 }
-#define CPU_AVX2 CPU_PLAIN
+#define CPU_AVX2   CPU_PLAIN
+#define CPU_AVX512 CPU_PLAIN
+static inline bool cpu_has_avx512(void) {
+    return false;
+}
 static inline bool cpu_has_avx2(void) {
     return false;
 }

@@ -161,8 +161,19 @@ CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed
                                         symbols_members *m) {
     return find_elements(at, count, in, m, symbols_in_range_avx2, select_by_deposit);
 }
+CPU_AVX512 static bool find_elements_avx512(uint32_t *at, size_t count, const listed_contexts *in,
+                                            symbols_members *m) {
+    return find_elements(at, count, in, m, symbols_in_range_avx512, select_by_deposit);
+}
 static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m) {
     return find_elements(at, count, in, m, symbols_in_range_64, select_by_loop);
+}
+
+static bool find_elements_best(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m) {
+    if (cpu_has_avx512()) {
+        return find_elements_avx512(at, count, in, m);
+    }
+    return (cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, in, m);
 }
 
 /* ---- writing ---- */
@@ -300,7 +311,7 @@ static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_
     }
     if (list + 1u < c->lists) {
         const listed_contexts in = {begin_of(c, list), c->end[list], context, n};
-        if (!(cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, &in, &c->members)) {
+        if (!find_elements_best(at, count, &in, &c->members)) {
             return false;
         }
     }

@@ -117,6 +117,7 @@ typedef struct element_sink {
     size_t n;
     const uint8_t *context; /* NULL: none */
     bool bare;              /* no symbol has low bits */
+    unsigned lanes;
 } element_sink;
 
 /* Decodes one integer with all checks. */
@@ -204,6 +205,29 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
     return i;
 }
 
+/* As decode_fast, for streams of one lane, which short ones have. */
+CPU_INLINE size_t decode_lane(bit_source *bits, uint32_t *lane, const element_sink *to, size_t i,
+                              unsigned width, bool contexts) {
+    uint32_t state = *lane;
+    const symbols_state *const *const restrict narrow = to->narrow;
+    const symbols_state_wide *const *const restrict wide = to->wide;
+    const uint8_t *const restrict context = to->context;
+    size_t at = bits->at;
+    for (; i < to->n && at >= FAST_BITS(width) / SYMBOLS_MAX_LANES; i++) {
+        unsigned table = contexts ? context[i] : 0;
+        if (width == 8) {
+            symbols_store(to->values, 8, i, step_wide(&state, &at, wide[table] + state, bits->from));
+        } else {
+            const symbols_state *e = narrow[table] + state;
+            at -= e->bits;
+            symbols_store(to->values, width, i, step_narrow(&state, e, word_at(bits->from, at)));
+        }
+    }
+    *lane = state;
+    bits->at = at;
+    return i;
+}
+
 typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
 /* As decode_fast, for the common case of one-byte integers without low bits: four of them fit in a word. */
@@ -247,6 +271,10 @@ CPU_INLINE size_t decode_bare(bit_source *bits, uint32_t *states, const element_
 
 CPU_INLINE size_t decode_any(bit_source *bits, uint32_t *states, const element_sink *to, unsigned width,
                              size_t i) {
+    if (to->lanes == 1) {
+        return to->context ? decode_lane(bits, states, to, i, width, true)
+                           : decode_lane(bits, states, to, i, width, false);
+    }
     if (width == 1 && to->bare) {
         return to->context ? decode_bare(bits, states, to, i, true) : decode_bare(bits, states, to, i, false);
     }
@@ -294,13 +322,13 @@ static bool find_end(bit_source *bits, const uint8_t *payload, size_t size) {
 
 static bool decode_elements(const element_sink *to, const symbols_header *h, unsigned width,
                             bit_source *bits) {
-    unsigned lanes = 1u << h->lanes_log;
+    const unsigned lanes = to->lanes;
     uint32_t states[SYMBOLS_MAX_LANES] = {0};
     for (unsigned j = 0; j < lanes; j++) {
         states[j] = (uint32_t)source_get(bits, h->log);
     }
     size_t i = 0;
-    if (lanes == SYMBOLS_MAX_LANES) {
+    if (lanes == SYMBOLS_MAX_LANES || lanes == 1) {
         for (; i < to->n && !bits->failed && (bits->at >= bits->words || i % lanes); i++) {
             decode_slowly(bits, &states[i % lanes], to, width, i);
         }
@@ -337,12 +365,17 @@ ckd_status symbols_dense_decode(symbols_workspace *w, const symbols_output *out,
     element_sink to = {.values = out->values,
                        .n = out->n,
                        .context = h->contexts ? out->context : NULL,
-                       .bare = width == 1 && symbols_without_low_bits(h, width)};
+                       .bare = width == 1 && symbols_without_low_bits(h, width),
+                       .lanes = 1u << h->lanes_log};
     uint8_t table_of[SYMBOLS_CONTEXTS];
     symbols_map_contexts(table_of, h);
     for (unsigned c = 0; c < SYMBOLS_CONTEXTS; c++) {
-        to.narrow[c] = w->states.narrow + ((size_t)table_of[c] << h->log);
-        to.wide[c] = w->states.wide + ((size_t)table_of[c] << h->log);
+        size_t at = (size_t)table_of[c] << h->log;
+        if (width < 8) {
+            to.narrow[c] = w->states.narrow + at;
+        } else {
+            to.wide[c] = w->states.wide + at;
+        }
     }
     if (!decode_elements(&to, h, width, &bits)) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET,

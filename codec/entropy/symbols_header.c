@@ -180,6 +180,11 @@ static uint64_t get(bit_reader *r, unsigned bits) {
         return 0;
     }
     uint64_t value = 0;
+    if (bits <= 56 && r->at + 64 <= r->size) {
+        value = load_le64(r->from + (r->at >> 3)) >> (r->at & 7) & ((UINT64_C(1) << bits) - 1);
+        r->at += bits;
+        return value;
+    }
     for (unsigned i = 0; i < bits; i++, r->at++) {
         value |= (uint64_t)(r->from[r->at >> 3] >> (r->at & 7) & 1) << i;
     }

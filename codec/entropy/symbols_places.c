@@ -84,18 +84,26 @@ typedef struct rice_code {
     const uint8_t *lows, *unary, *end; /* end: of all that may be read */
     size_t unary_size;
     unsigned low;
+    bool places; /* the numbers are gaps between places */
 } rice_code;
 
+/* What a code adds up to. */
+typedef struct rice_sums {
+    uint64_t largest; /* all bits of the upper parts */
+    uint64_t end;     /* the sum of the numbers, and 1 for each */
+} rice_sums;
+
 /*
- * Reads `count` numbers. Returns the number of unary bits that they take, or 0 if they are fewer. *largest gets all
- * bits of the upper parts.
+ * Reads `count` numbers, or the places that lie so many integers apart. Returns the number of unary bits that they take,
+ * or 0 if they are fewer.
  */
-CPU_INLINE uint64_t rice_loop(uint32_t *numbers, size_t count, const rice_code *code, uint64_t *largest) {
+CPU_INLINE uint64_t rice_loop(uint32_t *numbers, size_t count, const rice_code *code, rice_sums *sums) {
     const unsigned low = code->low;
     const uint64_t mask = (UINT64_C(1) << low) - 1;
     const uint8_t *const lows = code->lows, *const unary = code->unary, *const stream_end = code->end;
     const size_t unary_size = code->unary_size;
-    uint64_t begin = 0, all = 0; /* begin: the bit behind the last one */
+    const bool places = code->places;
+    uint64_t begin = 0, all = 0, sum = 0; /* begin: the bit behind the last one */
     size_t i = 0, bit = 0;
     for (size_t at = 0; at < unary_size; at += 8) {
         size_t bytes_left = unary_size - at;
@@ -108,27 +116,29 @@ CPU_INLINE uint64_t rice_loop(uint32_t *numbers, size_t count, const rice_code *
             }
             all |= high;
             uint64_t word = word_at(lows + (bit >> 3), stream_end);
-            numbers[i++] = (uint32_t)(high << low | (word >> (bit & 7) & mask));
+            uint64_t number = high << low | (word >> (bit & 7) & mask);
+            sum += number + 1;
+            numbers[i++] = (uint32_t)(places ? sum - 1 : number);
             begin = end + 1;
             bit += low;
         }
     }
-    *largest = all;
+    *sums = (rice_sums){all, sum};
     return i == count ? begin : 0;
 }
 
 CPU_AVX2 static uint64_t rice_loop_avx2(uint32_t *numbers, size_t count, const rice_code *code,
-                                        uint64_t *largest) {
-    return rice_loop(numbers, count, code, largest);
+                                        rice_sums *sums) {
+    return rice_loop(numbers, count, code, sums);
 }
 CPU_PLAIN static uint64_t rice_loop_plain(uint32_t *numbers, size_t count, const rice_code *code,
-                                          uint64_t *largest) {
-    return rice_loop(numbers, count, code, largest);
+                                          rice_sums *sums) {
+    return rice_loop(numbers, count, code, sums);
 }
 
-/* Reads `count` >= 1 numbers below 2^18. */
-static bool rice_read(uint32_t *numbers, size_t count, reader *from) {
-    rice_code code = {.low = reader_u8(from), .end = from->data + from->size};
+/* Reads `count` >= 1 numbers below 2^18, or the places that lie so many integers apart. */
+static bool rice_read(uint32_t *numbers, uint64_t *sum, size_t count, bool places, reader *from) {
+    rice_code code = {.low = reader_u8(from), .end = from->data + from->size, .places = places};
     code.unary_size = (size_t)wire_varint_max(from, reader_left(from));
     if (code.low > MOST_LOW || code.unary_size == 0) {
         return false;
@@ -140,11 +150,12 @@ static bool rice_read(uint32_t *numbers, size_t count, reader *from) {
         !reader_take(from, lows_size + code.unary_size)) {
         return false;
     }
-    uint64_t largest = 0;
-    uint64_t bits = (cpu_has_avx2() ? rice_loop_avx2 : rice_loop_plain)(numbers, count, &code, &largest);
+    rice_sums sums = {0, 0};
+    uint64_t bits = (cpu_has_avx2() ? rice_loop_avx2 : rice_loop_plain)(numbers, count, &code, &sums);
+    *sum = sums.end;
     size_t used = count * code.low % 8;
     return bits && symbols_bytes_for(bits) == code.unary_size &&
-           largest <= (SYMBOLS_MAX_COUNT - 1) >> code.low &&
+           sums.largest <= (SYMBOLS_MAX_COUNT - 1) >> code.low &&
            (used == 0 || code.lows[lows_size - 1] >> used == 0);
 }
 
@@ -188,20 +199,15 @@ void symbols_put_places(bytes *to, const uint32_t *place, size_t count, symbols_
 }
 
 static bool take_gaps(uint32_t *place, size_t limit, size_t count, reader *from) {
-    if (!rice_read(place, count, from)) {
-        return false;
-    }
-    uint64_t at = 0;
-    for (size_t i = 0; i < count; i++) {
-        at += place[i];
-        place[i] = (uint32_t)at++;
-    }
-    return at <= limit;
+    uint64_t end;
+    return rice_read(place, &end, count, true, from) && end <= limit;
 }
 
 static bool take_runs(uint32_t *place, size_t limit, size_t count, symbols_changing *c, reader *from) {
     size_t runs = (size_t)wire_varint_max(from, count), done = 0;
-    if (!runs || !rice_read(c->gap, runs, from) || !rice_read(c->length, runs, from)) {
+    uint64_t unused;
+    if (!runs || !rice_read(c->gap, &unused, runs, false, from) ||
+        !rice_read(c->length, &unused, runs, false, from)) {
         return false;
     }
     uint64_t at = 0;
@@ -210,9 +216,16 @@ static bool take_runs(uint32_t *place, size_t limit, size_t count, symbols_chang
         if (c->length[r] >= count - done) {
             return false;
         }
-        for (uint32_t i = 0; i <= c->length[r]; i++) {
-            place[done++] = (uint32_t)at++;
+        const uint32_t length = c->length[r] + 1;
+        for (uint32_t i = 0; i < SYMBOLS_PLACES_MORE;
+             i++) { /* most runs are shorter; the next one overwrites the rest */
+            place[done + i] = (uint32_t)at + i;
         }
+        for (uint32_t i = SYMBOLS_PLACES_MORE; i < length; i++) {
+            place[done + i] = (uint32_t)at + i;
+        }
+        done += length;
+        at += length;
     }
     return done == count && at <= limit;
 }

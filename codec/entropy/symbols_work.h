@@ -34,11 +34,12 @@ typedef struct symbols_sparse {
 #define SYMBOLS_CHANGES_MAX   2     /* a decoder accepts at most one change per this many elements */
 #define SYMBOLS_CHANGES_WORTH 4     /* the encoder tries with at most one change per this many */
 #define SYMBOLS_LISTS         3
+#define SYMBOLS_PLACES_MORE   4 /* places written behind the last one */
 #define SYMBOLS_CHANGES_MOST  (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
 /* The elements of a list, 64 to a word, by their place among them. */
 typedef struct symbols_members {
-    uint64_t word[SYMBOLS_MAX_COUNT / 64];           /* a bit for each element: whether it is in the list */
-    uint32_t before[SYMBOLS_MAX_COUNT / 64];         /* elements of the list before the word */
+    uint64_t word[SYMBOLS_MAX_COUNT / 64];    /* a bit for each element: whether it is in the list */
+    uint32_t before[SYMBOLS_MAX_COUNT / 64];  /* elements of the list before the word */
     uint16_t word_of[SYMBOLS_MAX_COUNT + 64]; /* the word of each element of the list */
 } symbols_members;
 typedef struct symbols_changing {
@@ -48,8 +49,9 @@ typedef struct symbols_changing {
     size_t begin, others_begin; /* where the list being written begins */
     reader rest;                /* what is not read yet */
     symbols_members members;    /* of the list being read */
-    uint32_t at[SYMBOLS_CHANGES_MOST],
-        other[SYMBOLS_CHANGES_MOST]; /* places of changes, and of others among them */
+    /* places of changes, and of others among them */
+    uint32_t at[SYMBOLS_CHANGES_MOST + SYMBOLS_PLACES_MORE],
+        other[SYMBOLS_CHANGES_MOST + SYMBOLS_PLACES_MORE];
     uint32_t gap[SYMBOLS_CHANGES_MOST], length[SYMBOLS_CHANGES_MOST];
     uint8_t sign[SYMBOLS_CHANGES_MOST / 8];
     /* of all changes, but of the others only when a stream is written */
@@ -267,8 +269,13 @@ CPU_AVX2 CPU_INLINE uint64_t symbols_in_range_avx2(const uint8_t *symbols, uint8
     }
     return mask;
 }
+CPU_AVX512 CPU_INLINE uint64_t symbols_in_range_avx512(const uint8_t *symbols, uint8_t first, uint8_t last) {
+    const __m512i low = _mm512_set1_epi8((char)first), span = _mm512_set1_epi8((char)(last - first));
+    return _mm512_cmple_epu8_mask(_mm512_sub_epi8(_mm512_loadu_si512(symbols), low), span);
+}
 #else
-#define symbols_in_range_avx2 symbols_in_range_64
+#define symbols_in_range_avx2   symbols_in_range_64
+#define symbols_in_range_avx512 symbols_in_range_64
 CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *each, uint8_t first, uint8_t last) {
     uint64_t mask = 0;
     for (unsigned i = 0; i < 64; i++) {

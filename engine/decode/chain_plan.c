@@ -169,7 +169,7 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_o
             lossy += is_chain(r, true) ? base.work : 0;
         }
     }
-    double bound = BUDGET_MARGIN * b->limit * b->rest_base.work;
+    double bound = PLAN_MARGIN * b->limit * b->rest_base.work;
     if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
         double links = (exact > 0 ? exact * typical_link(b, views, false) : 0) +
                        (lossy > 0 ? lossy * typical_link(b, views, true) : 0);

@@ -19,10 +19,10 @@ typedef struct stored_values {
     const record *record;
     void *values;
     uint64_t size;
-    uint32_t pins;                       /* current uses; only unpinned entries are evicted */
-    uint32_t uses;                       /* uses that are left; VALUES_USES_UNKNOWN: it stays until it is evicted */
-    bool filling;                        /* a worker is decoding it */
-    struct stored_values *next;          /* in its bucket */
+    uint32_t pins;              /* current uses; only unpinned entries are evicted */
+    uint32_t uses;              /* uses that are left; VALUES_USES_UNKNOWN: it stays until it is evicted */
+    bool filling;               /* a worker is decoding it */
+    struct stored_values *next; /* in its bucket */
     struct stored_values *newer, *older; /* by last use */
 } stored_values;
 

@@ -23,7 +23,7 @@
 
 static void test_optimizer_steps_are_recognised(void **state) {
     const char *dir = *state;
-    enum { COUNT = 4096 };
+    enum { COUNT = 32768 };
     static float w[COUNT], m[COUNT], v[COUNT];
     static const uint64_t shape[] = {COUNT};
     ckd_optimizer adamw = CKD_OPTIMIZER_INIT;
