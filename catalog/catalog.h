@@ -1,6 +1,7 @@
 /*
- * The catalog: an SQLite index of the store's content, for queries. No other code uses SQLite. All of it but timings
- * and verification times can be rebuilt from manifests and chunk files, so a damaged catalog loses nothing.
+ * The catalog: an SQLite index of the checkpoints and their files, for queries. No other code uses SQLite. All of it but
+ * timings and verification times can be rebuilt from the manifests, so a damaged catalog loses nothing. Tensors stand in
+ * the chunk files alone.
  *
  * One process writes at a time (the engine holds the publish lock); many may read. The journal is a rollback journal,
  * not WAL: SQLite 3.40 has a known WAL-reset race, and WAL does not work on network file systems. Settings:
@@ -63,40 +64,18 @@ typedef struct catalog_file {
     hash128 root;
 } catalog_file;
 
-/* One rank's shard of a tensor. All shards of a tensor have the same ordinal, role, dtype and shape. */
-typedef struct catalog_shard {
-    const char *tensor;
-    uint32_t ordinal; /* position of the tensor in save order */
-    uint32_t index;   /* of the shard within the tensor */
-    ckd_role role;
-    ckd_dtype dtype;
-    uint32_t ndim;
-    const uint64_t *shape;
-    const ckd_region *region;
-    uint64_t elements, raw_bytes, stored_bytes;
-    const char *coding; /* 1 to 31 bytes */
-    uint32_t depth;
-    double rel_l2, max_error; /* NaN: unknown */
-    double value_squares;     /* weight of rel_l2: the squares that it is relative to; 0 or NaN: unknown */
-    double direction_change;  /* NaN: unknown */
-    uint64_t nonfinite;
-} catalog_shard;
-
 typedef struct catalog_entry {
     const ckd_checkpoint *checkpoint;
     uint64_t manifest_bytes; /* for display; checkpoint->stored_bytes already includes it */
     const catalog_file *files;
     size_t file_count;
-    const catalog_shard *shards;
-    size_t shard_count;
-    bool not_indexed; /* its shards are unknown and not passed: only its chunk files have them */
 } catalog_entry;
 
 /*
  * Adds a checkpoint with all its rows. Replaces an older generation of the same (run, step) and id, and keeps its
  * timings. On failure none of it is in the transaction, which may continue unless the failure was fatal. Errors: EXISTS
  * (the same or a newer generation exists, or this (run, step) with another id, or this id elsewhere), INVALID (names,
- * numbers, contradictory shards), STATE, NOSPACE.
+ * numbers), STATE, NOSPACE.
  */
 ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err);
 /*
@@ -119,8 +98,7 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
 
 /*
  * Each query sees one snapshot. Inside a transaction it also sees that transaction's writes. Queries fill
- * caller-visible lists; the functions below release their items (ckd_checkpoint_list_free and ckd_tensor_list_free also
- * free the list itself).
+ * caller-visible lists; catalog_list_free releases their items (ckd_checkpoint_list_free also frees the list itself).
  */
 /*
  * Makes all queries until catalog_snapshot_end see the same state. Pass `opened` to that call, which must follow unless
@@ -146,18 +124,6 @@ ckd_status catalog_newest(ckd_checkpoint *out, catalog *c, const char *run, uint
 ckd_status catalog_newest_healthy(ckd_checkpoint *out, catalog *c, const char *run, uint64_t before,
                                   ckd_error *err);
 
-/*
- * Lists a checkpoint's tensors in save order. Shards are folded together: the coding is "mixed" if they differ; depth
- * and the largest error are maxima; relative errors are weighted, NaN if one is unknown. *detailed false: the
- * checkpoint was added without tensors, and the list is empty. Errors: NOT_FOUND.
- */
-ckd_status catalog_tensors(ckd_tensor_list *out, bool *detailed, catalog *c, const ckd_id *id,
-                           ckd_error *err);
-
-/* As catalog_tensors, from the shards of `entry`, in any order, without a catalog. Errors: INVALID, NOMEM. */
-ckd_status catalog_entry_tensors(ckd_tensor_list *out, const catalog_entry *entry, ckd_error *err);
-void catalog_tensors_free(ckd_tensor_list *list); /* frees items and their strings only */
-
 /* Names of the runs that have a checkpoint, in order. */
 typedef struct catalog_names {
     char **names;
@@ -167,8 +133,7 @@ ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err);
 void catalog_names_free(catalog_names *names);
 
 /*
- * Totals for the report. Their cost grows with checkpoints, not with shards. This one sums chunk files and manifests
- * per run, by name. A file that several checkpoints of a run share counts once. A file shared by runs counts in each.
+ * Totals for the report. This one sums chunk files and manifests per run, by name. A file that several checkpoints of a run share counts once. A file shared by runs counts in each.
  * The rows are malloc'ed (release with free); NULL if there is no run.
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
@@ -184,25 +149,6 @@ typedef struct catalog_files {
     uint64_t count, chunk_bytes, manifest_bytes; /* count: number of chunk files */
 } catalog_files;
 ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err);
-/*
- * Sums by role for each checkpoint of `list`, which must be the complete result of catalog_list in the same snapshot or
- * transaction. The result has list->count malloc'ed entries; missing roles are zero. CORRUPT if the list is out of
- * date.
- */
-ckd_status catalog_usage_by_checkpoint(ckd_checkpoint_roles **rows, const ckd_checkpoint_list *list,
-                                       catalog *c, ckd_error *err);
-/*
- * Finds the indexes in `list` (as above) of checkpoints added without shards; the sums by role and tensor here do not
- * include them. malloc'ed, released with free; NULL if there is none. CORRUPT if the list is out of date.
- */
-ckd_status catalog_not_indexed(size_t **places, size_t *count, const ckd_checkpoint_list *list, catalog *c,
-                               ckd_error *err);
-/*
- * Sums by run, tensor and role, by run name. Rows and names are one allocation, released with free. The cost grows with
- * tensors only.
- */
-ckd_status catalog_usage_by_tensor(ckd_tensor_usage **rows, size_t *count, catalog *c, ckd_error *err);
-
 /*
  * Adds a timing. Timings are advisory. Stage names are free text of 1 to 63 bytes ("encode", "write", "sync",
  * "publish"). A stage added twice is replaced. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.

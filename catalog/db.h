@@ -41,15 +41,6 @@ typedef enum statement {
     S_FILES_DROP,
     S_FILE_ADD,
     S_FILE_VERIFIED,
-    S_NAME_KEY,
-    S_NAME_ADD,
-    S_SHARDS_DROP,
-    S_SHARD_ADD,
-    S_TOTALS_DROP,
-    S_TOTAL_ADD,
-    S_TENSOR_TOTALS_ADD,
-    S_TENSOR_TOTALS_SUBTRACT,
-    S_TENSOR_TOTALS_DROP,
     S_TIMING_PUT,
     S_RANK_TIMING_PUT,
     S_PLACES,
@@ -58,10 +49,7 @@ typedef enum statement {
     S_FIND,
     S_FIND_ID,
     S_NEWEST,
-    S_NOT_INDEXED,
-    S_DETAILED,
     S_RUNS,
-    S_TENSORS,
     S_RUN_TOTALS,
     S_RUN_FILES,
     S_TIMINGS,
@@ -69,8 +57,6 @@ typedef enum statement {
     S_RANK_TIMINGS,
     S_RANK_TIMINGS_RUN,
     S_ALL_FILES,
-    S_CHECKPOINT_ROLES,
-    S_TENSOR_TOTALS,
     S_FILE_STATES,
     S_INTEGRITY,
     S_FOREIGN_KEYS,
@@ -91,7 +77,7 @@ struct catalog {
     int64_t process; /* process that opened the handle */
     uint64_t page_size;
     bool
-        lacks_tables; /* the file has an older version, which lacks tables; a reader has empty ones in their place */
+        is_older; /* the file has an older version; a reader has empty tables in place of those that it lacks */
     /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
     uint64_t work_limit;
     uint64_t work_left; /* of the running statement */
@@ -133,7 +119,7 @@ enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of 
 ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
 /* Creates the tables of a blank file, unless another process did so meanwhile. */
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
-/* Upgrades a catalog of version 5. */
+/* Upgrades a catalog of an older version. */
 ckd_status tables_upgrade(catalog *c, ckd_error *err);
 /* Gives a reader of an older catalog empty temporary tables in place of those that the file lacks. */
 ckd_status tables_stand_in(catalog *c, ckd_error *err);
@@ -194,34 +180,18 @@ const char *column_text(query *q, int at, size_t min, size_t max);
 /* Reports the first bad column as CORRUPT; else returns CKD_OK. */
 ckd_status query_row_status(const query *q, ckd_error *err);
 
-enum { CODING_MAX = 31, STAGE_MAX = 63 }; /* bytes per name */
+enum { STAGE_MAX = 63 }; /* bytes of a name */
 
 /* Is the text valid UTF-8 of `min` ... `max` bytes? Does the number fit an INTEGER column? */
 bool text_storable(const char *text, size_t min, size_t max);
 bool number_storable(uint64_t value);
 
-/* The shards of an entry sorted by tensor and index, with their sums by role. The whole entry has been validated. */
-typedef struct entry_plan {
-    const catalog_shard **shards;
-    uint64_t raw[CKD_ROLE_OTHER + 1], stored[CKD_ROLE_OTHER + 1], elements[CKD_ROLE_OTHER + 1];
-    bool present[CKD_ROLE_OTHER + 1];
-} entry_plan;
-/* Errors: INVALID, NOMEM. entry_plan_free must follow, also on failure. */
-ckd_status entry_plan_init(entry_plan *p, const catalog_entry *entry, ckd_error *err);
-void entry_plan_free(entry_plan *p);
+/* Checks an entry before the first row is written. Errors: INVALID. */
+ckd_status entry_validate(const catalog_entry *entry, ckd_error *err);
 
 /* Returns STATE outside a transaction, and in a forked child of the process that opened the handle. */
 ckd_status need_transaction(const catalog *c, ckd_error *err);
 /* Finds a checkpoint's row; *key = 0: there is none. */
 ckd_status checkpoint_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err);
-
-/*
- * Geometry as readable text, such as '[768, 3072]'; schema.sql describes it. shape_parse returns false for any other
- * text (shape_elements limits the elements). region_format returns false if an end overflows.
- */
-enum { SHAPE_TEXT = 360, REGION_TEXT = 720 };
-void shape_format(char out[SHAPE_TEXT], uint32_t ndim, const uint64_t *shape);
-bool shape_parse(uint32_t *ndim, uint64_t shape[CKD_MAX_DIMS], const char *text);
-bool region_format(char out[REGION_TEXT], uint32_t ndim, const ckd_region *region);
 
 #endif

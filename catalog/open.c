@@ -159,10 +159,10 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
         status = tables_create(c, store, err);
         THEN(status, tables_verify(&blank, c, store, err));
     }
-    if (status == CKD_OK && c->lacks_tables && mode != CATALOG_READ) {
+    if (status == CKD_OK && c->is_older && mode != CATALOG_READ) {
         status = tables_upgrade(c, err);
         THEN(status, tables_verify(&blank, c, store, err));
-    } else if (status == CKD_OK && c->lacks_tables) {
+    } else if (status == CKD_OK && c->is_older) {
         status = tables_stand_in(c, err);
     }
     if (status == CKD_OK && blank) {

@@ -1,10 +1,10 @@
 -- The catalog of a ckptdelta store: an index of its content, for queries. Inspect it with
--- `sqlite3 -readonly catalog.db`. The views checkpoint_list and tensor_list are for people; the library never reads
--- them. Change nothing by hand. Everything but timings, rank_timings and files.verified_ns comes from the manifests and
--- chunk files; `ckptdelta rebuild` makes it again.
+-- `sqlite3 -readonly catalog.db`. The view checkpoint_list is for people; the library never reads it. Change nothing by
+-- hand. Everything but timings, rank_timings and files.verified_ns comes from the manifests; `ckptdelta rebuild` makes it
+-- again. Tensors stand in the chunk files: `ckptdelta show` lists them.
 --
 -- Conventions: sizes are bytes, lengths are elements, times are nanoseconds since 1970. An id is 16 bytes. `key` is
--- local to this file and meaningless elsewhere. Numbers of the vocabulary (role, dtype, ...) are those of ckptdelta.h.
+-- local to this file and meaningless elsewhere. Numbers of the vocabulary are those of ckptdelta.h.
 -- NULL means a missing id, or an unknown figure (not a number).
 --
 -- Before it trusts a file, the library compares these statements word for word with those in the file. A change of a
@@ -12,7 +12,7 @@
 -- number is damage, and the catalog is made again.
 
 PRAGMA application_id = 1667985508; -- 0x636b7064, "ckpd"
-PRAGMA user_version = 7;
+PRAGMA user_version = 8;
 
 -- 'format': version of the tables, '1'. 'store': id of the catalog's store, 32 hexadecimal digits. 'mark' (optional):
 -- state of the folders of manifests and tombstones when the catalog agreed with them. 'deletions': the store's deletion
@@ -32,11 +32,7 @@ CREATE TABLE vocabulary (
 ) STRICT, WITHOUT ROWID;
 INSERT INTO vocabulary VALUES
     ('kind', 1, 'base'), ('kind', 2, 'delta'), ('kind', 3, 'base'),
-    ('fidelity', 1, 'exact'), ('fidelity', 2, 'near'), ('fidelity', 3, 'coarse'),
-    ('role', 1, 'weight'), ('role', 2, 'exp_avg'), ('role', 3, 'exp_avg_sq'), ('role', 4, 'master'), ('role', 5, 'other'),
-    ('dtype', 1, 'f64'), ('dtype', 2, 'f32'), ('dtype', 3, 'f16'), ('dtype', 4, 'bf16'), ('dtype', 5, 'f8e4m3'),
-    ('dtype', 6, 'f8e5m2'), ('dtype', 7, 'i64'), ('dtype', 8, 'i32'), ('dtype', 9, 'i16'), ('dtype', 10, 'i8'),
-    ('dtype', 11, 'u64'), ('dtype', 12, 'u32'), ('dtype', 13, 'u16'), ('dtype', 14, 'u8'), ('dtype', 15, 'bool');
+    ('fidelity', 1, 'exact'), ('fidelity', 2, 'near'), ('fidelity', 3, 'coarse');
 
 -- Runs that have at least one checkpoint.
 CREATE TABLE runs (
@@ -45,6 +41,8 @@ CREATE TABLE runs (
 ) STRICT;
 
 -- One row per checkpoint: the newest generation of its manifest. Every list is in the order of UNIQUE (run, step).
+-- `detailed` means nothing any more, and new rows have 0: versions before 8 had tables of tensors. The statement is still
+-- theirs, so that their catalogs can be read.
 CREATE TABLE checkpoints (
     key INTEGER PRIMARY KEY,
     id BLOB NOT NULL UNIQUE CHECK (length(id) = 16 AND id <> zeroblob(16)),
@@ -72,9 +70,6 @@ CREATE TABLE checkpoints (
     CHECK (kind <> 2 OR parent IS NOT NULL)
 ) STRICT;
 
--- Checkpoints whose tensors a report must read from chunk files.
-CREATE INDEX undetailed ON checkpoints (run, step) WHERE detailed = 0;
-
 -- The chunk files of a checkpoint, as its manifest names them. Compaction may put several checkpoints into one file.
 CREATE TABLE files (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
@@ -87,57 +82,6 @@ CREATE TABLE files (
     PRIMARY KEY (checkpoint, ordinal)
 ) STRICT, WITHOUT ROWID;
 
--- Names stay when the last checkpoint that uses them is removed: the next one will use them again.
-CREATE TABLE tensor_names (
-    key INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE CHECK (length(CAST(name AS BLOB)) BETWEEN 1 AND 1023)
-) STRICT;
-
--- One rank's shard of a tensor of a checkpoint, if the checkpoint is detailed. After `ckptdelta rebuild` all are.
-CREATE TABLE shards (
-    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
-    tensor INTEGER NOT NULL REFERENCES tensor_names (key),
-    shard INTEGER NOT NULL CHECK (shard BETWEEN 0 AND 4294967295),     -- number within the tensor
-    ordinal INTEGER NOT NULL CHECK (ordinal BETWEEN 0 AND 4294967295), -- position of the tensor in the order saved
-    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
-    dtype INTEGER NOT NULL CHECK (dtype BETWEEN 1 AND 15),
-    shape TEXT NOT NULL,  -- of the whole tensor: '[768, 3072]', '[]' for a scalar
-    region TEXT NOT NULL, -- 'whole'; 'box [0:384, 0:3072]' from:behind in each dimension; 'flat 1000+500' start+count
-    elements INTEGER NOT NULL CHECK (elements >= 0), -- of this shard
-    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
-    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
-    coding TEXT NOT NULL CHECK (length(CAST(coding AS BLOB)) BETWEEN 1 AND 31),
-    depth INTEGER NOT NULL CHECK (depth BETWEEN 0 AND 4294967295),
-    rel_l2 REAL,           -- error against what was saved, 0 in `exact`
-    max_error REAL,
-    value_squares REAL,    -- sum over the values, in lossy checkpoints: the weight of rel_l2
-    direction_change REAL, -- of m / (sqrt(v) + eps), relative L2
-    nonfinite INTEGER NOT NULL CHECK (nonfinite >= 0),
-    PRIMARY KEY (checkpoint, tensor, shard)
-) STRICT, WITHOUT ROWID;
-
--- Sums over shards, made when a checkpoint is added, so that a report need not read all shards.
-CREATE TABLE role_totals (
-    checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
-    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
-    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
-    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
-    elements INTEGER NOT NULL CHECK (elements >= 0),
-    PRIMARY KEY (checkpoint, role)
-) STRICT, WITHOUT ROWID;
-
--- The same sums over a run's checkpoints, updated when one is added or removed. They saturate at 2^63 - 1.
-CREATE TABLE tensor_totals (
-    run INTEGER NOT NULL REFERENCES runs (key) ON DELETE CASCADE,
-    tensor INTEGER NOT NULL REFERENCES tensor_names (key),
-    role INTEGER NOT NULL CHECK (role BETWEEN 1 AND 5),
-    checkpoints INTEGER NOT NULL CHECK (checkpoints >= 0), -- that have it
-    elements INTEGER NOT NULL CHECK (elements >= 0),
-    raw_bytes INTEGER NOT NULL CHECK (raw_bytes >= 0),
-    stored_bytes INTEGER NOT NULL CHECK (stored_bytes >= 0),
-    PRIMARY KEY (run, tensor, role)
-) STRICT, WITHOUT ROWID;
-
 -- Durations of a save's stages, on the rank that committed it. A rebuild loses only this table, rank_timings and
 -- files.verified_ns.
 CREATE TABLE timings (
@@ -148,8 +92,9 @@ CREATE TABLE timings (
     PRIMARY KEY (checkpoint, stage)
 ) STRICT, WITHOUT ROWID;
 
--- When each rank worked on each stage. Versions before 6 lack this table, and those before 7 the table suspects. They are
--- added to catalogs of version 5 and 6, so their timings stay.
+-- When each rank worked on each stage. Versions before 6 lack this table, and those before 7 the table suspects. Versions
+-- before 8 have tables of tensors. A writer adds the missing tables to a catalog of version 5 or later and drops the
+-- others, so its timings stay.
 CREATE TABLE rank_timings (
     checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE,
     rank INTEGER NOT NULL CHECK (rank BETWEEN 0 AND 4294967295),
@@ -178,15 +123,3 @@ JOIN runs r ON r.key = c.run
 LEFT JOIN vocabulary k ON k.what = 'kind' AND k.number = c.kind
 LEFT JOIN vocabulary f ON f.what = 'fidelity' AND f.number = c.fidelity
 ORDER BY r.name, c.step;
-
-CREATE VIEW tensor_list AS
-SELECT r.name AS run, c.step, n.name AS tensor, s.shard, o.word AS role, d.word AS dtype, s.shape, s.region, s.elements,
-       s.raw_bytes, s.stored_bytes, round(8.0 * s.stored_bytes / nullif(s.elements, 0), 3) AS bits_per_element, s.coding,
-       s.depth, s.rel_l2, s.max_error, s.direction_change, s.nonfinite
-FROM shards s
-JOIN checkpoints c ON c.key = s.checkpoint
-JOIN runs r ON r.key = c.run
-JOIN tensor_names n ON n.key = s.tensor
-LEFT JOIN vocabulary o ON o.what = 'role' AND o.number = s.role
-LEFT JOIN vocabulary d ON d.what = 'dtype' AND d.number = s.dtype
-ORDER BY r.name, c.step, s.ordinal, s.shard;

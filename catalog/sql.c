@@ -10,7 +10,7 @@
     "run, step, id, parent, resumed_from, generation, kind, fidelity, lossy_resumes, depth, world, tensors, " \
     "raw_bytes, stored_bytes, manifest_bytes, load_cost, created_ns, metric, metric_name, detailed"
 #define CHECKPOINT_VALUES \
-    "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)"
+    "(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, 0)"
 
 /*
  * CROSS JOIN fixes the loop order: runs by name, then checkpoints by step. Both come from an index, so nothing is
@@ -27,9 +27,6 @@
 #define CHECKPOINTS_BY_RUN                              \
     "runs r CROSS JOIN checkpoints k ON k.run = r.key " \
     "LEFT JOIN checkpoints c ON c.key = k.key AND c.run = k.run AND c.step = k.step "
-
-/* Adds in an upsert. Without the cap, a sum beyond the largest integer would become a real. */
-#define CAPPED(column) "min(9223372036854775807, " column " + excluded." column ")"
 
 const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_PAGE_COUNT] = {"PRAGMA page_count", "read the catalog"},
@@ -58,7 +55,7 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_CHECKPOINT_ADD] = {"INSERT INTO checkpoints (" CHECKPOINT_FIELDS ") VALUES " CHECKPOINT_VALUES,
                           "add a checkpoint to the catalog"},
     [S_CHECKPOINT_REPLACE] = {"UPDATE checkpoints SET (" CHECKPOINT_FIELDS ") = " CHECKPOINT_VALUES
-                              " WHERE key = ?21",
+                              " WHERE key = ?20",
                               "replace a checkpoint in the catalog"},
     [S_CHECKPOINT_MOVE] =
         {"UPDATE checkpoints SET (run, generation, stored_bytes, manifest_bytes) = (?1, ?2, ?3, ?4) WHERE key = ?5",
@@ -73,35 +70,6 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
                     "add a chunk file to the catalog"},
     [S_FILE_VERIFIED] = {"UPDATE files SET verified_ns = ?2 WHERE name = ?1",
                          "note in the catalog that a chunk file was verified"},
-    [S_NAME_KEY] = {"SELECT key FROM tensor_names WHERE name = ?1", "look up a tensor in the catalog"},
-    [S_NAME_ADD] = {"INSERT INTO tensor_names (name) VALUES (?1)", "add a tensor to the catalog"},
-    [S_SHARDS_DROP] = {"DELETE FROM shards WHERE checkpoint = ?1", "replace a checkpoint in the catalog"},
-    [S_SHARD_ADD] =
-        {"INSERT INTO shards (checkpoint, tensor, shard, ordinal, role, dtype, shape, region, elements, "
-         "raw_bytes, stored_bytes, coding, depth, rel_l2, max_error, value_squares, direction_change, nonfinite) "
-         "VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
-         "add a shard to the catalog"},
-    [S_TOTALS_DROP] = {"DELETE FROM role_totals WHERE checkpoint = ?1",
-                       "replace a checkpoint in the catalog"},
-    [S_TOTAL_ADD] = {"INSERT INTO role_totals (checkpoint, role, raw_bytes, stored_bytes, elements) "
-                     "VALUES (?1, ?2, ?3, ?4, ?5)",
-                     "add a checkpoint to the catalog"},
-    [S_TENSOR_TOTALS_ADD] =
-        {"INSERT INTO tensor_totals (run, tensor, role, checkpoints, elements, raw_bytes, stored_bytes) "
-         "SELECT ?2, tensor, role, 1, sum(elements), sum(raw_bytes), sum(stored_bytes) FROM shards "
-         "WHERE checkpoint = ?1 GROUP BY tensor, role ON CONFLICT (run, tensor, role) DO UPDATE SET "
-         "checkpoints = checkpoints + 1, elements = " CAPPED("elements") ", raw_bytes = " CAPPED(
-             "raw_bytes") ", stored_bytes = " CAPPED("stored_bytes"),
-         "add up the tensors"},
-    [S_TENSOR_TOTALS_SUBTRACT] =
-        {"UPDATE tensor_totals AS t SET checkpoints = max(0, t.checkpoints - 1), elements = max(0, t.elements - s.elements), "
-         "raw_bytes = max(0, t.raw_bytes - s.raw_bytes), stored_bytes = max(0, t.stored_bytes - s.stored_bytes) "
-         "FROM (SELECT tensor, role, sum(elements) AS elements, sum(raw_bytes) AS raw_bytes, "
-         "sum(stored_bytes) AS stored_bytes FROM shards WHERE checkpoint = ?1 GROUP BY tensor, role) AS s "
-         "WHERE t.run = ?2 AND t.tensor = s.tensor AND t.role = s.role",
-         "add up the tensors"},
-    [S_TENSOR_TOTALS_DROP] = {"DELETE FROM tensor_totals WHERE run = ?1 AND checkpoints = 0",
-                              "add up the tensors"},
     [S_TIMING_PUT] = {"INSERT INTO timings (checkpoint, stage, ns, bytes) VALUES (?1, ?2, ?3, ?4) "
                       "ON CONFLICT (checkpoint, stage) DO UPDATE SET ns = ?3, bytes = ?4",
                       "add a timing to the catalog"},
@@ -127,21 +95,9 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_NEWEST] = {"SELECT " CHECKPOINT_COLUMNS "FROM " CHECKPOINTS_BY_RUN
                   "WHERE r.name = ?1 AND k.step <= ?2 ORDER BY k.step DESC LIMIT 1",
                   "look up the newest checkpoint in the catalog"},
-    [S_NOT_INDEXED] =
-        {"SELECT c.id FROM runs r CROSS JOIN checkpoints c INDEXED BY undetailed ON c.run = r.key AND c.detailed = 0 "
-         "ORDER BY r.name, c.step",
-         "list checkpoints"},
-    [S_DETAILED] = {"SELECT key, detailed FROM checkpoints WHERE id = ?1",
-                    "look up a checkpoint in the catalog"},
     [S_RUNS] =
         {"SELECT name FROM runs r WHERE EXISTS (SELECT 1 FROM checkpoints c WHERE c.run = r.key) ORDER BY name",
          "list runs"},
-    [S_TENSORS] =
-        {"SELECT s.tensor, s.shard, s.ordinal, n.name, s.role, s.dtype, s.shape, s.raw_bytes, "
-         "s.stored_bytes, s.coding, s.depth, s.rel_l2, s.max_error, s.value_squares, s.direction_change, "
-         "s.nonfinite, s.elements FROM shards s "
-         "LEFT JOIN tensor_names n ON n.key = s.tensor WHERE s.checkpoint = ?1 ORDER BY s.tensor, s.shard",
-         "list tensors"},
     [S_RUN_TOTALS] = {"SELECT r.name, c.raw_bytes, c.manifest_bytes FROM runs r CROSS JOIN checkpoints c "
                       "ON c.run = r.key ORDER BY r.name",
                       "add up the runs"},
@@ -156,14 +112,6 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
     [S_ALL_FILES] =
         {"SELECT count(*), sum(size), (SELECT sum(manifest_bytes) FROM checkpoints) FROM (SELECT DISTINCT name, size FROM files)",
          "add up the chunk files"},
-    [S_CHECKPOINT_ROLES] = {"SELECT c.id, t.role, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
-                            "CROSS JOIN checkpoints c ON c.run = r.key CROSS JOIN role_totals t "
-                            "ON t.checkpoint = c.key ORDER BY r.name, c.step",
-                            "add up the roles"},
-    [S_TENSOR_TOTALS] =
-        {"SELECT r.name, n.name, t.role, t.checkpoints, t.elements, t.raw_bytes, t.stored_bytes FROM runs r "
-         "CROSS JOIN tensor_totals t ON t.run = r.key LEFT JOIN tensor_names n ON n.key = t.tensor ORDER BY r.name",
-         "add up the tensors"},
     [S_FILE_STATES] =
         {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",
          "list the chunk files"},

@@ -71,10 +71,16 @@ static const struct added_table {
     const char *name, *columns;
 } added_tables[] = {{6, "rank_timings", "checkpoint, rank, stage, begin_ns, end_ns, work_ns, bytes"},
                     {7, "suspects", "checkpoint INTEGER PRIMARY KEY, reasons"}};
-enum { ADDED_TABLES = sizeof(added_tables) / sizeof(added_tables[0]), OLDEST = 5 };
+enum { ADDED_TABLES = sizeof(added_tables) / sizeof(added_tables[0]) };
+
+/* What catalogs before version 8 have besides. A writer drops it, in this order: rows refer to tensor_names. */
+static const char dropped_objects[] =
+    "DROP VIEW IF EXISTS tensor_list; DROP INDEX IF EXISTS undetailed; DROP TABLE IF EXISTS shards;"
+    "DROP TABLE IF EXISTS role_totals; DROP TABLE IF EXISTS tensor_totals; DROP TABLE IF EXISTS tensor_names;";
 
 static bool is_older(int64_t version) {
-    return version >= OLDEST && version < added_tables[ADDED_TABLES - 1].version;
+    enum { OLDEST = 5, PRESENT = 8 };
+    return version >= OLDEST && version < PRESENT;
 }
 
 /* May a catalog of this version lack the table? */
@@ -127,8 +133,8 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
         rc = identity_read(&expected, reference);
     }
     bool is_catalog = rc == SQLITE_OK && have->application == expected.application;
-    c->lacks_tables = is_catalog && is_older(have->version);
-    if (is_catalog && (have->version >= expected.version || c->lacks_tables)) {
+    c->is_older = is_catalog && is_older(have->version);
+    if (is_catalog && (have->version >= expected.version || c->is_older)) {
         rc = schema_same(&same, c->db, reference, have->version);
     }
     (void)sqlite3_close(reference);
@@ -147,12 +153,12 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
             "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
             (long long)have->version, (long long)expected.version);
     }
-    if (have->version > 0 && have->version < expected.version && !c->lacks_tables) {
+    if (have->version > 0 && have->version < expected.version && !c->is_older) {
         err_set(err, CKD_E_MISMATCH, "the catalog has the older format %lld; any save or rebuild renews it",
                 (long long)have->version);
         return err_in_file(err, CKD_E_MISMATCH, c->path);
     }
-    if ((have->version != expected.version && !c->lacks_tables) || !same) {
+    if ((have->version != expected.version && !c->is_older) || !same) {
         return catalog_damaged(c, err, "its tables are not those of ckptdelta");
     }
     return CKD_OK;
@@ -313,14 +319,15 @@ static int add_table(sqlite3 *db, sqlite3 *reference, const char *name) {
     return rc;
 }
 
-/* Adds the tables that a catalog of this version lacks, then sets the version. */
-static int add_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
+/* Gives a catalog of this version the present tables, then sets the version. Freed pages are used again. */
+static int change_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
     int64_t version = 0;
     char set[64];
     int rc = number_read(&version, reference, "PRAGMA user_version");
     for (size_t i = 0; i < ADDED_TABLES && rc == SQLITE_OK; i++) {
         rc = have < added_tables[i].version ? add_table(db, reference, added_tables[i].name) : SQLITE_OK;
     }
+    rc = rc == SQLITE_OK ? sqlite3_exec(db, dropped_objects, NULL, NULL, NULL) : rc;
     if (rc == SQLITE_OK) {
         snprintf(set, sizeof(set), "PRAGMA user_version = %lld", (long long)version);
         rc = sqlite3_exec(db, set, NULL, NULL, NULL);
@@ -338,7 +345,7 @@ ckd_status tables_upgrade(catalog *c, ckd_error *err) {
     int rc = identity_read(&have, c->db);
     if (rc == SQLITE_OK && is_older(have.version)) { /* another process may have done it meanwhile */
         rc = reference_open(&reference);
-        rc = rc == SQLITE_OK ? add_tables(c->db, reference, have.version) : rc;
+        rc = rc == SQLITE_OK ? change_tables(c->db, reference, have.version) : rc;
         (void)sqlite3_close(reference);
     }
     if (rc != SQLITE_OK) {
@@ -367,7 +374,7 @@ ckd_status tables_stand_in(catalog *c, ckd_error *err) {
 
 void tables_look_again(catalog *c) {
     int64_t version;
-    if (!c->lacks_tables || number_read(&version, c->db, "PRAGMA user_version") != SQLITE_OK ||
+    if (!c->is_older || number_read(&version, c->db, "PRAGMA user_version") != SQLITE_OK ||
         is_older(version)) {
         return;
     }
@@ -376,7 +383,7 @@ void tables_look_again(catalog *c) {
         snprintf(sql, sizeof(sql), "DROP TABLE IF EXISTS temp.%s", added_tables[i].name);
         (void)sqlite3_exec(c->db, sql, NULL, NULL, NULL);
     }
-    c->lacks_tables = false;
+    c->is_older = false;
 }
 
 /* ---- checking ---- */

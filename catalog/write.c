@@ -17,14 +17,11 @@ ckd_status need_transaction(const catalog *c, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- interned names ---- */
-
-/* Finds a row's key by its name; `add` inserts the row if it is missing. */
-static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statement add, const char *name,
-                           ckd_error *err) {
+/* Finds a run's key by its name; adds the run if it is missing. */
+static ckd_status run_key(int64_t *key, catalog *c, const char *name, ckd_error *err) {
     query q;
     bool row = false;
-    ckd_status status = query_begin(&q, c, look_up, err);
+    ckd_status status = query_begin(&q, c, S_RUN_KEY, err);
     if (status == CKD_OK) {
         bind_text(&q, 1, name);
         status = query_next(&row, &q, err);
@@ -37,7 +34,7 @@ static ckd_status name_key(int64_t *key, catalog *c, statement look_up, statemen
     if (status != CKD_OK || row) {
         return status;
     }
-    status = query_begin(&q, c, add, err);
+    status = query_begin(&q, c, S_RUN_ADD, err);
     bind_text(&q, 1, name);
     status = query_run(&q, status, err);
     *key = sqlite3_last_insert_rowid(c->db);
@@ -88,7 +85,7 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
     query q;
     ckd_status status = query_begin(&q, c, *key ? S_CHECKPOINT_REPLACE : S_CHECKPOINT_ADD, err);
     if (*key) {
-        bind_key(&q, 21, *key);
+        bind_key(&q, 20, *key);
     }
     bind_key(&q, 1, run);
     bind_u64(&q, 2, p->step);
@@ -109,7 +106,6 @@ static ckd_status put_checkpoint(int64_t *key, catalog *c, int64_t run, const ca
     bind_u64(&q, 17, p->created_ns);
     bind_real(&q, 18, p->metric);
     bind_text(&q, 19, p->metric_name);
-    bind_u64(&q, 20, !entry->not_indexed);
     status = query_run(&q, status, err);
     if (status == CKD_OK && !*key) {
         *key = sqlite3_last_insert_rowid(c->db);
@@ -138,82 +134,6 @@ static ckd_status put_file(catalog *c, int64_t checkpoint, size_t ordinal, const
     return query_run(&q, status, err);
 }
 
-static ckd_status put_shard(catalog *c, int64_t checkpoint, int64_t tensor, const catalog_shard *s,
-                            ckd_error *err) {
-    char shape[SHAPE_TEXT], region[REGION_TEXT];
-    query q;
-    shape_format(shape, s->ndim, s->shape);
-    region_format(region, s->ndim, s->region); /* already validated */
-    ckd_status status = query_begin(&q, c, S_SHARD_ADD, err);
-    bind_key(&q, 1, checkpoint);
-    bind_key(&q, 2, tensor);
-    bind_u64(&q, 3, s->index);
-    bind_u64(&q, 4, s->ordinal);
-    bind_u64(&q, 5, s->role);
-    bind_u64(&q, 6, s->dtype);
-    bind_text(&q, 7, shape);
-    bind_text(&q, 8, region);
-    bind_u64(&q, 9, s->elements);
-    bind_u64(&q, 10, s->raw_bytes);
-    bind_u64(&q, 11, s->stored_bytes);
-    bind_text(&q, 12, s->coding);
-    bind_u64(&q, 13, s->depth);
-    bind_real(&q, 14, s->rel_l2);
-    bind_real(&q, 15, s->max_error);
-    bind_real(&q, 16, s->value_squares);
-    bind_real(&q, 17, s->direction_change);
-    bind_u64(&q, 18, s->nonfinite);
-    return query_run(&q, status, err);
-}
-
-static ckd_status put_shards(catalog *c, int64_t checkpoint, const entry_plan *p, size_t count,
-                             ckd_error *err) {
-    int64_t tensor = 0;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; status == CKD_OK && i < count; i++) {
-        const catalog_shard *s = p->shards[i];
-        if (i == 0 || strcmp(p->shards[i - 1]->tensor, s->tensor) != 0) {
-            status = name_key(&tensor, c, S_NAME_KEY, S_NAME_ADD, s->tensor, err);
-        }
-        THEN(status, put_shard(c, checkpoint, tensor, s, err));
-    }
-    return status;
-}
-
-static ckd_status put_totals(catalog *c, int64_t checkpoint, const entry_plan *p, ckd_error *err) {
-    query q;
-    ckd_status status = CKD_OK;
-    for (uint32_t role = CKD_ROLE_WEIGHT; status == CKD_OK && role <= CKD_ROLE_OTHER; role++) {
-        if (!p->present[role]) {
-            continue;
-        }
-        status = query_begin(&q, c, S_TOTAL_ADD, err);
-        bind_key(&q, 1, checkpoint);
-        bind_u64(&q, 2, role);
-        bind_u64(&q, 3, p->raw[role]);
-        bind_u64(&q, 4, p->stored[role]);
-        bind_u64(&q, 5, p->elements[role]);
-        status = query_run(&q, status, err);
-    }
-    return status;
-}
-
-/* Adds the sums of the checkpoint's shards to those of its run, or subtracts them. */
-static ckd_status change_tensor_totals(catalog *c, statement which, int64_t checkpoint, int64_t run,
-                                       ckd_error *err) {
-    query q;
-    ckd_status status = query_begin(&q, c, which, err);
-    bind_key(&q, 1, checkpoint);
-    bind_key(&q, 2, run);
-    return query_run(&q, status, err);
-}
-
-/* Must run before the shards are deleted. */
-static ckd_status subtract_tensor_totals(catalog *c, const old_row *old, ckd_error *err) {
-    ckd_status status = change_tensor_totals(c, S_TENSOR_TOTALS_SUBTRACT, old->key, old->run, err);
-    return status == CKD_OK ? run_with_key(c, S_TENSOR_TOTALS_DROP, old->run, err) : status;
-}
-
 /* ---- one checkpoint ---- */
 
 /* Finds the row to replace, which must be an older generation of the same checkpoint. old->key 0: there is none. */
@@ -237,19 +157,15 @@ static ckd_status find_old(old_row *old, catalog *c, const ckd_checkpoint *p, ck
     return CKD_OK;
 }
 
-static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_plan *p, ckd_error *err) {
-    static const statement drops[] = {S_SUSPECT_DROP, S_FILES_DROP, S_SHARDS_DROP,
-                                      S_TOTALS_DROP}; /* timings stay */
+static ckd_status add_rows(catalog *c, const catalog_entry *entry, ckd_error *err) {
     old_row old;
     int64_t run = 0, key = 0;
     ckd_status status = find_old(&old, c, entry->checkpoint, err);
-    if (status == CKD_OK && old.key) {
-        status = subtract_tensor_totals(c, &old, err);
+    if (status == CKD_OK && old.key) { /* timings stay */
+        status = run_with_key(c, S_SUSPECT_DROP, old.key, err);
+        THEN(status, run_with_key(c, S_FILES_DROP, old.key, err));
     }
-    for (size_t i = 0; status == CKD_OK && old.key && i < sizeof(drops) / sizeof(drops[0]); i++) {
-        status = run_with_key(c, drops[i], old.key, err);
-    }
-    THEN(status, name_key(&run, c, S_RUN_KEY, S_RUN_ADD, entry->checkpoint->run, err));
+    THEN(status, run_key(&run, c, entry->checkpoint->run, err));
     if (status == CKD_OK) {
         key = old.key;
         status = put_checkpoint(&key, c, run, entry, err);
@@ -259,12 +175,6 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, const entry_p
     }
     for (size_t i = 0; status == CKD_OK && i < entry->file_count; i++) {
         status = put_file(c, key, i, &entry->files[i], err);
-    }
-    THEN(status, put_shards(c, key, p, entry->shard_count, err));
-    THEN(status, put_totals(c, key, p, err));
-    if (status == CKD_OK && entry->shard_count) {
-        status = work_limit_set(c, err); /* the inserted rows count: they may be most of the catalog */
-        THEN(status, change_tensor_totals(c, S_TENSOR_TOTALS_ADD, key, run, err));
     }
     return status;
 }
@@ -281,18 +191,13 @@ static ckd_status end_savepoint(catalog *c, ckd_status status, ckd_error *err) {
 }
 
 ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err) {
-    entry_plan p;
     ckd_status status = need_transaction(c, err);
-    if (status != CKD_OK) {
-        return status;
-    }
-    status = entry_plan_init(&p, entry, err);
+    THEN(status, entry_validate(entry, err));
     THEN(status, work_limit_set(c, err));
     if (status == CKD_OK) {
         status = catalog_run(c, S_SAVEPOINT, err);
-        THEN(status, end_savepoint(c, add_rows(c, entry, &p, err), err));
+        THEN(status, end_savepoint(c, add_rows(c, entry, err), err));
     }
-    entry_plan_free(&p);
     return status;
 }
 
@@ -322,10 +227,8 @@ static ckd_status move_row(catalog *c, const ckd_checkpoint *checkpoint, uint64_
         return err_set(err, CKD_E_EXISTS, "the catalog has another checkpoint %s@%llu", checkpoint->run,
                        (unsigned long long)checkpoint->step);
     }
-    THEN(status, subtract_tensor_totals(c, &old, err));
-    THEN(status, name_key(&run, c, S_RUN_KEY, S_RUN_ADD, checkpoint->run, err));
+    THEN(status, run_key(&run, c, checkpoint->run, err));
     THEN(status, put_move(c, &old, run, checkpoint, manifest_bytes, err));
-    THEN(status, change_tensor_totals(c, S_TENSOR_TOTALS_ADD, old.key, run, err));
     return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;
 }
 
@@ -349,7 +252,6 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
         status = err_set(err, CKD_E_NOT_FOUND, "the catalog has no checkpoint %s@%llu", run,
                          (unsigned long long)step);
     }
-    THEN(status, subtract_tensor_totals(c, &old, err));
     if (status == CKD_OK) {
         /* By the schema this deletes all rows that refer to it, too. */
         status = run_with_key(c, S_CHECKPOINT_DROP, old.key, err);

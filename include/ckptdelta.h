@@ -272,8 +272,8 @@ typedef struct ckd_tensor_list {
 } ckd_tensor_list;
 
 /*
- * Lists the tensors of a checkpoint. Release with ckd_tensor_list_free. If the chunk files have to be read for this but
- * cannot be, the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer than
+ * Lists the tensors of a checkpoint, from its chunk files. Release with ckd_tensor_list_free. If these cannot be read, the
+ * list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer than
  * the store waits), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
@@ -575,8 +575,7 @@ typedef struct ckd_rebuild_result {
     uint64_t skipped;     /* damaged manifests; on_message names each */
 } ckd_rebuild_result;
 /*
- * Rebuilds the catalog from manifests and chunk files, with all tensors. The old one becomes catalog.db.old; only
- * timings and caches are lost. Needs no open handle. BUSY while another process writes. result may be NULL.
+ * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs no open handle. BUSY while another process writes. result may be NULL.
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
                                      const ckd_store_options *options, ckd_error *err);

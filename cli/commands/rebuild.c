@@ -1,4 +1,4 @@
-/* ckptdelta rebuild: rebuilds the catalog from manifests and chunk files. */
+/* ckptdelta rebuild: rebuilds the catalog from the manifests. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -6,7 +6,7 @@
 #include "cli/output/output.h"
 
 static const char doc[] =
-    "Rebuild the catalog from manifests and chunk files, if it is lost or in doubt. The old one is kept as "
+    "Rebuild the catalog from the manifests, if it is lost or in doubt. The old one is kept as "
     "catalog.db.old. Exit status 4 if a damaged manifest had to be left out: its checkpoint is not in the new catalog."
     "\vExample:\n"
     "  ckptdelta rebuild ckpts\n";

@@ -366,9 +366,8 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
     status = store_read_manifest(&copy, store, m->checkpoint.run, m->checkpoint.step,
                                  m->checkpoint.generation, err);
     if (status == CKD_OK) {
-        view *adopted = NULL;
-        status = store_ingest(store, &copy, &adopted, err);
-        view_close(adopted);
+        status = store_ingest(store, &copy, err);
+        manifest_free(&copy);
     }
     THEN(status, save_store_times(save, &m->checkpoint, err));
     THEN(status, store_record_fingerprint(store, err));

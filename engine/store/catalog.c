@@ -186,16 +186,7 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
     if (status == CKD_E_NOMEM || (status != CKD_OK && on_request)) {
         return err_from(err, status, &why);
     }
-    store->all_tensors = on_request;
-    status = make_file(&ignored, store, err);
-    if (status == CKD_E_IO && on_request) {
-        store->manifests_skipped = 0;
-        store->list_unreadable = true;
-        status = make_file(&ignored, store, err);
-        store->list_unreadable = false;
-    }
-    store->all_tensors = false;
-    return status;
+    return make_file(&ignored, store, err);
 }
 
 ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err) {

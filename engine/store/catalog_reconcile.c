@@ -5,7 +5,6 @@
 #include "base/bytes.h"
 #include "engine/store/manifests.h"
 #include "engine/store/damage.h"
-#include "engine/store/view.h"
 
 #define MARK "mark" /* key in the catalog's table meta */
 
@@ -129,38 +128,10 @@ static ckd_status compare(agreement *out, const ckd_store *store, const pairing 
 }
 
 /*
- * Tensor rows added per reconciliation: a fraction of a second. In a large store, the tensors of all new checkpoints
- * would take minutes. The rest is read on request (not_indexed.c), or added by a rebuild.
- */
-#define ROWS_MOST (1u << 14)
-
-static size_t rows_most = ROWS_MOST;
-
-void store_set_ingest_limit(size_t rows) {
-    rows_most = rows;
-}
-
-/* Takes over what m points to. */
-static ckd_status ingest(ckd_store *store, size_t *rows_left, view **last, const pairing *p, manifest *m,
-                         ckd_error *err) {
-    const ckd_checkpoint *c = &m->checkpoint;
-    uint64_t rows;
-    bool indexed = size_mul(&rows, c->tensors, c->world ? c->world : 1) && rows <= *rows_left;
-    bool rewritten =
-        p->row && id_equal(&p->row->id, &c->id); /* by a compaction, say, which takes longer than this */
-    if (!indexed && !rewritten && !store->all_tensors) {
-        return store_ingest_manifest(store, m, err);
-    }
-    *rows_left -= indexed ? (size_t)rows : *rows_left;
-    return store_ingest(store, m, last, err);
-}
-
-/*
  * Ingests the highest valid generation. If there is none, the checkpoint is not listed. *changed: it is gone, so the
  * manifests must be listed again. NULL: a manifest that is gone is skipped.
  */
-static ckd_status ingest_newest(bool *changed, ckd_store *store, size_t *rows_left, view **last,
-                                const pairing *p, ckd_error *err) {
+static ckd_status ingest_newest(bool *changed, ckd_store *store, const pairing *p, ckd_error *err) {
     for (size_t i = 0; i < p->count; i++) {
         const manifest_name *name = &p->items[i];
         ckd_error why = {0};
@@ -174,7 +145,8 @@ static ckd_status ingest_newest(bool *changed, ckd_store *store, size_t *rows_le
                 manifest_free(&m);
                 return status;
             }
-            status = ingest(store, rows_left, last, p, &m, &why);
+            status = store_ingest(store, &m, &why);
+            manifest_free(&m);
             /*
              * It contradicts itself, or has another checkpoint's id. Skip it, as the rest of the store must not suffer.
              */
@@ -248,8 +220,6 @@ static ckd_status apply(bool *changed, ckd_store *store, const manifest_list *ma
                         const ckd_checkpoint_list *listed, ckd_error *err) {
     pairing p;
     cursor c = {manifests, listed, 0, 0};
-    size_t rows_left = rows_most;
-    view *last = NULL;
     agreement *found;
     ckd_status status = compare_all(&found, store, manifests, listed, err);
     THEN(status, keep_vanished(store, manifests, listed, found, err));
@@ -262,10 +232,9 @@ static ckd_status apply(bool *changed, ckd_store *store, const manifest_list *ma
     c = (cursor){manifests, listed, 0, 0};
     for (size_t i = 0; status == CKD_OK && next_pairing(&p, &c); i++) {
         if (p.count && found[i] != AGREES) {
-            status = ingest_newest(changed, store, &rows_left, &last, &p, err);
+            status = ingest_newest(changed, store, &p, err);
         }
     }
-    view_close(last);
     free(found);
     return status;
 }

@@ -78,9 +78,6 @@ struct ckd_store {
     catalog *catalog; /* NULL after failures; store_query and store_refresh_catalog_locked open it again */
     bool catalog_in_memory;  /* the catalog is in memory, not the file */
     uint64_t catalog_number; /* inode of the open file: a rebuild puts another file in its place */
-    /* set by a rebuild: lists checkpoints whose chunk files cannot be read now, for good without their tensors */
-    bool list_unreadable;
-    bool all_tensors; /* set by a rebuild: reads the tensors of all checkpoints, however many there are */
     /* the rows were compared with the contents of the manifests, not only with their names */
     bool catalog_compared;
     uint64_t manifests_skipped;                              /* damaged manifests found while reconciling */
@@ -203,11 +200,6 @@ typedef struct reconcile_result {
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err);
 /*
- * Limits the tensor rows added per reconciliation, in all stores of the process. For tests, which cannot make stores
- * large enough. Not while a store is open.
- */
-void store_set_ingest_limit(size_t rows);
-/*
  * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
  * the transaction that adds or drops a row. Under the publish lock, after store_refresh_catalog_locked.
  */
@@ -282,20 +274,8 @@ ckd_status scrub_times_write(ckd_store *store, ckd_error *err);
 void scrub_times_name(char name[64], const ckd_id *file); /* the file's name as the catalog has it */
 
 /* ---- catalog_ingest.c ---- */
-/*
- * Adds one checkpoint to the catalog, from its manifest and the indexes of its chunk files. Takes over what m points
- * to. *last: NULL, or the view that the previous call left; the next checkpoint may be in the same files. The caller
- * closes it in the end. Inside a transaction.
- *
- * A checkpoint with damaged chunk files is added without its tensors, with a message. Files that the system cannot read
- * now may be intact: that is IO, as the catalog file would lack those tensors for good. With a catalog in memory, or
- * list_unreadable, the checkpoint is added without its tensors instead.
- */
-struct view;
-ckd_status store_ingest(ckd_store *store, manifest *m, struct view **last, ckd_error *err);
-/* Adds one checkpoint from its manifest alone. not_indexed.c reads the tensors on request. */
-ckd_status store_ingest_manifest(ckd_store *store, manifest *m, ckd_error *err);
-void store_report_unreadable(const ckd_store *store, const ckd_checkpoint *c, const ckd_error *why);
+/* Adds one checkpoint to the catalog, from its manifest. Inside a transaction. Errors: those of catalog_add. */
+ckd_status store_ingest(ckd_store *store, const manifest *m, ckd_error *err);
 
 /* ---- manifests.c ---- */
 /* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/not_indexed.h"
+#include "engine/store/handle.h"
 
 static void list_runs(char *text, size_t capacity, const catalog_names *runs) {
     size_t at = 0;
@@ -118,17 +118,6 @@ ckd_status store_list(ckd_checkpoint_list *out, ckd_store *store, const char *ru
     return store_query(store, query_list, &q, err);
 }
 
-typedef struct tensors_query {
-    ckd_tensor_list *out;
-    bool detailed;
-    const ckd_id *id;
-} tensors_query;
-
-static ckd_status query_tensors(void *context, catalog *c, ckd_error *err) {
-    tensors_query *q = context;
-    return catalog_tensors(q->out, &q->detailed, c, q->id, err);
-}
-
 ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const char *run, ckd_error *err) {
     *out = NULL;
     ckd_checkpoint_list *list = calloc(1, sizeof(*list));
@@ -147,36 +136,6 @@ ckd_status ckd_store_list(ckd_checkpoint_list **out, ckd_store *store, const cha
 void ckd_checkpoint_list_free(ckd_checkpoint_list *list) {
     if (list) {
         catalog_list_free(list);
-        free(list);
-    }
-}
-
-ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
-                             ckd_error *err) {
-    *out = NULL;
-    ckd_tensor_list *list = calloc(1, sizeof(*list));
-    if (!list) {
-        return err_nomem(err, sizeof(*list), "a list");
-    }
-    tensors_query q = {.out = list, .id = checkpoint};
-    ckd_status status = store_query(store, query_tensors, &q, err);
-    if (status == CKD_OK && !q.detailed) {
-        status = not_indexed_tensors(list, store, checkpoint, err);
-    }
-    if (status == CKD_OK) {
-        not_indexed_updates(list, store, checkpoint);
-    }
-    if (status != CKD_OK) {
-        free(list);
-        return status;
-    }
-    *out = list;
-    return CKD_OK;
-}
-
-void ckd_tensor_list_free(ckd_tensor_list *list) {
-    if (list) {
-        catalog_tensors_free(list);
         free(list);
     }
 }
@@ -215,56 +174,4 @@ void ckd_timeline_free(ckd_timeline *timeline) {
         free(timeline->stages);
         free(timeline);
     }
-}
-
-/* ---- tensors of a delta that were stored without a parent ---- */
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const ckd_tensor_info *)a)->name, ((const ckd_tensor_info *)b)->name);
-}
-
-static bool same_kind(const ckd_tensor_info *a, const ckd_tensor_info *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           memcmp(a->shape, b->shape, a->ndim * sizeof(a->shape[0])) == 0;
-}
-
-/* Keeps the tensors that are not in `parent`, in order. */
-static void keep_new(ckd_tensor_list *list, ckd_tensor_list *parent) {
-    size_t kept = 0;
-    if (parent->count == 0) { /* `items` may be NULL then */
-        return;
-    }
-    qsort(parent->items, parent->count, sizeof(*parent->items), by_name);
-    for (size_t i = 0; i < list->count; i++) {
-        const ckd_tensor_info *old =
-            bsearch(&list->items[i], parent->items, parent->count, sizeof(*parent->items), by_name);
-        if (old && same_kind(old, &list->items[i])) {
-            free((void *)list->items[i].name);
-        } else {
-            list->items[kept++] = list->items[i];
-        }
-    }
-    list->count = kept;
-}
-
-ckd_status ckd_store_tensors_without_parent(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
-                                            ckd_error *err) {
-    *out = NULL;
-    ckd_checkpoint c;
-    ckd_tensor_list *list = NULL, *parent = NULL;
-    ckd_status status = store_find_id(&c, store, checkpoint, err);
-    THEN(status, ckd_store_tensors(&list, store, checkpoint, err));
-    if (status == CKD_OK && !id_is_zero(&c.parent)) {
-        status = ckd_store_tensors(&parent, store, &c.parent, err);
-    }
-    if (status == CKD_OK && parent) {
-        keep_new(list, parent);
-    }
-    ckd_tensor_list_free(parent);
-    if (status != CKD_OK) {
-        ckd_tensor_list_free(list);
-        list = NULL;
-    }
-    *out = list;
-    return status;
 }

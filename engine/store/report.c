@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/store/not_indexed.h"
+#include "engine/store/tensors.h"
 
 /* Looks at each file once, as there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
@@ -43,8 +43,6 @@ static void free_rows(ckd_report *r) {
 typedef struct filling {
     ckd_report *report;
     catalog_files listed;
-    size_t *not_indexed; /* indexes in by_checkpoint: the catalog does not hold their tensors */
-    size_t not_indexed_count;
 } filling;
 
 static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
@@ -67,30 +65,7 @@ static ckd_status add_fidelities(ckd_report *r, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Checks that both answers list the same runs; not_indexed_report relies on it. */
-static ckd_status check_tensor_runs(const ckd_report *r, ckd_error *err) {
-    size_t run = 0, i = 0;
-    while (i < r->tensor_count && run < r->run_count) {
-        bool same = strcmp(r->by_tensor[i].run, r->by_run[run].name) == 0;
-        i += same;
-        run += !same;
-    }
-    return i == r->tensor_count
-               ? CKD_OK
-               : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about its runs");
-}
-
-static ckd_status fill_details(filling *f, const ckd_checkpoint_list *list, catalog *c, ckd_error *err) {
-    ckd_report *r = f->report;
-    ckd_status status = catalog_usage_files(&f->listed, c, err);
-    r->file_count = f->listed.count + list->count;
-    THEN(status, catalog_usage_by_checkpoint(&r->roles, list, c, err));
-    THEN(status, catalog_usage_by_tensor(&r->by_tensor, &r->tensor_count, c, err));
-    THEN(status, catalog_not_indexed(&f->not_indexed, &f->not_indexed_count, list, c, err));
-    THEN(status, check_tensor_runs(r, err));
-    return status == CKD_OK ? add_fidelities(r, err) : status;
-}
-
+/* Checks that both answers list the same runs; tensors_report relies on it. */
 static ckd_status check_runs(const ckd_report *r, ckd_error *err) {
     size_t at = 0;
     bool agree = true;
@@ -117,7 +92,9 @@ static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {
     }
     THEN(status, catalog_usage_by_run(&r->by_run, &r->run_count, c, err));
     THEN(status, check_runs(r, err));
-    return status == CKD_OK ? fill_details(f, &list, c, err) : status;
+    THEN(status, catalog_usage_files(&f->listed, c, err));
+    r->file_count = f->listed.count + list.count;
+    return status == CKD_OK ? add_fidelities(r, err) : status;
 }
 
 static ckd_status query_rows(void *context, catalog *c, ckd_error *err) {
@@ -130,8 +107,6 @@ static ckd_status query_rows(void *context, catalog *c, ckd_error *err) {
     }
     if (status != CKD_OK) {
         free_rows(f->report);
-        free(f->not_indexed);
-        f->not_indexed = NULL;
     }
     return status;
 }
@@ -182,8 +157,7 @@ ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err) 
     }
     filling f = {.report = r};
     ckd_status status = store_query(store, query_rows, &f, err);
-    THEN(status, not_indexed_report(r, store, f.not_indexed, f.not_indexed_count, err));
-    free(f.not_indexed);
+    THEN(status, tensors_report(r, store, err));
     THEN(status, add_roles(r, err));
     THEN(status, file_sizes(r, store, err));
     if (status != CKD_OK) {

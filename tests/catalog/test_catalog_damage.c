@@ -32,8 +32,6 @@ static uint64_t next_random(uint64_t *state) {
     return *state;
 }
 
-static bool detailed; /* whether the catalog has tensors of the last checkpoint that was asked for */
-
 /* ---- a catalog on disk, as bytes ---- */
 
 typedef struct image {
@@ -107,74 +105,18 @@ static void assert_well_formed(const ckd_checkpoint *p) {
     assert_true(strnlen(p->metric_name, sizeof(p->metric_name)) < sizeof(p->metric_name));
 }
 
-static void query_tensors(catalog *c, const ckd_id *id) {
-    ckd_status status;
-    ckd_tensor_list tensors;
-    EXPECT(catalog_tensors(&tensors, &detailed, c, id, &err), CKD_E_CORRUPT, CKD_E_NOT_FOUND, CKD_OK);
-    for (size_t i = 0; i < tensors.count; i++) {
-        const ckd_tensor_info *t = &tensors.items[i];
-        size_t length = strlen(t->name);
-        assert_true(length >= 1 && length <= CKD_NAME_MAX && utf8_valid(t->name, length));
-        assert_true(strlen(t->coding) >= 1 && strlen(t->coding) <= 31);
-        assert_true(t->role >= CKD_ROLE_WEIGHT && t->role <= CKD_ROLE_OTHER);
-        assert_true(t->dtype >= CKD_F64 && t->dtype <= CKD_BOOL);
-        assert_true(t->ndim <= CKD_MAX_DIMS && t->elements <= CKD_MAX_ELEMENTS && t->shards >= 1);
-    }
-    catalog_tensors_free(&tensors);
-}
-
-/* Sums by role of each checkpoint. */
-static ckd_status by_checkpoint(catalog *c, ckd_error *why) {
-    ckd_checkpoint_list list;
-    ckd_checkpoint_roles *roles = NULL;
-    ckd_status status = catalog_list(&list, c, NULL, why);
-    assert_int_equal(status, CKD_OK);
-    status = catalog_usage_by_checkpoint(&roles, &list, c, why);
-    assert_true((status == CKD_OK) == (roles != NULL));
-    free(roles);
-    catalog_list_free(&list);
-    return status;
-}
-
-static void query_details(catalog *c) {
-    ckd_status status;
-    ckd_checkpoint_list list;
-    ckd_checkpoint_roles *roles;
-    ckd_tensor_usage *by_tensor;
-    catalog_files files;
-    size_t *places, count;
-    EXPECT(catalog_usage_files(&files, c, &err), CKD_E_CORRUPT, CKD_OK);
-    EXPECT(catalog_list(&list, c, NULL, &err), CKD_E_CORRUPT, CKD_OK);
-    EXPECT(catalog_usage_by_checkpoint(&roles, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
-    free(roles);
-    EXPECT(catalog_not_indexed(&places, &count, &list, c, &err), CKD_E_CORRUPT, CKD_OK);
-    free(places);
-    catalog_list_free(&list);
-    EXPECT(catalog_usage_by_tensor(&by_tensor, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
-    for (size_t i = 0; i < count; i++) {
-        const ckd_tensor_usage *t = &by_tensor[i];
-        size_t length = strlen(t->name);
-        assert_true(length >= 1 && length <= CKD_NAME_MAX && utf8_valid(t->name, length));
-        assert_true(t->role >= CKD_ROLE_WEIGHT && t->role <= CKD_ROLE_OTHER);
-        assert_true(run_name_valid(t->run));
-    }
-    free(by_tensor);
-}
-
 static void run_queries(catalog *c) {
     ckd_status status;
     ckd_checkpoint_list list;
     ckd_checkpoint found;
     catalog_names runs;
     ckd_usage *rows;
+    catalog_files files;
     size_t count;
     ckd_id id = catalog_sample_id(11);
     EXPECT(catalog_list(&list, c, NULL, &err), CKD_E_CORRUPT, CKD_OK);
     for (size_t i = 0; i < list.count; i++) {
         assert_well_formed(&list.items[i]);
-        if (i % 4 == 0) {
-            query_tensors(c, &list.items[i].id);
-        }
     }
     catalog_list_free(&list);
     EXPECT(catalog_list(&list, c, "run", &err), CKD_E_CORRUPT, CKD_OK);
@@ -192,7 +134,7 @@ static void run_queries(catalog *c) {
     free(states);
     EXPECT(catalog_usage_by_run(&rows, &count, c, &err), CKD_E_CORRUPT, CKD_OK);
     free(rows);
-    query_details(c);
+    EXPECT(catalog_usage_files(&files, c, &err), CKD_E_CORRUPT, CKD_OK);
     EXPECT(catalog_check(c, &err), CKD_E_CORRUPT, CKD_OK);
 }
 
@@ -404,8 +346,7 @@ static image multiply(const image *good, uint32_t root) {
  * that they have taken too much work.
  */
 static void test_trees_that_repeat_pages(void **state) {
-    static const char *const trees[] = {"checkpoints", "sqlite_autoindex_checkpoints_2", "shards",
-                                        "role_totals", "files"};
+    static const char *const trees[] = {"checkpoints", "sqlite_autoindex_checkpoints_2", "timings", "files"};
     image good = image_make(*state, 400); /* the root of each tree then has two cells or more */
     ckd_checkpoint_list list;
     ckd_usage *rows;
@@ -427,9 +368,6 @@ static void test_trees_that_repeat_pages(void **state) {
         case 2:
             status = catalog_check(c, &err);
             break;
-        case 3:
-            status = by_checkpoint(c, &err);
-            break;
         default:
             status = catalog_usage_by_run(&rows, &count, c, &err);
             break;
@@ -441,38 +379,6 @@ static void test_trees_that_repeat_pages(void **state) {
         catalog_close(c);
         free(bad.data);
     }
-    free(good.data);
-}
-
-/* A checkpoint fills many pages with its shards, and the tree repeats the first page. */
-static void test_repeated_shards(void **state) {
-    enum { MANY = 800 };
-    static catalog_shard shards[MANY];
-    ckd_tensor_list tensors;
-    ckd_error err = {0};
-    catalog_sample s;
-    catalog_sample_init(&s, "run", 1, 10);
-    for (uint32_t i = 0; i < MANY; i++) {
-        shards[i] = s.shards[0];
-        shards[i].index = i;
-    }
-    s.entry.shards = shards;
-    s.entry.shard_count = MANY;
-    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
-    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
-    assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
-    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
-    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s.checkpoint.id, NULL), CKD_OK);
-    assert_int_equal(tensors.items[0].shards, MANY);
-    catalog_tensors_free(&tensors);
-    catalog_close(c);
-    image good = image_get(*state), bad = multiply(&good, root_of(*state, "shards"));
-    image_put(&bad, *state);
-    c = catalog_sample_open(*state, CATALOG_READ);
-    assert_int_equal(catalog_tensors(&tensors, &detailed, c, &s.checkpoint.id, &err), CKD_E_CORRUPT);
-    assert_non_null(strstr(err.message, "out of order"));
-    catalog_close(c);
-    free(bad.data);
     free(good.data);
 }
 
@@ -551,104 +457,16 @@ static void test_hostile_checkpoints(void **state) {
     free(good.data);
 }
 
-static void test_hostile_tensors(void **state) {
-    static const char *const bad[] = {
-        "UPDATE checkpoints SET detailed = 2",
-        "UPDATE checkpoints SET detailed = -1",
-        "UPDATE shards SET role = 0",
-        "UPDATE shards SET role = 6",
-        "UPDATE shards SET dtype = 16",
-        "UPDATE shards SET dtype = -1",
-        "UPDATE shards SET shape = ''",
-        "UPDATE shards SET shape = '['",
-        "UPDATE shards SET shape = ']'",
-        "UPDATE shards SET shape = '[1'",
-        "UPDATE shards SET shape = '[1,2]'",
-        "UPDATE shards SET shape = '[1, ]'",
-        "UPDATE shards SET shape = '[, 1]'",
-        "UPDATE shards SET shape = '[1, 2] '",
-        "UPDATE shards SET shape = '[01]'",
-        "UPDATE shards SET shape = '[-1]'",
-        "UPDATE shards SET shape = '[+1]'",
-        "UPDATE shards SET shape = '[ 1]'",
-        "UPDATE shards SET shape = '[18446744073709551616]'",
-        "UPDATE shards SET shape = '[99999999999999999999999999999999]'",
-        "UPDATE shards SET shape = '[1099511627776, 2]'",
-        "UPDATE shards SET shape = '[4294967296, 4294967296]'",
-        "UPDATE shards SET shape = '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]'",
-        "UPDATE shards SET shape = '[1]' || char(0)",
-        "UPDATE shards SET shape = '[' || hex(zeroblob(1000)) || ']'",
-        "UPDATE shards SET shape = '[1]' WHERE shard = 1",
-        "UPDATE shards SET ordinal = 9 WHERE shard = 1",
-        "UPDATE shards SET dtype = 3 WHERE shard = 1",
-        "UPDATE shards SET ordinal = -1",
-        "UPDATE shards SET depth = 4294967296",
-        "UPDATE shards SET raw_bytes = -1",
-        "UPDATE shards SET coding = ''",
-        "UPDATE shards SET coding = '12345678901234567890123456789012'",
-        "UPDATE shards SET coding = CAST(x'c0af' AS TEXT)",
-        "UPDATE shards SET tensor = tensor + 1000",
-        "UPDATE tensor_names SET name = '' WHERE key = 1",
-        "UPDATE tensor_names SET name = hex(zeroblob(512)) WHERE key = 1",
-        "UPDATE tensor_names SET name = CAST(x'eda080' AS TEXT) WHERE key = 1",
-        "UPDATE tensor_names SET name = CAST(zeroblob(5000000) AS TEXT) WHERE key = 1",
-    };
-    image good = image_make(*state, 1);
-    ckd_id id = catalog_sample_id(10);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        ckd_tensor_list tensors;
-        ckd_error err = {0};
-        image_put(&good, *state);
-        force(*state, bad[i]);
-        catalog *c = catalog_sample_open(*state, CATALOG_READ);
-        expect_corrupt(bad[i], "tensors", catalog_tensors(&tensors, &detailed, c, &id, &err), &err);
-        expect_too_big(bad[i], &err);
-        assert_null(tensors.items);
-        run_queries(c);
-        catalog_close(c);
-    }
-    free(good.data);
-}
-
 static void test_hostile_totals(void **state) {
-    static const char *const by_role[] = {
-        "UPDATE role_totals SET raw_bytes = -1",
-        "UPDATE role_totals SET role = 6 WHERE role = 5",
-    };
     static const char *const by_run[] = {
         "UPDATE files SET size = -1",
         "UPDATE checkpoints SET manifest_bytes = -1",
         "UPDATE checkpoints SET raw_bytes = 9223372036854775807",
         "UPDATE runs SET name = 'a/b' WHERE key = 1",
     };
-    static const char *const by_tensor[] = {
-        "UPDATE tensor_totals SET elements = -1",          "UPDATE tensor_totals SET role = 6 WHERE role = 5",
-        "UPDATE tensor_names SET name = '' WHERE key = 1", "DELETE FROM tensor_names",
-        "UPDATE runs SET name = 'a/b' WHERE key = 1",
-    };
     image good = image_make(*state, 6);
     ckd_usage *rows;
-    ckd_tensor_usage *tensors;
     size_t count;
-    for (size_t i = 0; i < sizeof(by_tensor) / sizeof(by_tensor[0]); i++) {
-        ckd_error err = {0};
-        image_put(&good, *state);
-        force(*state, by_tensor[i]);
-        catalog *c = catalog_sample_open(*state, CATALOG_READ);
-        expect_corrupt(by_tensor[i], "usage by tensor", catalog_usage_by_tensor(&tensors, &count, c, &err),
-                       &err);
-        assert_null(tensors);
-        assert_int_equal(count, 0);
-        catalog_close(c);
-    }
-    for (size_t i = 0; i < sizeof(by_role) / sizeof(by_role[0]); i++) {
-        ckd_error err = {0};
-        image_put(&good, *state);
-        force(*state, by_role[i]);
-        catalog *c = catalog_sample_open(*state, CATALOG_READ);
-        expect_corrupt(by_role[i], "usage by role", by_checkpoint(c, &err), &err);
-        catalog_close(c);
-    }
     for (size_t i = 0; i < sizeof(by_run) / sizeof(by_run[0]); i++) {
         ckd_error err = {0};
         image_put(&good, *state);
@@ -704,25 +522,6 @@ static void test_hostile_indexes(void **state) {
     free(good.data);
 }
 
-/* The index of checkpoints without tensors names the wrong rows. */
-static void test_hostile_index_of_undetailed(void **state) {
-    ckd_checkpoint_list list;
-    size_t *places, count;
-    free(image_make(*state, 6).data);
-    force(*state, "UPDATE checkpoints SET detailed = 0");
-    image good = image_get(*state);
-    exchange_rows(&good, root_of(*state, "undetailed"));
-    image_put(&good, *state);
-    catalog *c = catalog_sample_open(*state, CATALOG_READ);
-    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
-    assert_int_equal(list.count, 6);
-    assert_int_equal(catalog_not_indexed(&places, &count, &list, c, NULL), CKD_E_CORRUPT);
-    assert_null(places);
-    catalog_list_free(&list);
-    catalog_close(c);
-    free(good.data);
-}
-
 /* An index has lost its rows. The checkpoint that it no longer finds prevents adding the same one. */
 static void test_index_without_rows(void **state) {
     catalog_sample s;
@@ -741,7 +540,7 @@ static void test_index_without_rows(void **state) {
 }
 
 /*
- * Shards without a checkpoint prevent adding a new one. What was written of it before the failure is undone.
+ * Files without a checkpoint prevent adding a new one. What was written of it before the failure is undone.
  */
 static void test_add_fails_half_way(void **state) {
     catalog_sample s;
@@ -750,8 +549,7 @@ static void test_add_fails_half_way(void **state) {
     image good = image_make(*state, 1);
     force(
         *state,
-        "INSERT INTO shards SELECT 2, tensor, shard, ordinal, role, dtype, shape, region, elements, raw_bytes, "
-        "stored_bytes, coding, depth, rel_l2, max_error, value_squares, direction_change, nonfinite FROM shards");
+        "INSERT INTO files SELECT 2, ordinal, name, rank, size, root, verified_ns FROM files WHERE ordinal > 0");
     catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
     assert_int_equal(catalog_begin(c, NULL), CKD_OK);
     assert_int_equal(catalog_add(c, &s.entry, &err), CKD_E_CORRUPT);
@@ -1078,14 +876,13 @@ static void *limited_realloc(void *p, int size) {
 
 /* Once an allocation has failed, all later ones fail, too. */
 static void test_out_of_memory(void **state) {
-    ckd_id store = catalog_sample_store(), id = catalog_sample_id(10);
+    ckd_id store = catalog_sample_store();
     image before = image_make(*state, 2);
     long n = 0;
     for (bool enough = false; !enough; n += n < 300 ? 7 : 41) {
         catalog *c = NULL;
         ckd_error err = {0};
         ckd_checkpoint_list list = {0};
-        ckd_tensor_list tensors = {0};
         image_put(&before, *state);
         allocations_left = n;
         ckd_status status =
@@ -1096,9 +893,6 @@ static void test_out_of_memory(void **state) {
         if (status == CKD_OK) {
             status = catalog_list(&list, c, NULL, &err);
         }
-        if (status == CKD_OK) {
-            status = catalog_tensors(&tensors, &detailed, c, &id, &err);
-        }
         enough = allocations_left > 0;
         allocations_left = -1;
         if (status != CKD_OK && status != CKD_E_NOMEM) {
@@ -1106,7 +900,6 @@ static void test_out_of_memory(void **state) {
         }
         assert_true(!enough || status == CKD_OK);
         catalog_list_free(&list);
-        catalog_tensors_free(&tensors);
         catalog_close(c);
         c = catalog_sample_open(*state, CATALOG_WRITE);
         assert_int_equal(catalog_check(c, NULL), CKD_OK);
@@ -1140,12 +933,9 @@ int main(void) {
         TEST(changed_bytes),
         TEST(changed_pages),
         TEST(trees_that_repeat_pages),
-        TEST(repeated_shards),
         TEST(hostile_checkpoints),
-        TEST(hostile_tensors),
         TEST(hostile_totals),
         TEST(hostile_indexes),
-        TEST(hostile_index_of_undetailed),
         TEST(index_without_rows),
         TEST(add_fails_half_way),
         TEST(older_copy),

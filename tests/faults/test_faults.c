@@ -250,15 +250,7 @@ static void test_reading(void **state) {
     act_saves_ready(&a);
     ckd_store_close(a.store);
     sweep w = {*state, act_reads, .reads = true};
-    assert_true(fail_everywhere("reading", &w) >= 50);
-}
-
-/* The same, if the catalog lists no tensors. */
-static void test_reading_tensors(void **state) {
-    scene_make(*state, 0, 3);
-    scene_adopt(*state, 0);
-    sweep w = {*state, act_reads, .reads = true};
-    assert_true(fail_everywhere("reading tensors", &w) >= 60);
+    assert_true(fail_everywhere("reading", &w) >= 60);
 }
 
 static void test_saving_by_two_ranks(void **state) {
@@ -445,7 +437,6 @@ int main(void) {
         TEST(test_repairing_the_catalog),
         TEST(test_reading),
         TEST(test_a_file_that_cannot_be_read),
-        TEST(test_reading_tensors) /* last, because the other tests add tensors to the catalog too */
     };
     (void)mallopt(M_MMAP_THRESHOLD,
                   1 << 30); /* keep freed memory: otherwise page faults take most of the time */

@@ -31,16 +31,6 @@ static const struct {
       "tensors",     "raw_bytes", "stored_bytes", "manifest_bytes", "load_cost", "created_ns",
       "metric_name", "detailed"}},
     {"files", "checkpoint", {"checkpoint", "ordinal", "name", "rank", "size", "root", "verified_ns"}},
-    {"tensor_names", "key", {"key", "name"}},
-    {"shards",
-     "tensor",
-     {"checkpoint", "tensor", "shard", "ordinal", "role", "dtype", "shape", "region", "elements", "raw_bytes",
-      "stored_bytes", "coding", "depth", "rel_l2", "max_error", "value_squares", "direction_change",
-      "nonfinite"}},
-    {"role_totals", "checkpoint", {"checkpoint", "role", "raw_bytes", "stored_bytes", "elements"}},
-    {"tensor_totals",
-     "tensor",
-     {"run", "tensor", "role", "checkpoints", "elements", "raw_bytes", "stored_bytes"}},
     {"timings", "checkpoint", {"checkpoint", "stage", "ns", "bytes"}},
     {"rank_timings", "checkpoint", {"checkpoint", "rank", "stage", "begin_ns", "end_ns", "work_ns", "bytes"}},
     {"suspects", "checkpoint", {"checkpoint", "reasons"}},
@@ -50,20 +40,18 @@ enum { TABLES = sizeof(tables) / sizeof(tables[0]) };
 static const char *const statements[] = {
     "DELETE FROM checkpoints",
     "DELETE FROM files",
-    "DELETE FROM shards",
     "DELETE FROM runs",
-    "DELETE FROM tensor_names",
     "DELETE FROM meta WHERE key = 'format'",
-    "DROP INDEX undetailed",
-    "DROP VIEW tensor_list",
+    "DROP VIEW checkpoint_list",
+    "CREATE VIEW shards AS SELECT 1",
     "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM checkpoints; END",
     "CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
     "CREATE TABLE extra (x, y DEFAULT (randomblob(1000000000)))",
-    "CREATE UNIQUE INDEX more ON shards (coding)",
-    "PRAGMA user_version = 8",
+    "CREATE UNIQUE INDEX more ON files (name)",
+    "PRAGMA user_version = 9",
     "PRAGMA user_version = 5",
     "PRAGMA application_id = 1",
-    "UPDATE OR REPLACE shards SET shard = shard + 7",
+    "UPDATE OR REPLACE files SET ordinal = ordinal + 7",
 };
 enum { STATEMENTS = sizeof(statements) / sizeof(statements[0]) };
 
@@ -278,36 +266,17 @@ static void check_checkpoint(const ckd_checkpoint *c) {
     require(memchr(c->metric_name, 0, sizeof(c->metric_name)) != NULL);
 }
 
-static void check_tensors(const ckd_tensor_list *list) {
-    for (size_t i = 0; i < list->count; i++) {
-        const ckd_tensor_info *t = &list->items[i];
-        require(t->name[0] && strlen(t->name) <= CKD_NAME_MAX && t->ndim <= CKD_MAX_DIMS);
-        require(t->elements <= CKD_MAX_ELEMENTS && ckd_dtype_size(t->dtype) > 0 && t->coding[0]);
-    }
-}
-
 static void query_lists(catalog *c) {
     ckd_checkpoint_list list;
-    ckd_tensor_list tensors;
     catalog_names names;
     ckd_checkpoint one;
-    bool opened, detailed;
+    bool opened;
     if (catalog_snapshot(&opened, c, NULL) != CKD_OK) {
         return;
     }
     if (catalog_list(&list, c, NULL, NULL) == CKD_OK) {
-        ckd_checkpoint_roles *roles = NULL;
-        size_t *places = NULL, count;
-        (void)catalog_usage_by_checkpoint(&roles, &list, c, NULL);
-        (void)catalog_not_indexed(&places, &count, &list, c, NULL);
-        free(roles);
-        free(places);
         for (size_t i = 0; i < list.count; i++) {
             check_checkpoint(&list.items[i]);
-            if (catalog_tensors(&tensors, &detailed, c, &list.items[i].id, NULL) == CKD_OK) {
-                check_tensors(&tensors);
-                catalog_tensors_free(&tensors);
-            }
         }
         catalog_list_free(&list);
     }
@@ -324,13 +293,11 @@ static void query_lists(catalog *c) {
 
 static void query_sums(catalog *c) {
     ckd_usage *by_run = NULL;
-    ckd_tensor_usage *by_tensor = NULL;
     catalog_files files;
     ckd_timeline timings = {0};
     char note[CATALOG_META];
     size_t count;
     (void)catalog_usage_by_run(&by_run, &count, c, NULL);
-    (void)catalog_usage_by_tensor(&by_tensor, &count, c, NULL);
     (void)catalog_usage_files(&files, c, NULL);
     if (catalog_timings(&timings, c, NULL, NULL) == CKD_OK) {
         free(timings.items);
@@ -340,7 +307,6 @@ static void query_sums(catalog *c) {
         require(memchr(note, 0, sizeof(note)) != NULL);
     }
     free(by_run);
-    free(by_tensor);
 }
 
 static void write_some(catalog *c) {

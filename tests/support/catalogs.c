@@ -1,6 +1,5 @@
 #include "tests/support/catalogs.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,6 +7,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 ckd_id catalog_sample_id(uint64_t seed) {
     ckd_id id;
@@ -15,61 +15,6 @@ ckd_id catalog_sample_id(uint64_t seed) {
         id.bytes[i] = (uint8_t)(i < 8 ? seed >> (8 * i) : 0xa0 + i);
     }
     return id;
-}
-
-static void fill_shards(catalog_shard *s, uint64_t seed) {
-    static const uint64_t matrix[] = {768, 3072}, empty[] = {0, 5};
-    static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
-    static const ckd_region boxes[] = {
-        {.kind = CKD_REGION_BOX, .offsets = {0, 0}, .lengths = {384, 3072}},
-        {.kind = CKD_REGION_BOX, .offsets = {384, 0}, .lengths = {384, 3072}},
-    };
-    static const ckd_region flats[] = {
-        {.kind = CKD_REGION_FLAT, .start = 0, .count = 1000000},
-        {.kind = CKD_REGION_FLAT, .start = 1000000, .count = 1359296},
-    };
-    static const struct {
-        const char *tensor;
-        uint32_t ordinal, index, ndim;
-        ckd_role role;
-        ckd_dtype dtype;
-        const uint64_t *shape;
-        const ckd_region *region;
-        uint64_t elements, raw_bytes;
-        const char *coding;
-        uint32_t depth;
-        double rel_l2, max_error;
-    } rows[SAMPLE_SHARDS] = {
-        {"layers.0.weight", 0, 0, 2, CKD_ROLE_WEIGHT, CKD_F32, matrix, &boxes[0], 1179648, 4718592, "delta",
-         3, 0.25, 1e-3},
-        {"layers.0.weight", 0, 1, 2, CKD_ROLE_WEIGHT, CKD_F32, matrix, &boxes[1], 1179648, 4718592,
-         "standalone", 0, 0.5, 1e-4},
-        {"exp_avg.layers.0.weight", 1, 0, 2, CKD_ROLE_EXP_AVG, CKD_F32, matrix, &flats[0], 1000000, 4000000,
-         "delta", 1, (double)NAN, 0},
-        {"exp_avg.layers.0.weight", 1, 1, 2, CKD_ROLE_EXP_AVG, CKD_F32, matrix, &flats[1], 1359296, 5437184,
-         "delta", 2, 0.125, 0},
-        {"a.step", 2, 0, 0, CKD_ROLE_OTHER, CKD_I64, NULL, &whole, 1, 8, "raw", 0, 0, 0},
-        {"größe", 3, 7, 2, CKD_ROLE_WEIGHT, CKD_BF16, empty, &whole, 0, 0, "same", 1, 0, 0},
-    };
-    for (size_t i = 0; i < SAMPLE_SHARDS; i++) {
-        s[i] = (catalog_shard){
-            .tensor = rows[i].tensor,
-            .ordinal = rows[i].ordinal,
-            .index = rows[i].index,
-            .role = rows[i].role,
-            .dtype = rows[i].dtype,
-            .ndim = rows[i].ndim,
-            .shape = rows[i].shape,
-            .region = rows[i].region,
-            .elements = rows[i].elements,
-            .raw_bytes = rows[i].raw_bytes,
-            .stored_bytes = rows[i].raw_bytes / 4 + seed + i,
-            .coding = rows[i].coding,
-            .depth = rows[i].depth,
-            .rel_l2 = rows[i].rel_l2,
-            .max_error = rows[i].max_error,
-        };
-    }
 }
 
 void catalog_sample_init(catalog_sample *s, const char *run, uint64_t step, uint64_t seed) {
@@ -84,7 +29,7 @@ void catalog_sample_init(catalog_sample *s, const char *run, uint64_t step, uint
         .lossy_resumes = 2,
         .depth = 3,
         .world = 4,
-        .tensors = SAMPLE_TENSORS,
+        .tensors = 5,
         .raw_bytes = 18874376 + seed,
         .stored_bytes = 4718594 + seed,
         .load_cost = 1.75,
@@ -100,14 +45,11 @@ void catalog_sample_init(catalog_sample *s, const char *run, uint64_t step, uint
         f->size = 1000 * (i + 1) + seed;
         memset(f->root.bytes, (int)(i + 1), sizeof(f->root.bytes));
     }
-    fill_shards(s->shards, seed);
     s->entry = (catalog_entry){
         .checkpoint = &s->checkpoint,
         .manifest_bytes = 512 + seed,
         .files = s->files,
         .file_count = SAMPLE_FILES,
-        .shards = s->shards,
-        .shard_count = SAMPLE_SHARDS,
     };
 }
 
@@ -165,24 +107,39 @@ void catalog_sample_write(const char *path, const unsigned char *data, size_t si
     assert_int_equal(fclose(f), 0);
 }
 
-void catalog_sample_roles(ckd_usage rows[8], size_t *count, catalog *c) {
-    ckd_checkpoint_list list;
-    ckd_checkpoint_roles *roles;
-    assert_int_equal(catalog_list(&list, c, NULL, NULL), CKD_OK);
-    assert_int_equal(catalog_usage_by_checkpoint(&roles, &list, c, NULL), CKD_OK);
-    memset(rows, 0, 8 * sizeof(*rows));
-    *count = 0;
-    for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
-        ckd_usage *u = &rows[*count];
-        for (size_t i = 0; i < list.count; i++) {
-            const ckd_role_bytes *b = &roles[i].roles[role];
-            u->checkpoints += b->elements || b->stored_bytes;
-            u->raw_bytes += b->raw_bytes;
-            u->stored_bytes += b->stored_bytes;
-        }
-        snprintf(u->name, sizeof(u->name), "%s", ckd_role_name(role));
-        *count += u->checkpoints > 0;
+/* What version 7 had besides, with fewer columns, and tensors of each checkpoint. */
+static const char tensor_tables[] =
+    "CREATE INDEX undetailed ON checkpoints (run, step) WHERE detailed = 0;"
+    "CREATE TABLE tensor_names (key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;"
+    "CREATE TABLE shards (checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE, "
+    "tensor INTEGER NOT NULL REFERENCES tensor_names (key), shard INTEGER NOT NULL, stored_bytes INTEGER NOT NULL, "
+    "PRIMARY KEY (checkpoint, tensor, shard)) STRICT, WITHOUT ROWID;"
+    "CREATE TABLE role_totals (checkpoint INTEGER NOT NULL REFERENCES checkpoints (key) ON DELETE CASCADE, "
+    "role INTEGER NOT NULL, stored_bytes INTEGER NOT NULL, PRIMARY KEY (checkpoint, role)) STRICT, WITHOUT ROWID;"
+    "CREATE TABLE tensor_totals (run INTEGER NOT NULL REFERENCES runs (key) ON DELETE CASCADE, "
+    "tensor INTEGER NOT NULL REFERENCES tensor_names (key), role INTEGER NOT NULL, stored_bytes INTEGER NOT NULL, "
+    "PRIMARY KEY (run, tensor, role)) STRICT, WITHOUT ROWID;"
+    "CREATE VIEW tensor_list AS SELECT n.name, s.stored_bytes FROM shards s JOIN tensor_names n ON n.key = s.tensor;"
+    "UPDATE checkpoints SET detailed = 1;"
+    "INSERT INTO tensor_names WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200) "
+    "SELECT i, 'layers.' || i || '.weight' FROM n;"
+    "INSERT INTO shards SELECT c.key, n.key, 0, 1000 + n.key FROM checkpoints c, tensor_names n;"
+    "INSERT INTO role_totals SELECT key, 1, 9000 FROM checkpoints;"
+    "INSERT INTO tensor_totals SELECT r.key, n.key, 1, 2000 + n.key FROM runs r, tensor_names n;";
+
+void catalog_sample_age(const char *dir, int version) {
+    sqlite3 *db = NULL;
+    char sql[64];
+    assert_true(version >= 5 && version <= 7);
+    snprintf(sql, sizeof(sql), "PRAGMA user_version = %d", version);
+    assert_int_equal(sqlite3_open(catalog_sample_path(dir, "catalog.db"), &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, tensor_tables, NULL, NULL, NULL), SQLITE_OK);
+    if (version < 7) {
+        assert_int_equal(sqlite3_exec(db, "DROP TABLE suspects", NULL, NULL, NULL), SQLITE_OK);
     }
-    free(roles);
-    catalog_list_free(&list);
+    if (version < 6) {
+        assert_int_equal(sqlite3_exec(db, "DROP TABLE rank_timings", NULL, NULL, NULL), SQLITE_OK);
+    }
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
 }

@@ -7,20 +7,17 @@
 /* An id that depends on `seed`, and is never zero. */
 ckd_id catalog_sample_id(uint64_t seed);
 
-enum { SAMPLE_TENSORS = 4, SAMPLE_SHARDS = 6, SAMPLE_FILES = 2 };
+enum { SAMPLE_FILES = 2 };
 
 enum { CATALOG_PAGE = 1024 }; /* bytes in a page of a new catalog */
 
 /*
- * A checkpoint with two files and four tensors: boxes with different codings, flat ranges one of which has an
- * unknown error, a scalar, and an empty tensor. They are saved in this order: "layers.0.weight",
- * "exp_avg.layers.0.weight", "a.step", "größe". Every field is set, each to another value. A test may change
- * the sample, but not move it: `entry` points into it.
+ * A checkpoint with two files. Every field is set, each to another value. A test may change the sample, but not move it:
+ * `entry` points into it.
  */
 typedef struct catalog_sample {
     ckd_checkpoint checkpoint;
     catalog_file files[SAMPLE_FILES];
-    catalog_shard shards[SAMPLE_SHARDS];
     catalog_entry entry;
 } catalog_sample;
 
@@ -40,7 +37,10 @@ const char *catalog_sample_path(const char *dir, const char *name);
 unsigned char *catalog_sample_read(const char *path, size_t *size);
 void catalog_sample_write(const char *path, const unsigned char *data, size_t size);
 
-/* Sizes of all checkpoints by role. Roles without tensors are omitted, and rows have no names. */
-void catalog_sample_roles(ckd_usage rows[8], size_t *count, catalog *c);
+/*
+ * Makes dir/catalog.db one of version 5, 6 or 7: adds tables of tensors, with rows for each checkpoint, and drops what came
+ * later. No handle may be open.
+ */
+void catalog_sample_age(const char *dir, int version);
 
 #endif

@@ -400,14 +400,6 @@ static void check_undamaged(ckd_store *store) {
     ckd_verify_result_free(result);
 }
 
-void scene_adopt(const char *dir, size_t rows) {
-    ckd_store *store;
-    store_set_ingest_limit(rows);
-    assert_int_equal(remove(store_path_of(dir, FILE_CATALOG)), 0);
-    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
-    ckd_store_close(store);
-}
-
 void scene_trash(const char *dir, uint64_t first, uint64_t count) {
     ckd_store *store;
     ckd_id ids[16];

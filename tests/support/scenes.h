@@ -59,11 +59,6 @@ void scene_make(const char *dir, uint64_t first, uint64_t count);
  * a store never keeps fewer than the newest two.
  */
 void scene_make_pruning(const char *dir, uint64_t count, uint64_t undo_s);
-/*
- * Rebuilds the catalog of DIR/store. From now on it keeps at most `rows` rows of tensors, as the catalog of a
- * store with very many checkpoints does.
- */
-void scene_adopt(const char *dir, size_t rows);
 /* Moves the steps to the trash. They can be restored for an hour. */
 void scene_trash(const char *dir, uint64_t first, uint64_t count);
 /* Fails the test unless the steps load correctly and no damage is found. */

@@ -1,9 +1,9 @@
-/* Adds tensors that the catalog does not hold to a report. */
+/* Adds up the tensors of all checkpoints, for a report. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/bytes.h"
-#include "engine/store/not_indexed.h"
+#include "engine/store/tensors.h"
 
 void add_capped(uint64_t *sum, uint64_t value) {
     *sum = value > INT64_MAX - *sum ? INT64_MAX : *sum + value;
@@ -85,16 +85,16 @@ static void sums_free(sums *s) {
 
 /* ---- reading ---- */
 
-/* One checkpoint to read. */
-typedef struct not_indexed_rows_of {
-    size_t place, run; /* indexes in by_checkpoint and by_run */
-    bool failed;       /* to be read again, in the thread that may send messages */
-} not_indexed_rows_of;
+/* One checkpoint of by_checkpoint. */
+typedef struct report_item {
+    size_t run;  /* index in by_run */
+    bool failed; /* to be read again, in the thread that may send messages */
+} report_item;
 
 typedef struct reading {
     ckd_report *report;
     ckd_store *store;
-    not_indexed_rows_of *items;
+    report_item *items;
     pthread_mutex_t mutex; /* guards `sums` and the report */
     sums sums;
 } reading;
@@ -111,8 +111,8 @@ static void tensor_usage(ckd_tensor_usage *out, const view_tensor *t) {
 }
 
 /* The caller holds the mutex. */
-static ckd_status add_view(reading *r, const not_indexed_rows_of *u, const view *v, ckd_error *err) {
-    ckd_role_bytes *roles = r->report->roles[u->place].roles;
+static ckd_status add_view(reading *r, size_t index, const view *v, ckd_error *err) {
+    ckd_role_bytes *roles = r->report->roles[index].roles;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->tensor_count && status == CKD_OK; i++) {
         ckd_tensor_usage usage;
@@ -121,18 +121,18 @@ static ckd_status add_view(reading *r, const not_indexed_rows_of *u, const view 
         add_capped(&role->elements, usage.elements);
         add_capped(&role->raw_bytes, usage.raw_bytes);
         add_capped(&role->stored_bytes, usage.stored_bytes);
-        status = sums_add(&r->sums, u->run, &usage, err);
+        status = sums_add(&r->sums, r->items[index].run, &usage, err);
     }
     return status;
 }
 
-static ckd_status read_one(reading *r, const not_indexed_rows_of *u, ckd_error *err) {
+static ckd_status read_one(reading *r, size_t index, ckd_error *err) {
     view_cache cache;
     const view *v;
-    ckd_status status = not_indexed_open(&cache, &v, r->store, &r->report->by_checkpoint[u->place].id, err);
+    ckd_status status = tensors_open(&cache, &v, r->store, &r->report->by_checkpoint[index].id, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&r->mutex);
-        status = add_view(r, u, v, err);
+        status = add_view(r, index, v, err);
         pthread_mutex_unlock(&r->mutex);
     }
     views_free(&cache);
@@ -143,21 +143,22 @@ static ckd_status read_task(void *context, size_t index, uint32_t worker, ckd_er
     reading *r = context;
     (void)worker;
     ckd_error why = {0};
-    ckd_status status = read_one(r, &r->items[index], &why);
-    r->items[index].failed = not_indexed_may_skip(status);
+    ckd_status status = read_one(r, index, &why);
+    r->items[index].failed = tensors_may_skip(status);
     return r->items[index].failed ? CKD_OK : err_from(err, status, &why);
 }
 
-static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
+static ckd_status read_all(reading *r, ckd_error *err) {
+    size_t count = r->report->checkpoint_count;
     ckd_status status = pool_run(r->store->pool, count, read_task, r, err);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!r->items[i].failed) {
             continue;
         }
-        status = read_one(r, &r->items[i], &why);
-        if (not_indexed_may_skip(status)) {
-            store_report_unreadable(r->store, &r->report->by_checkpoint[r->items[i].place], &why);
+        status = read_one(r, i, &why);
+        if (tensors_may_skip(status)) {
+            tensors_skip(r->store, &r->report->by_checkpoint[i], &why);
             status = CKD_OK;
         }
         err_from(err, status, &why);
@@ -165,38 +166,23 @@ static ckd_status read_all(reading *r, size_t count, ckd_error *err) {
     return status;
 }
 
-/* Reading the tensors of this many checkpoints takes a second, which a message announces. */
-#define WORTH_A_WORD 10000
-
 /* ---- writing the report ---- */
 
-static ckd_status find_runs(reading *r, const size_t *places, size_t count, ckd_error *err) {
+/* Both lists are in the same order. */
+static ckd_status find_runs(reading *r, ckd_error *err) {
     const ckd_report *report = r->report;
+    size_t count = report->checkpoint_count;
     r->items = calloc(count + 1, sizeof(*r->items));
     if (!r->items) {
         return err_nomem(err, count * sizeof(*r->items), "checkpoints to read");
     }
     for (size_t i = 0, run = 0; i < count; i++) {
-        while (strcmp(report->by_run[run].name, report->by_checkpoint[places[i]].run) != 0) {
-            run++; /* both are in the same order */
-        }
-        r->items[i] = (not_indexed_rows_of){.place = places[i], .run = run};
-    }
-    return CKD_OK;
-}
-
-/* Adds the catalog's rows to the same sums. */
-static ckd_status take_known(reading *r, ckd_error *err) {
-    const ckd_report *report = r->report;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0, run = 0; i < report->tensor_count && status == CKD_OK; i++) {
-        const ckd_tensor_usage *t = &report->by_tensor[i];
-        while (strcmp(report->by_run[run].name, t->run) != 0) {
+        while (strcmp(report->by_run[run].name, report->by_checkpoint[i].run) != 0) {
             run++;
         }
-        status = sums_add(&r->sums, run, t, err);
+        r->items[i].run = run;
     }
-    return status;
+    return CKD_OK;
 }
 
 static int by_run_then_name(const void *a, const void *b) {
@@ -221,7 +207,7 @@ static const sum **sorted_sums(const sums *s) {
     return sorted;
 }
 
-/* Puts rows and names into one allocation, as the catalog does. Names of runs point into by_run. */
+/* Puts rows and names into one allocation. Names of runs point into by_run. */
 static ckd_status set_by_tensor(ckd_report *report, const sums *s, ckd_error *err) {
     const sum **sorted = sorted_sums(s);
     ckd_tensor_usage *rows = sorted ? malloc(s->count * sizeof(*rows) + s->text + 1) : NULL;
@@ -239,32 +225,12 @@ static ckd_status set_by_tensor(ckd_report *report, const sums *s, ckd_error *er
         text += size;
     }
     free(sorted);
-    free(report->by_tensor);
     report->by_tensor = rows;
     report->tensor_count = s->count;
     return CKD_OK;
 }
 
-static ckd_status read_and_add(reading *r, const size_t *places, size_t count, ckd_error *err) {
-    ckd_status status = find_runs(r, places, count, err);
-    THEN(status, take_known(r, err));
-    if (status == CKD_OK && count >= WORTH_A_WORD) {
-        store_message(
-            r->store,
-            "the tensors of %zu checkpoints are read from their chunk files, as the catalog was made from "
-            "their manifests; `ckptdelta rebuild` adds them to it",
-            count);
-    }
-    THEN(status, read_all(r, count, err));
-    THEN(status, set_by_tensor(r->report, &r->sums, err));
-    return status;
-}
-
-ckd_status not_indexed_report(ckd_report *report, ckd_store *store, const size_t *places, size_t count,
-                              ckd_error *err) {
-    if (count == 0) {
-        return CKD_OK;
-    }
+ckd_status tensors_report(ckd_report *report, ckd_store *store, ckd_error *err) {
     reading r = {.report = report, .store = store};
     file_lock *lock;
     ckd_status status = store_lock_reader(&lock, store, err);
@@ -272,7 +238,13 @@ ckd_status not_indexed_report(ckd_report *report, ckd_store *store, const size_t
         return status;
     }
     pthread_mutex_init(&r.mutex, NULL);
-    status = read_and_add(&r, places, count, err);
+    report->roles = calloc(report->checkpoint_count + 1, sizeof(*report->roles));
+    if (!report->roles) {
+        status = err_nomem(err, report->checkpoint_count * sizeof(*report->roles), "sums by role");
+    }
+    THEN(status, find_runs(&r, err));
+    THEN(status, read_all(&r, err));
+    THEN(status, set_by_tensor(report, &r.sums, err));
     pthread_mutex_destroy(&r.mutex);
     lock_release(lock);
     sums_free(&r.sums);
