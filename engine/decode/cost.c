@@ -23,7 +23,7 @@
  */
 #define WORK_CHANGES_BLOCK 3000.0 /* per block ... */
 #define WORK_CHANGES       0.28   /* and per element, for its context, ... */
-#define WORK_CHANGE        7.5    /* and per change */
+#define WORK_CHANGE        6.5    /* and per change */
 
 /*
  * Fitted to loads of lossy chains of matrices 128 and 256 wide, near and coarse, with AVX2 and AVX-512, including the

@@ -186,7 +186,7 @@ void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share
  * factor. Weights in lossy chains may use what their moments leave, most of which build on nothing.
  */
 #define PART_EXACT 2.0
-#define PART_LOSSY 3.0
+#define PART_LOSSY 4.0
 
 /* Whether a part with this chain stays within its own bound. */
 bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base,

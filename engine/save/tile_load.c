@@ -18,7 +18,7 @@
  * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as
  * random, but the same in every run.
  */
-#define LIGHT        0.12
+#define LIGHT        0.09
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
 
 static load_cost chain_of(uint32_t *depth, const view_tensor *tensor, const tensor_context *context,
