@@ -258,6 +258,18 @@ ckd_status cli_outputs_add(cli_outputs *set, cli_output *output, ckd_error *err)
 ckd_status cli_outputs_publish(cli_outputs *set, ckd_error *err);
 void cli_outputs_drop(cli_outputs *set);
 
+/* A thread that writes to outputs, one buffer at a time, while its owner fills another one. Returns NULL if it has none. */
+typedef struct cli_writer cli_writer;
+cli_writer *cli_writer_new(void);
+/*
+ * Begins to write once the write before is complete, and returns its error if it failed. The data must not change before
+ * the next call.
+ */
+ckd_status cli_writer_write(cli_writer *w, cli_output *output, const void *data, size_t size, ckd_error *err);
+/* Returns when nothing is being written: before the output ends. */
+ckd_status cli_writer_wait(cli_writer *w, ckd_error *err);
+void cli_writer_free(cli_writer *w); /* accepts NULL */
+
 /* Waits until poll() finds one of the events. False: a signal was caught. */
 bool cli_wait_for(int fd, short events);
 
