@@ -162,7 +162,7 @@ ckd_status read_named_file_at(const ckd_store *store, const char *path, const fi
     chunk *c = NULL;
     bytes payload = {0};
     ckd_status status = open_named_file(&c, store, path, file, err);
-    THEN(status, file_read_ahead(c->file, READ_AHEAD, err));
+    THEN(status, chunk_read_in_order(c, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         status = record_read_through(&payload, c, &c->outer[i], err);
     }
@@ -194,7 +194,7 @@ static ckd_status read_run(void *context, size_t index, uint32_t worker, ckd_err
     if (file_open_read(&mine.file, file_path(runs->file->file), NULL) != CKD_OK) {
         return CKD_OK;
     }
-    ckd_status status = file_read_ahead(mine.file, READ_AHEAD, NULL);
+    ckd_status status = chunk_read_in_order(&mine, NULL);
     for (size_t i = runs->first[index]; i < runs->first[index + 1] && status == CKD_OK; i++) {
         runs->intact[i] = record_read_through(&payload, &mine, &mine.outer[i], NULL) == CKD_OK;
     }
@@ -242,7 +242,7 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
     if (intact) {
         read_in_parallel(intact, f, c);
     }
-    status = file_read_ahead(c->file, READ_AHEAD, err);
+    status = chunk_read_in_order(c, err);
     for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
         status = intact && intact[i] ? CKD_OK : check_record(f, c, i, err);
     }
