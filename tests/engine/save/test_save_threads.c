@@ -118,7 +118,7 @@ static void test_the_callers_memory_is_free(void **state) {
 }
 
 /* Saves small lossy weights, and overwrites each at once. Returns how many calls left a tile in progress. */
-static unsigned save_lossy(ckd_store *store, uint64_t step, bool overwrite, float *const *values) {
+static unsigned save_near(ckd_store *store, uint64_t step, bool overwrite, float *const *values) {
     float given[N];
     unsigned in_progress = 0;
     ckd_save_options o = lossy_options(overwrite ? "overwritten" : "kept", step, CKD_NEAR);
@@ -143,8 +143,8 @@ static void test_small_lossy_tensors_overlap(void **state) {
         values[i] = random_values(CKD_F32, N, 80 + i);
     }
     for (uint64_t step = 1; step <= 2; step++) {
-        assert_int_equal(save_lossy(f->store, step, true, values), TENSORS);
-        save_lossy(f->store, step, false, values);
+        assert_int_equal(save_near(f->store, step, true, values), TENSORS);
+        save_near(f->store, step, false, values);
         for (unsigned i = 0; i < TENSORS; i++) {
             char name[32];
             snprintf(name, sizeof(name), "layer.%u", i);
