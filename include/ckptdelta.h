@@ -334,10 +334,10 @@ typedef struct ckd_save_options {
      * single worker: 8, or 16 if the save is lossy), and about 600 bytes for each block that it writes and each block
      * of the parent.
      *
-     * First and second moments that predict optimizer steps go to an unnamed file in the store when they exceed the
-     * limit. Lossy tensors take 16 bytes of this memory per element, for the 1 Mi to 16 Mi elements that are coded at
-     * once. With less than 256 MiB, larger matrices are cut into smaller parts with their own steps and factors. Their
-     * stored values differ then; they are as accurate, and take a few more bytes.
+     * Moments that predict optimizer steps go to an unnamed file in the store when they exceed the limit. Rows of a
+     * large matrix that is read take a quarter of it, at most 64 MiB. Lossy tensors take 16 bytes per element, for the
+     * 1 Mi to 16 Mi elements that are coded at once. With less than 256 MiB, larger matrices are cut into smaller parts
+     * with their own steps and factors. Their stored values differ then; they are as accurate, and a bit larger.
      */
     uint64_t staging_bytes;
 } ckd_save_options;

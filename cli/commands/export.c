@@ -124,8 +124,7 @@ static ckd_status write_file(file_writing *w, const cli_folder *folder, const ex
 static ckd_status write_all(const arguments *a, const export_plan *p, ckd_load *load, ckd_error *err) {
     file_writing writing;
     cli_folder *folder = NULL;
-    ckd_status status =
-        file_writing_begin(&writing, load, "exporting", p->tensor_bytes, a->common.quiet, err);
+    ckd_status status = file_writing_begin(&writing, load, "exporting", p->tensor_bytes, &a->common, err);
     THEN(status, cli_folder_open(&folder, a->out, a->overwrite ? export_replaceable : NULL, p->bytes, err));
     for (size_t i = 0; i < p->count && status == CKD_OK; i++) {
         status = write_file(&writing, folder, p, &p->files[i], err);

@@ -184,7 +184,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
 static ckd_status write_content(const arguments *a, const char *out, const file_content *c, ckd_load *load,
                                 cli_outputs *set, ckd_error *err) {
     file_writing writing;
-    ckd_status status = file_writing_begin(&writing, load, "loading", c->data_size, a->common.quiet, err);
+    ckd_status status = file_writing_begin(&writing, load, "loading", c->data_size, &a->common, err);
     THEN(status, file_content_write(&writing, c, out, a->force, set, err));
     file_writing_end(&writing);
     return status;

@@ -254,7 +254,7 @@ void cli_saving_free(cli_saving *a) {
 static ckd_status read_input(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
     const cli_input *input = context;
     return input->read ? input->read(input->context, first, count, to, err)
-                       : safetensors_read(input->file, input->tensor, first, count, to, err);
+                       : cli_input_read(input, first, count, to, err);
 }
 
 static ckd_status save_tensor(ckd_save *save, cli_input *input, ckd_error *err) {

@@ -29,15 +29,23 @@ ckd_status file_content_arrange(file_content *c, json_t *metadata, ckd_error *er
 /* Loads the files' metadata stored by `save`; NULL if there is none. */
 ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err);
 
-/* Writes files, one after the other. Signals are caught from the start. verb: for the progress line. */
+/*
+ * Writes files, one after the other. Signals are caught from the start. verb: for the progress line. With several
+ * threads, one buffer is written while the other one is filled.
+ */
 typedef struct file_writing {
     ckd_load *load;
     cli_progress progress;
-    uint64_t done, total;   /* bytes of data */
-    void *buffer, *scratch; /* 16 MiB each */
+    uint64_t done, total; /* bytes of data */
+    char *memory;         /* of both buffers and of `scratch`, 16 MiB each */
+    char *buffer, *other, *scratch;
+    size_t filled;      /* bytes of `buffer` */
+    cli_writer *writer; /* NULL: none */
+    cli_output *output; /* of the file in progress, and whether the writer writes it */
+    bool behind;
 } file_writing;
-ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
-                              ckd_error *err);
+ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total,
+                              const cli_options *options, ckd_error *err);
 /*
  * Writes a file, which appears complete or not at all: at once, or with the others of `set` unless that is NULL. Errors:
  * those of ckd_load_tensor and of cli_output_*; CANCELLED.

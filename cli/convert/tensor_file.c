@@ -38,11 +38,40 @@ ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err) {
     return status == CKD_E_NOT_FOUND ? CKD_OK : status;
 }
 
+/* ---- the buffers ---- */
+
+/* Writes what the buffer has, and empties it. */
+static ckd_status flush(file_writing *w, ckd_error *err) {
+    if (w->filled == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = w->behind ? cli_writer_write(w->writer, w->output, w->buffer, w->filled, err)
+                                  : cli_output_write(w->output, w->buffer, w->filled, err);
+    if (w->behind) {
+        char *writing = w->buffer;
+        w->buffer = w->other;
+        w->other = writing;
+    }
+    w->filled = 0;
+    return status;
+}
+
+/* Provides space behind what the buffer has. */
+static ckd_status make_space(file_writing *w, size_t size, ckd_error *err) {
+    return w->filled + size > PIECE_BYTES ? flush(w, err) : CKD_OK;
+}
+
+static ckd_status add_filled(file_writing *w, size_t size, ckd_error *err) {
+    w->filled += size;
+    w->done += size;
+    return cli_progress_update(&w->progress, w->done, w->total) ? cli_output_interrupted(w->output, err)
+                                                                : CKD_OK;
+}
+
 /* ---- pieces ---- */
 
 typedef struct piece_context {
     file_writing *writing;
-    cli_output *output;
     const safetensors_tensor *tensor;
     const rank_tensor *of_rank; /* NULL: no layout */
     ckd_dtype stored;
@@ -51,34 +80,29 @@ typedef struct piece_context {
 static ckd_status load_piece(const piece_context *p, const ckd_region *piece, uint64_t elements,
                              ckd_error *err) {
     file_writing *w = p->writing;
+    char *to = w->buffer + w->filled;
     if (p->of_rank) {
-        return rank_tensor_load(w->buffer, w->scratch, p->of_rank, piece, w->load, err);
+        return rank_tensor_load(to, w->scratch, p->of_rank, piece, w->load, err);
     }
     bool cast = p->stored != p->tensor->dtype;
     ckd_load_request request = CKD_LOAD_REQUEST_INIT;
     request.name = p->tensor->name;
     request.region = *piece;
-    request.data = cast ? w->scratch : w->buffer;
+    request.data = cast ? w->scratch : to;
     request.size = (size_t)(elements * ckd_dtype_size(p->stored));
     ckd_status status = ckd_load_tensor(w->load, &request, err);
     if (status == CKD_OK && cast) {
-        cli_cast(w->buffer, p->tensor->dtype, w->scratch, p->stored, (size_t)elements);
+        cli_cast(to, p->tensor->dtype, w->scratch, p->stored, (size_t)elements);
     }
     return status;
 }
 
 static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
     piece_context *p = context;
-    file_writing *w = p->writing;
     size_t size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
-    ckd_status status = load_piece(p, piece, elements, err);
-    THEN(status, cli_output_write(p->output, w->buffer, size, err));
-    if (status != CKD_OK) {
-        return status;
-    }
-    w->done += size;
-    return cli_progress_update(&w->progress, w->done, w->total) ? cli_output_interrupted(p->output, err)
-                                                                : CKD_OK;
+    ckd_status status = make_space(p->writing, size, err);
+    THEN(status, load_piece(p, piece, elements, err));
+    return status == CKD_OK ? add_filled(p->writing, size, err) : status;
 }
 
 /* Cuts a whole tensor at its block boundaries, so that no block is decoded twice. */
@@ -94,9 +118,13 @@ static ckd_status copy_whole(piece_context *p, uint64_t max, ckd_error *err) {
     return status;
 }
 
-static ckd_status copy_tensor(file_writing *w, cli_output *output, const file_content *c,
-                              const safetensors_tensor *t, ckd_error *err) {
-    piece_context p = {w, output, t, NULL, c->stored ? c->stored[t->number] : t->dtype};
+static ckd_dtype stored_as(const file_content *c, const safetensors_tensor *t) {
+    return c->stored ? c->stored[t->number] : t->dtype;
+}
+
+static ckd_status copy_tensor(file_writing *w, const file_content *c, const safetensors_tensor *t,
+                              ckd_error *err) {
+    piece_context p = {w, t, NULL, stored_as(c, t)};
     size_t element = ckd_dtype_size(t->dtype), before = ckd_dtype_size(p.stored);
     uint64_t max = PIECE_BYTES / (before > element ? before : element);
     if (c->of_rank.items) {
@@ -109,34 +137,137 @@ static ckd_status copy_tensor(file_writing *w, cli_output *output, const file_co
                       : copy_whole(&p, max, err);
 }
 
+/* ---- tensors together ---- */
+
+/* Some of a file's tensors, one after the other. */
+typedef struct tensor_batch {
+    const file_content *content;
+    size_t first, count;
+    size_t size, uncast; /* bytes in the buffer, and in `scratch` those before they are cast */
+} tensor_batch;
+
+/* What a tensor takes of the scratch memory. */
+static uint64_t uncast_size(const file_content *c, const safetensors_tensor *t) {
+    ckd_dtype stored = stored_as(c, t);
+    return stored == t->dtype ? 0 : (t->elements * ckd_dtype_size(stored) + 7) / 8 * 8;
+}
+
+/* As many tensors as fit into a buffer; none if the next one does not. */
+static tensor_batch next_batch(const file_content *c, size_t first) {
+    tensor_batch b = {c, first, 0, 0, 0};
+    for (size_t i = first; i < c->count && !c->of_rank.items; i++, b.count++) {
+        const safetensors_tensor *t = &c->tensors[i];
+        uint64_t uncast = uncast_size(c, t);
+        if (t->size > PIECE_BYTES - b.size || uncast > PIECE_BYTES - b.uncast) {
+            break;
+        }
+        b.size += (size_t)t->size;
+        b.uncast += (size_t)uncast;
+    }
+    return b;
+}
+
+static void fill_requests(ckd_load_request *requests, const tensor_batch *b, const file_writing *w) {
+    char *to = w->buffer + w->filled, *uncast = w->scratch;
+    for (size_t i = 0; i < b->count; i++) {
+        const safetensors_tensor *t = &b->content->tensors[b->first + i];
+        ckd_load_request *q = &requests[i];
+        uint64_t space = uncast_size(b->content, t);
+        *q = (ckd_load_request)CKD_LOAD_REQUEST_INIT;
+        q->name = t->name;
+        if (b->content->regions) {
+            q->region = b->content->regions[t->number];
+        }
+        q->data = space ? uncast : to;
+        q->size = (size_t)(t->elements * ckd_dtype_size(stored_as(b->content, t)));
+        to += t->size;
+        uncast += space;
+    }
+}
+
+static void cast_batch(const ckd_load_request *requests, const tensor_batch *b, char *to) {
+    for (size_t i = 0; i < b->count; i++) {
+        const safetensors_tensor *t = &b->content->tensors[b->first + i];
+        if (requests[i].data != to && t->elements > 0) {
+            cli_cast(to, t->dtype, requests[i].data, stored_as(b->content, t), (size_t)t->elements);
+        }
+        to += t->size;
+    }
+}
+
+/* Loads the tensors at once, so that small ones keep all threads busy, too. */
+static ckd_status copy_batch(file_writing *w, const tensor_batch *b, ckd_error *err) {
+    ckd_load_request *requests = malloc(b->count * sizeof(*requests));
+    if (!requests) {
+        return cli_error_nomem(err);
+    }
+    ckd_status status = make_space(w, b->size, err);
+    if (status == CKD_OK) {
+        fill_requests(requests, b, w);
+        status = ckd_load_all(w->load, requests, b->count, CKD_DIFFERS_UNEXPECTED, err);
+    }
+    if (status == CKD_OK) {
+        cast_batch(requests, b, w->buffer + w->filled);
+        status = add_filled(w, b->size, err);
+    }
+    free(requests);
+    return status;
+}
+
 /* ---- files ---- */
 
-ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total, bool quiet,
-                              ckd_error *err) {
-    *w = (file_writing){.load = load, .total = total, .buffer = malloc(2 * PIECE_BYTES)};
-    w->scratch = (char *)w->buffer + PIECE_BYTES;
-    cli_progress_begin(&w->progress, verb, quiet);
+ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total,
+                              const cli_options *options, ckd_error *err) {
+    *w = (file_writing){.load = load, .total = total, .memory = malloc(3 * PIECE_BYTES)};
+    cli_progress_begin(&w->progress, verb, options->quiet);
     cli_interrupt_catch();
-    return w->buffer ? CKD_OK : cli_error_nomem(err);
+    if (!w->memory) {
+        return cli_error_nomem(err);
+    }
+    w->buffer = w->memory;
+    w->other = w->buffer + PIECE_BYTES;
+    w->scratch = w->other + PIECE_BYTES;
+    w->writer = options->threads == 1 ? NULL : cli_writer_new();
+    return CKD_OK;
+}
+
+static ckd_status copy_tensors(file_writing *w, const file_content *c, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < c->count && status == CKD_OK;) {
+        tensor_batch b = next_batch(c, i);
+        status = b.count ? copy_batch(w, &b, err) : copy_tensor(w, c, &c->tensors[i], err);
+        i += b.count ? b.count : 1;
+    }
+    THEN(status, flush(w, err));
+    return status;
 }
 
 ckd_status file_content_write(file_writing *w, const file_content *c, const char *path, bool force,
                               cli_outputs *set, ckd_error *err) {
-    cli_output *output = NULL;
-    ckd_status status = cli_output_open(&output, path, force, c->header_size + c->data_size, err);
-    THEN(status, cli_output_write(output, c->header, c->header_size, err));
-    for (size_t i = 0; i < c->count && status == CKD_OK; i++) {
-        status = copy_tensor(w, output, c, &c->tensors[i], err);
+    ckd_status status = cli_output_open(&w->output, path, force, c->header_size + c->data_size, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    w->behind = w->writer && !cli_output_is_standard(path); /* a signal ends a wait for a reader of that */
+    w->filled = 0;
+    status = cli_output_write(w->output, c->header, c->header_size, err);
+    THEN(status, copy_tensors(w, c, err));
+    ckd_error later;
+    ckd_status written = w->behind ? cli_writer_wait(w->writer, &later) : CKD_OK;
+    if (status == CKD_OK && written != CKD_OK) {
+        status = written;
+        *err = later;
     }
     if (status == CKD_OK) {
-        return set ? cli_outputs_add(set, output, err) : cli_output_commit(output, err);
+        return set ? cli_outputs_add(set, w->output, err) : cli_output_commit(w->output, err);
     }
-    cli_output_drop(output);
+    cli_output_drop(w->output);
     return status;
 }
 
 void file_writing_end(file_writing *w) {
     cli_progress_end(&w->progress);
-    free(w->buffer);
+    cli_writer_free(w->writer);
+    free(w->memory);
     *w = (file_writing){0};
 }

@@ -143,6 +143,9 @@ void safetensors_close(safetensors_file *file); /* accepts NULL */
 /* Reads `count` elements of a tensor of this file from `first` on. IO if the file has been truncated. */
 ckd_status safetensors_read(const safetensors_file *file, const safetensors_tensor *tensor, uint64_t first,
                             uint64_t count, void *to, ckd_error *err);
+/* Reads exactly `size` bytes of the file. IO if it has become shorter since it was opened. */
+ckd_status safetensors_read_bytes(const safetensors_file *file, uint64_t offset, void *to, size_t size,
+                                  ckd_error *err);
 /* IO if the file was modified after it was opened: the values read may be a mixture. */
 ckd_status safetensors_check_unchanged(const safetensors_file *file, ckd_error *err);
 
@@ -164,6 +167,14 @@ char *safetensors_metadata_text(json_t *metadata);
 /* Parses and checks such text. UNSUPPORTED if it is not an object of strings. */
 ckd_status safetensors_metadata_parse(json_t **out, const char *text, size_t size, ckd_error *err);
 
+/* Reads what is small in large pieces, 1 MiB at a time in all (read_ahead.c). Returns NULL if out of memory. */
+typedef struct cli_read_ahead cli_read_ahead;
+cli_read_ahead *cli_read_ahead_new(void);
+/* As safetensors_read_bytes, of bytes that are in the file. */
+ckd_status cli_read_ahead_read(cli_read_ahead *a, const safetensors_file *file, uint64_t begin, void *to,
+                               size_t size, ckd_error *err);
+void cli_read_ahead_free(cli_read_ahead *a); /* accepts NULL */
+
 /* The files of one save, combined: every tensor once, and the metadata of all. */
 
 typedef struct cli_input {
@@ -174,6 +185,7 @@ typedef struct cli_input {
     bool largest;                   /* an exp_avg_sq that is AMSGrad's running maximum */
     bool in_doubt;                  /* its name looks like optimizer state, but no weight belongs to it */
     const ckd_optimizer *optimizer; /* NULL: none */
+    cli_read_ahead *ahead;          /* of all inputs; NULL: what is read is never small */
     ckd_read_fn read;               /* NULL: the values come from the file's tensor */
     void *context;
 } cli_input;
@@ -185,6 +197,7 @@ typedef struct cli_inputs {
     size_t count;
     json_t *metadata; /* of all files; NULL if none has any */
     uint64_t bytes;   /* of all tensors */
+    cli_read_ahead *ahead;
 } cli_inputs;
 
 /*
@@ -193,6 +206,8 @@ typedef struct cli_inputs {
  */
 ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cli_roles *roles,
                            ckd_error *err);
+/* Reads `count` elements of a file's tensor from `first` on. IO if the file has been truncated. */
+ckd_status cli_input_read(const cli_input *input, uint64_t first, uint64_t count, void *to, ckd_error *err);
 /* Sets the roles of all tensors together, then moves masters to the front. */
 ckd_status cli_inputs_set_roles(cli_inputs *inputs, cli_roles *roles, ckd_error *err);
 /* Returns what determines the role of a file's tensor. */
@@ -257,6 +272,18 @@ ckd_status cli_outputs_add(cli_outputs *set, cli_output *output, ckd_error *err)
  */
 ckd_status cli_outputs_publish(cli_outputs *set, ckd_error *err);
 void cli_outputs_drop(cli_outputs *set);
+
+/* A thread that writes to outputs, one buffer at a time, while its owner fills another one. Returns NULL if it has none. */
+typedef struct cli_writer cli_writer;
+cli_writer *cli_writer_new(void);
+/*
+ * Begins to write once the write before is complete, and returns its error if it failed. The data must not change before
+ * the next call.
+ */
+ckd_status cli_writer_write(cli_writer *w, cli_output *output, const void *data, size_t size, ckd_error *err);
+/* Returns when nothing is being written: before the output ends. */
+ckd_status cli_writer_wait(cli_writer *w, ckd_error *err);
+void cli_writer_free(cli_writer *w); /* accepts NULL */
 
 /* Waits until poll() finds one of the events. False: a signal was caught. */
 bool cli_wait_for(int fd, short events);

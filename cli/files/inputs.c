@@ -86,7 +86,7 @@ static ckd_status collect(cli_inputs *inputs, ckd_error *err) {
         const safetensors_header *header = &inputs->files[i]->header;
         for (size_t j = 0; j < header->count; j++) {
             inputs->tensors[inputs->count++] =
-                (cli_input){.file = inputs->files[i], .tensor = &header->tensors[j]};
+                (cli_input){.file = inputs->files[i], .tensor = &header->tensors[j], .ahead = inputs->ahead};
             inputs->bytes += header->tensors[j].size;
         }
     }
@@ -133,8 +133,9 @@ ckd_status cli_inputs_set_roles(cli_inputs *inputs, cli_roles *roles, ckd_error 
 
 ckd_status cli_inputs_open(cli_inputs *out, char *const *paths, size_t count, cli_roles *roles,
                            ckd_error *err) {
-    *out = (cli_inputs){0};
-    ckd_status status = open_files(out, paths, count, err);
+    *out = (cli_inputs){.ahead = cli_read_ahead_new()};
+    ckd_status status = out->ahead ? CKD_OK : cli_error_nomem(err);
+    THEN(status, open_files(out, paths, count, err));
     THEN(status, collect(out, err));
     THEN(status, cli_inputs_set_roles(out, roles, err));
     return status == CKD_OK ? check_unique(out, err) : status;
@@ -153,6 +154,7 @@ ckd_status cli_inputs_check_unchanged(const cli_inputs *inputs, ckd_error *err) 
 }
 
 void cli_inputs_close(cli_inputs *inputs) {
+    cli_read_ahead_free(inputs->ahead);
     for (size_t i = 0; i < inputs->file_count; i++) {
         safetensors_close(inputs->files[i]);
     }

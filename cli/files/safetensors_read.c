@@ -269,9 +269,8 @@ void safetensors_header_free(safetensors_header *header) {
 
 /* -------------------------------------------------------------------------------------------------- the file */
 
-/* Reads exactly `size` bytes. IO if the file has become shorter since it was opened. */
-static ckd_status read_at(const safetensors_file *file, uint64_t offset, void *to, size_t size,
-                          ckd_error *err) {
+ckd_status safetensors_read_bytes(const safetensors_file *file, uint64_t offset, void *to, size_t size,
+                                  ckd_error *err) {
     char *at = to;
     while (size > 0) {
         ssize_t n = pread(file->fd, at, size, (off_t)offset);
@@ -392,7 +391,7 @@ static ckd_status read_header(safetensors_file *file, ckd_error *err) {
         return cli_error_at(err, CKD_E_CORRUPT, file->path, CKD_NO_OFFSET,
                             "a file of %" PRIu64 " bytes is too short to be a safetensors file", file->size);
     }
-    ckd_status status = read_at(file, 0, prefix, sizeof(prefix), err);
+    ckd_status status = safetensors_read_bytes(file, 0, prefix, sizeof(prefix), err);
     if (status != CKD_OK) {
         return status;
     }
@@ -419,7 +418,7 @@ static ckd_status read_header(safetensors_file *file, ckd_error *err) {
     if (!json) {
         return cli_error_nomem(err);
     }
-    status = read_at(file, sizeof(prefix), json, (size_t)length, err);
+    status = safetensors_read_bytes(file, sizeof(prefix), json, (size_t)length, err);
     if (status == CKD_OK) {
         file->data_begin = sizeof(prefix) + length;
         status = safetensors_parse(&file->header, json, (size_t)length, file->size - file->data_begin,
@@ -461,14 +460,22 @@ void safetensors_close(safetensors_file *file) {
 
 ckd_status safetensors_read(const safetensors_file *file, const safetensors_tensor *tensor, uint64_t first,
                             uint64_t count, void *to, ckd_error *err) {
+    const cli_input input = {.file = file, .tensor = tensor};
+    return cli_input_read(&input, first, count, to, err);
+}
+
+ckd_status cli_input_read(const cli_input *input, uint64_t first, uint64_t count, void *to, ckd_error *err) {
+    const safetensors_file *file = input->file;
+    const safetensors_tensor *tensor = input->tensor;
     if (first > tensor->elements || count > tensor->elements - first) {
         cli_error_at(err, CKD_E_INVALID, file->path, CKD_NO_OFFSET,
                      "elements %" PRIu64 " + %" PRIu64 " do not exist", first, count);
         return cli_error_tensor(err, tensor->name);
     }
-    size_t element = ckd_dtype_size(tensor->dtype);
-    ckd_status status =
-        read_at(file, file->data_begin + tensor->begin + first * element, to, (size_t)(count * element), err);
+    size_t element = ckd_dtype_size(tensor->dtype), size = (size_t)(count * element);
+    uint64_t begin = file->data_begin + tensor->begin + first * element;
+    ckd_status status = input->ahead ? cli_read_ahead_read(input->ahead, file, begin, to, size, err)
+                                     : safetensors_read_bytes(file, begin, to, size, err);
     return status == CKD_OK ? CKD_OK : cli_error_tensor(err, tensor->name);
 }
 

@@ -157,6 +157,7 @@ static ckd_status read_back(const merge_set *x, const file_ref *file, ckd_error 
     chunk *c = NULL;
     bytes payload = {0};
     ckd_status status = view_open_chunk(&c, x->g->c->store, file, &x->sources[0]->first->m.checkpoint, err);
+    THEN(status, chunk_read_in_order(c, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         status = record_read_through(&payload, c, &c->outer[i], err);
     }

@@ -83,7 +83,8 @@ static ckd_status check_file_once(verification *v, damage_list *damage, bool *in
                     .damage = damage,
                     .dependency_infos = v->files.dependency_infos,
                     .dependency_info_count = by_dependencies(v) ? v->files.dependency_info_count : 0,
-                    .payload = &v->payload};
+                    .payload = &v->payload,
+                    .pool = v->store->pool};
     v->result->files++;
     size_t before = damage->result->damage_count;
     ckd_status status = check_named_file(&f, file, checkpoint, err);

@@ -40,7 +40,8 @@ ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, con
 }
 
 ckd_status load_find_differences(load_differences *out, const ckd_load *load,
-                                 const ckd_load_request *requests, size_t count, ckd_error *err) {
+                                 const ckd_load_request *requests, size_t count, unsigned ignored,
+                                 ckd_error *err) {
     const view *v = load->view;
     bool *requested = calloc(v->tensor_count + 1, sizeof(*requested));
     ckd_status status = requested ? CKD_OK : err_nomem(err, v->tensor_count, "a list of tensors");
@@ -55,7 +56,9 @@ ckd_status load_find_differences(load_differences *out, const ckd_load *load,
             status = add_difference(out, kind, q.name ? q.name : "", &q, t, err);
         }
     }
-    THEN(status, load_find_unexpected(out, load, requested, err));
+    if (status == CKD_OK && !(ignored & CKD_DIFFERS_UNEXPECTED)) {
+        status = load_find_unexpected(out, load, requested, err);
+    }
     free(requested);
     return status;
 }
@@ -104,7 +107,7 @@ ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, si
     if (status != CKD_OK) {
         return status;
     }
-    status = load_find_differences(&differences, load, requests, count, err);
+    status = load_find_differences(&differences, load, requests, count, allowed, err);
     THEN(status, load_refuse(&differences, allowed, err));
     load_differences_free(&differences);
     return status == CKD_OK ? check_sizes(load, requests, count, err) : status;

@@ -263,7 +263,7 @@ static ckd_status explain(ckd_load_explanation *out, ckd_load *load, const ckd_l
     load_plan_free(x);
     count_raw(out, load, requests);
     load_differences differences = {NULL, 0, 0};
-    status = load_find_differences(&differences, load, requests, out->count, err);
+    status = load_find_differences(&differences, load, requests, out->count, 0, err);
     out->differences = differences.items;
     out->difference_count = differences.count;
     return status;

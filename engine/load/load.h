@@ -53,13 +53,18 @@ ckd_status load_span(region_span *span, ckd_region *region, const ckd_load_reque
  */
 ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_request *requests, size_t count,
                           ckd_error *err);
-/* Differences between the checkpoint and all requests. Zero-initialise; release with load_differences_free. */
+/*
+ * Differences between the checkpoint and all requests. Zero-initialise; release with load_differences_free. ignored:
+ * CKD_DIFFERS_UNEXPECTED if nobody wants to know of tensors that are not requested. A load of some then takes no longer
+ * for those.
+ */
 typedef struct load_differences {
     ckd_load_difference *items; /* own their strings */
     size_t count, capacity;
 } load_differences;
 ckd_status load_find_differences(load_differences *out, const ckd_load *load,
-                                 const ckd_load_request *requests, size_t count, ckd_error *err);
+                                 const ckd_load_request *requests, size_t count, unsigned ignored,
+                                 ckd_error *err);
 /* Finds tensors that nobody requested. requested: by tensor of the load's view. */
 ckd_status load_find_unexpected(load_differences *out, const ckd_load *load, const bool *requested,
                                 ckd_error *err);

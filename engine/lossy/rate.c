@@ -66,9 +66,12 @@ typedef struct levels {
 static void measure_levels(levels *l, const rate_histogram *h, const float up[3]) {
     *l = (levels){0};
     for (int bin = 0; bin < RATE_BINS; bin++) {
-        int level = level_of(bin_centre(bin), up);
-        l->count[level] += count_in(h, bin);
-        l->sum[level] += count_in(h, bin) * bin_centre(bin);
+        double count = count_in(h, bin);
+        if (count > 0) { /* a small tile leaves most bins empty */
+            int level = level_of(bin_centre(bin), up);
+            l->count[level] += count;
+            l->sum[level] += count * bin_centre(bin);
+        }
     }
     double all = (double)h->n + 0.5;
     for (int i = 0; i < LEVELS; i++) {
@@ -104,8 +107,11 @@ static void weigh(rate_plan *p, const levels *l, const rate_histogram *h) {
         p->bits += l->count[i] > 0 ? l->count[i] * l->length[i] : 0;
     }
     for (int bin = 0; bin < RATE_BINS - 1; bin++) {
-        double error = bin_centre(bin) - l->at[level_of(bin_centre(bin), p->up)];
-        p->distortion += count_in(h, bin) * error * error;
+        double count = count_in(h, bin);
+        if (count > 0) {
+            double error = bin_centre(bin) - l->at[level_of(bin_centre(bin), p->up)];
+            p->distortion += count * error * error;
+        }
     }
     p->distortion += count_in(h, RATE_BINS - 1) / 12;
 }

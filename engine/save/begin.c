@@ -72,7 +72,8 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     save->coding.staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
     save->coding.grid = save_default_grid();
     save->coding.scratch = path_in(save->store->path, "data");
-    save->registry.steps.limit = lossy ? 0 : save->coding.staging; /* tiles take all of it */
+    /* tiles take all of it, rows of a matrix a part */
+    save->registry.steps.limit = lossy ? 0 : save->coding.staging - save_held_bytes(save->coding.staging);
     save->registry.steps.scratch = save->coding.scratch.text;
     save->coding.budget.newest_limit =
         o->newest_load_cost > 0 ? o->newest_load_cost : save->coding.budget.limit;
@@ -273,6 +274,7 @@ void save_close(ckd_save *save, save_end end) {
     lock_release(save->output.intent_lock);
     lock_release(save->output.reader_lock);
     bytes_free(&save->terms);
+    bytes_free(&save->input.rows);
     save_names_free(&save->registry.names);
     bytes_free(&save->registry.whole_masters);
     free(save->output.dependencies);

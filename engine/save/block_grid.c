@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/device/device.h"
 #include "engine/save/save.h"
 
 #define RAW_ELEMENTS (UINT64_C(1) << 14)
@@ -23,7 +22,7 @@
  * Raw blocks are smaller, as small blocks cost little there. A side of 4096 is long enough for sevenths; raw, for
  * sixths as well.
  */
-static block_sides sides_of(const ckd_save *save) {
+block_sides save_exact_sides(const ckd_save *save) {
     return save->options.codec == CKD_CODEC_RAW ? (block_sides){64, 4, 50} : (block_sides){256, 32, 146};
 }
 
@@ -156,7 +155,7 @@ bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_co
         save->target.compare || save_coarsest_fidelity(save) != CKD_EXACT) {
         return false;
     }
-    uint64_t columns = box_of(t).lengths[ndim - 1], side = sides_of(save).max;
+    uint64_t columns = box_of(t).lengths[ndim - 1], side = save_exact_sides(save).max;
     return columns >= 2 * side && elements / columns >= 2 * side && !whole_in_parent(t) &&
            !may_copy_whole_master(&save->registry, t);
 }
@@ -172,37 +171,6 @@ bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t e
     uint64_t rows = box.lengths[ndim - 2], columns = box.lengths[ndim - 1];
     return columns >= c->columns && columns <= LATTICE_MAX_COLUMNS && rows * columns >= c->elements &&
            !whole_in_parent(t);
-}
-
-/* ---- reading a panel of a tensor that the caller has by rows ---- */
-
-typedef struct panel_source {
-    const ckd_tensor *tensor;
-    size_t element;
-    const save_panel *panel;
-} panel_source;
-
-static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void *to, ckd_error *err) {
-    const panel_source *p = context;
-    uint64_t width = p->panel->rows.width;
-    uint8_t *out = to;
-    while (count) {
-        uint64_t row = first / width, column = first % width;
-        uint64_t n = width - column < count ? width - column : count;
-        uint64_t from = row * p->panel->columns + p->panel->first + column;
-        if (p->tensor->data) {
-            memcpy(out, (const uint8_t *)p->tensor->data + from * p->element, n * p->element);
-        } else {
-            ckd_status status = p->tensor->read(p->tensor->read_context, from, n, out, err);
-            if (status != CKD_OK) {
-                return status;
-            }
-        }
-        out += n * p->element;
-        first += n;
-        count -= n;
-    }
-    return CKD_OK;
 }
 
 /* ---- panels and their blocks ---- */
@@ -313,35 +281,5 @@ ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, c
     for (size_t i = 0; i < out->count; i++) {
         out->items[i].rows.max = CKD_BLOCK_ELEMENTS / widest;
     }
-    return status;
-}
-
-ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
-                            uint64_t end, ckd_error *err) {
-    panel_source from = {tensor, ckd_dtype_size(tensor->dtype), panel};
-    ckd_tensor source = *tensor;
-    source.data = NULL;
-    source.read = read_panel;
-    source.read_context = &from;
-    device_reader on_device;
-    if (tensor->read == device_read) {
-        on_device =
-            device_reader_columns(tensor->read_context, panel->first, panel->rows.width, panel->columns);
-        source.read = device_read;
-        source.read_context = &on_device;
-    }
-    return save_exact_span(save, &(exact_span){&source, &panel->context, first, end}, NULL, err);
-}
-
-ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err) {
-    save_panels panels;
-    block_sides sides = sides_of(save);
-    ckd_status status = save_cut(&panels, save, t, &sides, &sides, err);
-    for (size_t i = 0; i < panels.count && status == CKD_OK; i++) {
-        uint64_t elements;
-        region_count(&elements, &t->shape, panels.items[i].context.region);
-        status = save_exact_panel(save, tensor, &panels.items[i], 0, elements, err);
-    }
-    save_panels_free(&panels);
     return status;
 }

@@ -23,6 +23,8 @@ typedef struct save_grid {
 
 /* The grid that ckd_save_begin sets. */
 save_grid save_default_grid(void);
+/* Sides of the blocks of exact matrices. */
+block_sides save_exact_sides(const ckd_save *save);
 /* The most elements of an exact block, for tensors that are not cut into panels. */
 uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor);
 /*
@@ -51,6 +53,7 @@ typedef struct save_panel {
     save_panel_rows rows;
     uint64_t first; /* first column, and the number of columns of the whole region */
     uint64_t columns;
+    uint64_t next; /* first element that is not saved yet (panels.c) */
 } save_panel;
 typedef struct save_panels {
     save_panel *items;
@@ -64,9 +67,13 @@ typedef struct save_panels {
 ckd_status save_cut(save_panels *out, ckd_save *save, const tensor_context *t, const block_sides *row_sides,
                     const block_sides *column_sides, ckd_error *err);
 void save_panels_free(save_panels *p);
+
+/* ---- panels.c ---- */
 /* Saves elements first ... end - 1 of a panel exactly. tensor: has the values of the whole region. */
 ckd_status save_exact_panel(ckd_save *save, const ckd_tensor *tensor, const save_panel *panel, uint64_t first,
                             uint64_t end, ckd_error *err);
+/* Bytes of a tensor's rows that are held while its panels are saved, for this staging limit. */
+uint64_t save_held_bytes(uint64_t staging);
 ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, ckd_error *err);
 
 #endif

@@ -183,6 +183,7 @@ typedef struct save_input {
     float_mode callers_mode; /* restored when a call returns */
     bool buffers_are_stable; /* the memory that tensors point to does not change before the save ends */
     double leaves_budget;    /* fraction of the next region job (region_job.fraction) */
+    bytes rows;              /* of a tensor that is saved in panels (panels.c) */
     /*
      * The parent's values of exactly the region that comes next, in the caller's memory. NULL: not at hand. They are
      * compared with the store's hashes before use.

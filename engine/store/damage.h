@@ -92,6 +92,7 @@ typedef struct file_check {
     /* Called after each record with the bytes read, unless NULL. A status other than CKD_OK ends the check. */
     ckd_status (*throttle)(void *context, uint64_t stored_bytes, ckd_error *err);
     void *throttle_context;
+    thread_pool *pool; /* reads large files, without a throttle; NULL: the caller's thread alone */
 } file_check;
 
 /*

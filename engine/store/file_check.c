@@ -5,7 +5,8 @@
 
 #include "engine/store/view.h"
 
-#define READ_AHEAD (256u << 10) /* small records are read together */
+#define READ_AHEAD (256u << 10)        /* small records are read together */
+#define RUN_BYTES  (UINT64_C(4) << 20) /* records that a thread reads through at a time */
 
 /*
  * Names the tensors in a damaged bundle. Only decoding shows which of them suffered. If the bundle's headers are
@@ -161,7 +162,7 @@ ckd_status read_named_file_at(const ckd_store *store, const char *path, const fi
     chunk *c = NULL;
     bytes payload = {0};
     ckd_status status = open_named_file(&c, store, path, file, err);
-    THEN(status, file_read_ahead(c->file, READ_AHEAD, err));
+    THEN(status, chunk_read_in_order(c, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         status = record_read_through(&payload, c, &c->outer[i], err);
     }
@@ -172,6 +173,58 @@ ckd_status read_named_file_at(const ckd_store *store, const char *path, const fi
 
 ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_error *err) {
     return read_named_file_at(store, path_chunk(store->path, &file->id, "").text, file, err);
+}
+
+/* ---- on all threads ---- */
+
+/* Runs of neighbouring records. Run i begins with record first[i]. */
+typedef struct record_runs {
+    const chunk *file;
+    size_t *first, count;
+    bool *intact; /* of each record: it was read and is right */
+} record_runs;
+
+/* Each run has a reader of its own, as a reader's buffer serves one thread. What fails is checked again, in order. */
+static ckd_status read_run(void *context, size_t index, uint32_t worker, ckd_error *err) {
+    (void)worker;
+    (void)err;
+    const record_runs *runs = context;
+    chunk mine = *runs->file;
+    bytes payload = {0};
+    if (file_open_read(&mine.file, file_path(runs->file->file), NULL) != CKD_OK) {
+        return CKD_OK;
+    }
+    ckd_status status = chunk_read_in_order(&mine, NULL);
+    for (size_t i = runs->first[index]; i < runs->first[index + 1] && status == CKD_OK; i++) {
+        runs->intact[i] = record_read_through(&payload, &mine, &mine.outer[i], NULL) == CKD_OK;
+    }
+    bytes_free(&payload);
+    file_close_read(mine.file);
+    return CKD_OK;
+}
+
+static void cut_into_runs(record_runs *runs) {
+    const chunk *c = runs->file;
+    uint64_t begin = 0;
+    for (size_t i = 0; i < c->outer_count; i++) {
+        if (i == 0 || c->outer[i].offset - begin >= RUN_BYTES) {
+            runs->first[runs->count++] = i;
+            begin = c->outer[i].offset;
+        }
+    }
+    runs->first[runs->count] = c->outer_count;
+}
+
+/* Sets intact[i] of the records that can be passed over. Without memory, none. */
+static void read_in_parallel(bool *intact, const file_check *f, const chunk *c) {
+    record_runs runs = {c, calloc(c->outer_count + 1, sizeof(*runs.first)), 0, intact};
+    if (runs.first) {
+        cut_into_runs(&runs);
+        if (runs.count > 1) {
+            (void)pool_run(f->pool, runs.count, read_run, &runs, NULL);
+        }
+    }
+    free(runs.first);
 }
 
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
@@ -185,10 +238,15 @@ ckd_status check_named_file(const file_check *f, const file_ref *file, const cha
         ckd_status noted = record_for(f, &found, checkpoint, err);
         return noted == CKD_OK ? record_for_all(f, &file->id, &found, err) : noted;
     }
-    status = file_read_ahead(c->file, READ_AHEAD, err);
-    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
-        status = check_record(f, c, i, err);
+    bool *intact = f->pool && pool_threads(f->pool) > 1 ? calloc(c->outer_count + 1, sizeof(*intact)) : NULL;
+    if (intact) {
+        read_in_parallel(intact, f, c);
     }
+    status = chunk_read_in_order(c, err);
+    for (size_t i = 0; i < c->outer_count && status == CKD_OK; i++) {
+        status = intact && intact[i] ? CKD_OK : check_record(f, c, i, err);
+    }
+    free(intact);
     THEN(status, check_contents(f, c, err));
     chunk_close(c);
     return status;

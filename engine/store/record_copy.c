@@ -5,6 +5,12 @@
 
 #include "codec/common/common.h"
 
+#define READ_AHEAD (256u << 10)
+
+ckd_status chunk_read_in_order(const chunk *c, ckd_error *err) {
+    return file_read_ahead(c->file, READ_AHEAD, err);
+}
+
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err) {
     ckd_status status = chunk_check_record(c, r, err);
     if (status != CKD_OK) {

@@ -181,9 +181,8 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
             continue;
         }
         status = view_open_chunk(&c, store, &from->files[i], &from->checkpoint, &why);
-        if (status == CKD_OK) {
-            status = chunk_read_through(&whole, c, &needed, &payload, &why);
-        }
+        THEN(status, chunk_read_in_order(c, &why));
+        THEN(status, chunk_read_through(&whole, c, &needed, &payload, &why));
         chunk_close(c);
         status = status == CKD_OK && whole ? scrub_times_add(done, &single, &why) : status;
     }

@@ -293,6 +293,11 @@ ckd_status closure_prove_files(manifest *m, view_cache *cache, const view *root,
 
 /* Reads chunk files in full and compares every stored byte with its checksum, without decoding. */
 
+/*
+ * From now on small records are read together, with the gaps and headers in between: for one thread, which reads all
+ * records in order. Errors: NOMEM.
+ */
+ckd_status chunk_read_in_order(const chunk *c, ckd_error *err);
 /* Checks one record of c->outer: its header, and its payload, which stays in `payload`. Errors: CORRUPT, IO, NOMEM. */
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
 

@@ -158,6 +158,7 @@ static ckd_status examine(candidate *k, choosing *c, const char *path, ckd_error
     if (status == CKD_OK && !k->is_of_use) {
         status = CKD_E_NOT_FOUND;
     }
+    THEN(status, chunk_read_in_order(file, &why));
     for (size_t i = 0; status == CKD_OK && i < file->outer_count; i++) {
         status = record_read_through(&c->payload, file, &file->outer[i], &why);
     }

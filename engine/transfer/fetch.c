@@ -327,6 +327,7 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
 static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
     ckd_status status = open_named_file(&c, t->to, path, &f->file, err);
+    THEN(status, chunk_read_in_order(c, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         if (!transfer_has_damage_of(f->damaged, &c->outer[i].tensor->checkpoint)) {
             status = record_read_through(&t->payload, c, &c->outer[i], err);
@@ -342,6 +343,7 @@ static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
     transfer_damage_free(&f->damaged_in_place); /* of a file that was replaced since */
     ckd_status status =
         open_named_file(&c, t->to, path_chunk(t->to->path, &f->file.id, "").text, &f->file, err);
+    THEN(status, chunk_read_in_order(c, err));
     for (size_t i = 0; status == CKD_OK && i < c->outer_count; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         status = record_read_through(&t->payload, c, &c->outer[i], &why);
@@ -376,7 +378,8 @@ static ckd_status fetch_once(bool *resumed, transfer *t, transfer_file *f, const
     if (status != CKD_OK) {
         return transfer_explain_damage(t, item, status, err);
     }
-    status = fill(resumed, &(file_copy){t, f, item, c, NULL}, path.text, err);
+    status = chunk_read_in_order(c, err);
+    THEN(status, fill(resumed, &(file_copy){t, f, item, c, NULL}, path.text, err));
     chunk_close(c);
     if (status == CKD_OK) {
         status = check_arrived(t, path.text, f, err);
@@ -445,7 +448,8 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
         pathname unfinished;
         snprintf(unfinished.text, sizeof(unfinished.text), "%.*s" UNFINISHED,
                  (int)sizeof(unfinished.text) - 8, path.text);
-        status = write_part(t, f, unfinished.text, c, err);
+        status = chunk_read_in_order(c, err);
+        THEN(status, write_part(t, f, unfinished.text, c, err));
         chunk_close(c);
         THEN(status, file_rename(unfinished.text, path.text, err));
         THEN(status, check_arrived(t, path.text, f, err));
