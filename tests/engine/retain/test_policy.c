@@ -707,14 +707,15 @@ static uint64_t save_drifting(const char *dir, drift *d, uint64_t step) {
 /*
  * Lossy checkpoints that are far apart need the deleted ones between them, because recoding the difference would make
  * them larger. Once a compaction has found this, the next saves do not try it again, although the share of dead bytes
- * exceeds what the policy allows. A message says so once.
+ * exceeds what the policy allows. A message says so once, and again only if the share was within the limit in between.
  */
 static void test_useless_compactions_are_not_repeated(void **state) {
     ckd_store *store = open_store(*state, CKD_OPEN_CREATE);
     ckd_policy p = policy_of(NULL, 0, 1);
     ckd_error err = {0};
     drift d = drift_new(64, 64, 7);
-    uint64_t idle = 0, told = 0;
+    uint64_t idle = 0, told = 0, recovered = 0;
+    bool was_above = false;
     p.undo_s = 0;
     p.keep_every = 10;
     must(ckd_store_set_policy(store, &p, &err), &err);
@@ -726,10 +727,12 @@ static void test_useless_compactions_are_not_repeated(void **state) {
         bool above = dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE;
         ckd_store_close(store);
         idle += above && rewrites == 0;
+        recovered += was_above && !above;
+        was_above = above;
     }
     drift_free(&d);
-    assert_true(idle >= 10); /* 15 of 60; it would be 5 if each save tried again */
-    assert_int_equal(told, 1);
+    assert_true(idle >= 10); /* 11 of 60; it would be 5 if each save tried again */
+    assert_in_range(told, 1, 1 + recovered);
 }
 
 static struct {
