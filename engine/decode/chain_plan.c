@@ -12,7 +12,7 @@
 #define CLASS_STEPS 8    /* ... and how many of them make a base load */
 #define USUAL_LINK  0.2  /* base loads that a delta adds to a chain, if nothing is known */
 /* A chain of at least MERGE_FROM base loads ends in one delta on its first block. Together these cost about MERGED. */
-#define MERGE_FROM 3.0
+#define MERGE_FROM 2.5
 #define MERGED     2.0
 /* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile_load.c). */
 #define MERGED_LOSSY 2.0

@@ -430,22 +430,22 @@ typedef struct rot {
     bool done;
 } rot;
 
-/* Damages step 6 as soon as it has been rewritten. */
+/* Damages step 7 as soon as it has been rewritten. */
 static int damage_rewritten(void *context, uint64_t done, uint64_t total) {
     rot *r = context;
     manifest m;
     (void)done;
     (void)total;
-    if (!r->done && store_read_manifest(&m, r->store, "run", 6, 1, NULL) == CKD_OK) {
+    if (!r->done && store_read_manifest(&m, r->store, "run", 7, 1, NULL) == CKD_OK) {
         manifest_free(&m);
-        damage_generation(r->store, 6, 1, "a");
+        damage_generation(r->store, 7, 1, "a");
         r->done = true;
     }
     return 0;
 }
 
 /*
- * Step 9 builds on step 6, which a compaction recodes. Then step 6's record rots in its new file. Step 9, which is not
+ * Step 9 builds on step 7, which a compaction recodes. Then step 7's record rots in its new file. Step 9, which is not
  * recoded, keeps naming the file that it was saved on, and that file stays.
  */
 static void test_rotten_records_are_not_named(void **state) {
@@ -459,11 +459,11 @@ static void test_rotten_records_are_not_named(void **state) {
     o.run = "other";
     o.step = 9;
     o.parent_run = "run";
-    o.parent_step = 6;
-    o.max_load_cost = 1000; /* no shortcut past step 6 */
+    o.parent_step = 7;
+    o.max_load_cost = 1000; /* no shortcut past step 7 */
     save_two_with(store, &o, a);
     ckd_checkpoint nine = checkpoint_at(store, "other", 9);
-    assert_int_equal(nine.depth, checkpoint_at(store, "run", 6).depth + 1);
+    assert_int_equal(nine.depth, checkpoint_at(store, "run", 7).depth + 1);
     assert_int_equal(fingerprint_of(&before, store, &nine, NULL), CKD_OK);
     ckd_compact_options only = options_for(100);
     rot r = {.store = store};
