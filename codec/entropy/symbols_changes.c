@@ -100,13 +100,6 @@ static uint8_t begin_of(const symbols_changing *c, unsigned list) {
     return list ? (uint8_t)(c->end[list - 1] + 1) : 0;
 }
 
-/* A list's range of contexts, and the contexts of all n elements. */
-typedef struct listed_contexts {
-    uint8_t first, last;
-    const uint8_t *each;
-    size_t n;
-} listed_contexts;
-
 /* Returns the position of the k-th bit that is set, from 0 on. There is one. */
 typedef unsigned select_bit(uint64_t bits, unsigned k);
 
@@ -128,9 +121,9 @@ CPU_AVX2 static inline unsigned select_by_deposit(uint64_t bits, unsigned k) {
  * Finds the list's elements up to the one in `last` place, word by word. Each word marks 64 places, and the next one
  * overwrites those that are not its own: no branch depends on how many it has. Returns false if the list is shorter.
  */
-CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const listed_contexts *in,
+CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const symbols_listed *in,
                              symbols_range_64 *range_64) {
-    const listed_contexts all = *in;
+    const symbols_listed all = *in;
     uint32_t passed = 0;
     for (size_t begin = 0, word = 0; begin < all.n && passed <= last; begin += 64, word++) {
         m->word[word] = symbols_in_range_by(range_64, all.each, begin, all.n, all.first, all.last);
@@ -145,7 +138,7 @@ CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const listed_con
 }
 
 /* Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer. */
-CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m,
+CPU_INLINE bool find_elements(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m,
                               symbols_range_64 *range_64, select_bit *select) {
     if (!find_members(m, at[count - 1], in, range_64)) {
         return false;
@@ -157,23 +150,29 @@ CPU_INLINE bool find_elements(uint32_t *at, size_t count, const listed_contexts 
     return true;
 }
 
-CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const listed_contexts *in,
+CPU_AVX2 static bool find_elements_avx2(uint32_t *at, size_t count, const symbols_listed *in,
                                         symbols_members *m) {
     return find_elements(at, count, in, m, symbols_in_range_avx2, select_by_deposit);
 }
-CPU_AVX512 static bool find_elements_avx512(uint32_t *at, size_t count, const listed_contexts *in,
+CPU_AVX512 static bool find_elements_avx512(uint32_t *at, size_t count, const symbols_listed *in,
                                             symbols_members *m) {
     return find_elements(at, count, in, m, symbols_in_range_avx512, select_by_deposit);
 }
-static bool find_elements_plain(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m) {
+static bool find_elements_plain(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m) {
     return find_elements(at, count, in, m, symbols_in_range_64, select_by_loop);
 }
 
-static bool find_elements_best(uint32_t *at, size_t count, const listed_contexts *in, symbols_members *m) {
+symbols_finder *symbols_finder_at(unsigned i) {
+    symbols_finder *found[3];
+    unsigned n = 0;
     if (cpu_has_avx512()) {
-        return find_elements_avx512(at, count, in, m);
+        found[n++] = find_elements_avx512;
     }
-    return (cpu_has_avx2() ? find_elements_avx2 : find_elements_plain)(at, count, in, m);
+    if (cpu_has_avx2()) {
+        found[n++] = find_elements_avx2;
+    }
+    found[n++] = find_elements_plain;
+    return i < n ? found[i] : NULL;
 }
 
 /* ---- writing ---- */
@@ -310,8 +309,8 @@ static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_
         return false;
     }
     if (list + 1u < c->lists) {
-        const listed_contexts in = {begin_of(c, list), c->end[list], context, n};
-        if (!find_elements_best(at, count, &in, &c->members)) {
+        const symbols_listed in = {begin_of(c, list), c->end[list], context, n};
+        if (!symbols_finder_at(0)(at, count, &in, &c->members)) {
             return false;
         }
     }

@@ -334,6 +334,20 @@ static inline size_t symbols_bytes_for(size_t bits) {
     return (bits + 7) / 8;
 }
 
+/* A list's range of contexts, and the contexts of all n elements. */
+typedef struct symbols_listed {
+    uint8_t first, last;
+    const uint8_t *each;
+    size_t n;
+} symbols_listed;
+/*
+ * Turns ascending places among the elements of a list into these elements; count >= 1. Returns false if there are fewer of
+ * them.
+ */
+typedef bool symbols_finder(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m);
+/* The ways to do so that this processor has, the fastest first; NULL: there are no more. All give the same. */
+symbols_finder *symbols_finder_at(unsigned i);
+
 /* Appends ascending places; count >= 1. Uses c->gap and c->length, as does symbols_take_places. */
 void symbols_put_places(bytes *to, const uint32_t *place, size_t count, symbols_changing *c);
 /* Reads `count` >= 1 ascending places below `limit`. Returns false if the stream is invalid. */
