@@ -133,7 +133,8 @@ ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err);
 void catalog_names_free(catalog_names *names);
 
 /*
- * Totals for the report. This one sums chunk files and manifests per run, by name. A file that several checkpoints of a run share counts once. A file shared by runs counts in each.
+ * Totals for the report. This one sums chunk files and manifests per run, by name. A file that several checkpoints of a
+ * run share counts once. A file shared by runs counts in each.
  * The rows are malloc'ed (release with free); NULL if there is no run.
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);

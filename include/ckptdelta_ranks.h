@@ -178,7 +178,8 @@ CKD_API ckd_status ckd_ranks_abort(ckd_ranks *ranks, ckd_save *save, const ckd_e
 /*
  * Lists tensors that the parent lacks, or has with another dtype or shape, and that were therefore saved without it.
  * For a base: all tensors. A different layout does not matter, because shards are coded against whatever the parent has
- * there. Release with ckd_tensor_list_free. Errors: NOT_FOUND (the parent was deleted), those of ckd_store_tensors.
+ * there. Release with ckd_tensor_list_free. Errors: NOT_FOUND (the parent was deleted), CORRUPT (the
+ * tensors of either cannot be read), those of ckd_store_tensors.
  */
 CKD_API ckd_status ckd_store_tensors_without_parent(ckd_tensor_list **out, ckd_store *store,
                                                     const ckd_id *checkpoint, ckd_error *err);

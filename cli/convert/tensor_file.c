@@ -152,10 +152,12 @@ static uint64_t uncast_size(const file_content *c, const safetensors_tensor *t) 
     return stored == t->dtype ? 0 : (t->elements * ckd_dtype_size(stored) + 7) / 8 * 8;
 }
 
+#define BATCH_TENSORS 4096u /* each takes a request and a place in the load's plan */
+
 /* As many tensors as fit into a buffer; none if the next one does not. */
 static tensor_batch next_batch(const file_content *c, size_t first) {
     tensor_batch b = {c, first, 0, 0, 0};
-    for (size_t i = first; i < c->count && !c->of_rank.items; i++, b.count++) {
+    for (size_t i = first; i < c->count && !c->of_rank.items && b.count < BATCH_TENSORS; i++, b.count++) {
         const safetensors_tensor *t = &c->tensors[i];
         uint64_t uncast = uncast_size(c, t);
         if (t->size > PIECE_BYTES - b.size || uncast > PIECE_BYTES - b.uncast) {

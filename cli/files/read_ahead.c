@@ -72,6 +72,10 @@ ckd_status cli_read_ahead_read(cli_read_ahead *a, const safetensors_file *file, 
         p->begin = p->end = begin;
         p->file = file;
         status = safetensors_read_bytes(file, begin, p->bytes, (size_t)piece, err);
+        if (status != CKD_OK &&
+            piece > size) { /* what is wanted may be readable, or else the error names it */
+            return safetensors_read_bytes(file, begin, to, size, err);
+        }
         p->end += status == CKD_OK ? piece : 0;
     }
     if (status == CKD_OK) {

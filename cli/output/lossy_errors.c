@@ -49,9 +49,9 @@ static ckd_status add_errors(json_t **out, bool *deleted, ckd_store *store, cons
     ckd_tensor_list *tensors = NULL;
     ckd_status status = ckd_store_tensors(&tensors, store, &c->id, err);
     *deleted = status != CKD_OK && is_gone(err);
-    if (status == CKD_OK) {
+    if (status == CKD_OK && (tensors->count || !c->tensors)) { /* else the store has said why it lists none */
         cli_json_append(out, json_errors(c, tensors));
-    } else if (!*deleted && ckd_error_is_damage(err)) {
+    } else if (status == CKD_E_BUSY || (status != CKD_OK && !*deleted && ckd_error_is_damage(err))) {
         cli_note("the errors of %s cannot be read: %s", cli_ref_text_of(c).text, err->message);
         status = CKD_OK;
     }

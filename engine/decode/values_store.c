@@ -96,15 +96,18 @@ void values_store_set_limit(values_store *s, uint64_t limit) {
     pthread_mutex_unlock(&s->mutex);
 }
 
+#define SPARE_TRIES 8u /* a load has few sizes of blocks; if it has many, memory of its own is as good */
+
 /* A spare entry of this size, or a new one; NULL: there is no space. */
 static stored_values *entry_of(values_store *s, uint64_t size) {
-    for (stored_values **at = &s->spare, *v; (v = *at); at = &v->next) {
+    stored_values **at = &s->spare, *v;
+    for (unsigned i = 0; i < SPARE_TRIES && (v = *at); i++, at = &v->next) {
         if (v->size == size) {
             *at = v->next;
             return v;
         }
     }
-    stored_values *v = evict_until_fits(s, size) ? calloc(1, sizeof(*v)) : NULL;
+    v = evict_until_fits(s, size) ? calloc(1, sizeof(*v)) : NULL;
     void *values = v ? malloc(size + 1) : NULL;
     if (!values) {
         free(v);

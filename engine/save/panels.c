@@ -182,7 +182,9 @@ ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor
         count = group_of(&held.width, &panels, i, room / BAND_ROWS / element);
         held.max = room / (held.width * element);
         held.max = held.max < 1 ? 1 : held.max < rows ? held.max : rows;
-        if (!tensor->data && tensor->read != device_read) {
+        bool fits = held.width * element <= room;
+        /* a row that does not fit is read block by block */
+        if (!tensor->data && tensor->read != device_read && fits) {
             held.values =
                 bytes_scratch(&save->input.rows, held.max * held.width * element, "rows of a tensor", err);
             status = held.values ? CKD_OK : CKD_E_NOMEM;

@@ -119,15 +119,26 @@ static void keep_new(ckd_tensor_list *list, ckd_tensor_list *parent) {
     list->count = kept;
 }
 
+/* Lists all tensors of a checkpoint, or fails. */
+static ckd_status list_all(ckd_tensor_list **out, ckd_checkpoint *c, ckd_store *store, const ckd_id *id,
+                           ckd_error *err) {
+    ckd_status status = store_find_id(c, store, id, err);
+    THEN(status, ckd_store_tensors(out, store, id, err));
+    if (status == CKD_OK && (*out)->count == 0 && c->tensors > 0) { /* a message has said why */
+        status = err_set(err, CKD_E_CORRUPT, "the tensors of %s@%llu cannot be read", c->run,
+                         (unsigned long long)c->step);
+    }
+    return status;
+}
+
 ckd_status ckd_store_tensors_without_parent(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
                                             ckd_error *err) {
     *out = NULL;
-    ckd_checkpoint c;
+    ckd_checkpoint c, before;
     ckd_tensor_list *list = NULL, *parent = NULL;
-    ckd_status status = store_find_id(&c, store, checkpoint, err);
-    THEN(status, ckd_store_tensors(&list, store, checkpoint, err));
+    ckd_status status = list_all(&list, &c, store, checkpoint, err);
     if (status == CKD_OK && !id_is_zero(&c.parent)) {
-        status = ckd_store_tensors(&parent, store, &c.parent, err);
+        status = list_all(&parent, &before, store, &c.parent, err);
     }
     if (status == CKD_OK && parent) {
         keep_new(list, parent);

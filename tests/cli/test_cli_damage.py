@@ -53,6 +53,20 @@ def verified(store, *args, expect=CORRUPT):
     return result
 
 
+def test_errors_and_parents_that_cannot_be_read_are_not_made_up(store):
+    """The figures of a lossy checkpoint stand in its chunk files. Without these they are unknown, not 0."""
+    first = chunk_of(store, lambda: store.save(1, state(1, 1), "--fidelity", "near"))
+    store.save(2, state(1, 2), "--fidelity", "near")
+    errors = store.json("list")["errors"]
+    assert [e["checkpoint"] for e in errors] == ["a@1", "a@2"]
+    assert store.json("show", "a@2")["without_parent"] == []
+    os.truncate(first, 1000)
+    unread = "a@1 is listed without its tensors"
+    assert store.call("list", "--json", expect_message=unread).json()["errors"] == errors[1:]
+    assert store.call("show", "a@2", "--json", expect_message=unread).json()["without_parent"] is None
+    assert "that the parent lacks" not in store.call("show", "a@2", expect_message=unread).out
+
+
 def test_same_ok_reads_what_is_stored(store):
     """Whoever saves again may delete the source after it. The hash in a record says nothing about its blob's bytes."""
     content = np.random.default_rng(1).bytes(50_000)
