@@ -23,6 +23,7 @@
 #include "base/file.h"
 #include "catalog/catalog.h"
 #include "tests/support/catalogs.h"
+#include "tests/support/counters.h"
 #include "tests/support/tempdir.h"
 
 /* ---- reading with SQLite itself ---- */
@@ -723,17 +724,6 @@ static void add_some(catalog *c, uint64_t first, uint64_t behind) {
         assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
     }
     assert_int_equal(catalog_commit(c, NULL), CKD_OK);
-}
-
-static uint64_t bytes_written(void) {
-    unsigned long long count = 0;
-    char line[64];
-    FILE *f = fopen("/proc/self/io", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && sscanf(line, "wchar: %llu", &count) != 1) {
-    }
-    fclose(f);
-    return count;
 }
 
 /*

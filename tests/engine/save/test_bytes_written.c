@@ -8,22 +8,12 @@
 #include <cmocka.h>
 #include <sys/stat.h>
 
+#include "tests/support/counters.h"
 #include "tests/support/drift.h"
 #include "tests/support/scenes.h"
 #include "tests/support/tempdir.h"
 
 enum { SAVES = 50, WEIGHTS = 50 };
-
-static uint64_t bytes_written(void) {
-    unsigned long long count = 0;
-    char line[64];
-    FILE *f = fopen("/proc/self/io", "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && sscanf(line, "wchar: %llu", &count) != 1) {
-    }
-    fclose(f);
-    return count;
-}
 
 static ckd_checkpoint save_all(ckd_store *store, uint64_t step, ckd_fidelity fidelity, const drift *weights) {
     ckd_save_options o = lossy_options("run", step, fidelity);

@@ -1,0 +1,20 @@
+/* What the kernel counts for this process, by /proc/self/io (include cmocka.h first). */
+#ifndef TESTS_SUPPORT_COUNTERS_H
+#define TESTS_SUPPORT_COUNTERS_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+/* Bytes that it has given to write() and its kin. */
+static inline uint64_t bytes_written(void) {
+    unsigned long long count = 0;
+    char line[64];
+    FILE *f = fopen("/proc/self/io", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) && sscanf(line, "wchar: %llu", &count) != 1) {
+    }
+    fclose(f);
+    return count;
+}
+
+#endif
