@@ -75,9 +75,12 @@ static ckd_status inconsistent_at(const view_block *b, ckd_status status, ckd_er
     return err_in_tensor(err, status, b->record->tensor->name);
 }
 
+static bool same_shape(const record_tensor *a, const record_tensor *b) {
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0;
+}
+
 static bool same_tensor(const record_tensor *a, const record_tensor *b) {
-    return a == b || (a->dtype == b->dtype && a->role == b->role && a->ndim == b->ndim &&
-                      memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0);
+    return a == b || (a->dtype == b->dtype && a->role == b->role && same_shape(a, b));
 }
 
 /* Records of a chunk are an array, so within a file the first record comes first. */
@@ -156,10 +159,6 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
         }
     }
     return CKD_OK;
-}
-
-static bool same_shape(const record_tensor *a, const record_tensor *b) {
-    return a->ndim == b->ndim && memcmp(a->shape, b->shape, a->ndim * sizeof(uint64_t)) == 0;
 }
 
 /* A geometry is as large as a tensor's other data, and neighbours by name often have the same few shapes. */
