@@ -50,9 +50,8 @@ ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *r
 /* ---- tensor.c ---- */
 /* Writes all blocks in progress. The save must be open; an error fails it. */
 ckd_status save_finish_blocks(ckd_save *save, ckd_error *err);
-/* Returns when all lossy tiles are written, or those whose values are in the caller's memory (lossy.c). */
+/* Returns when all lossy tiles are written (lossy.c). */
 ckd_status save_end_tiles(ckd_save *save, ckd_error *err);
-ckd_status save_end_borrowed_tiles(ckd_save *save, ckd_error *err);
 
 /* ---- target.c ---- */
 /*

@@ -358,16 +358,6 @@ ckd_status save_end_tiles(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-ckd_status save_end_borrowed_tiles(ckd_save *save, ckd_error *err) {
-    save_tiles *all = save->lossy.tiles;
-    ckd_status status = CKD_OK;
-    for (uint32_t i = 0; all && i < 2 && status == CKD_OK; i++) {
-        const inflight_tile *t = &all->in_flight[i];
-        status = t->in_use && t->buffers.borrowed ? save_end_tiles(save, err) : CKD_OK;
-    }
-    return status;
-}
-
 void save_lossy_free(ckd_save *save) {
     save_tiles *all = save->lossy.tiles;
     moment_stats_end(save);

@@ -41,7 +41,6 @@ typedef struct tile_part {
 /* Buffers of a tile: input, input as floats, parent in its dtype, parent as floats. */
 typedef struct lossy_buffers {
     bytes original, now, stored, parent_values;
-    bool borrowed; /* the input is in the caller's memory, and not in `original` */
 } lossy_buffers;
 
 /*

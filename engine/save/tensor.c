@@ -260,7 +260,7 @@ static ckd_status save_region(ckd_save *save, const ckd_tensor *tensor, ckd_erro
         status = save_whole(save, tensor, &context, elements, err);
     }
     if (!save->input.buffers_are_stable) {
-        THEN(status, save_end_borrowed_tiles(save, err));
+        THEN(status, save_end_tiles(save, err));
         if (status == CKD_OK && save->device.has_pending_values) {
             status = save_flush(save, err);
             save->device.has_pending_values = false;

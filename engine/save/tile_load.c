@@ -303,33 +303,11 @@ ckd_status save_begin_input(bool *begun, ckd_save *save, lossy_tile *t, const ck
     return *begun ? begin_on_device(save, t, &values, err) : CKD_OK;
 }
 
-/*
- * A small tile is copied from the caller's memory, so that its blocks may be in progress while the next tensor is
- * prepared.
- */
-static ckd_status copy_small(ckd_save *save, lossy_buffers *b, lossy_tile *t, ckd_error *err) {
-    if (save->input.buffers_are_stable || t->shape.count > CKD_BLOCK_ELEMENTS) {
-        return CKD_OK;
-    }
-    size_t size = t->shape.count * ckd_dtype_size(t->dtype);
-    void *copy = bytes_scratch(&b->original, size, "a tile of a tensor", err);
-    if (!copy) {
-        return CKD_E_NOMEM;
-    }
-    t->input.values = memcpy(copy, t->input.values, size);
-    b->borrowed = false;
-    return CKD_OK;
-}
-
 ckd_status save_fetch_tile(ckd_save *save, lossy_buffers *b, lossy_tile *t, const ckd_tensor *tensor,
                            ckd_error *err) {
     const kernels *k = save->lossy.tiles->loaders[0].kernels;
     ckd_status status = save_fetch(&t->input.values, save, &b->original,
                                    &(tensor_elements){tensor, t->shape.first, t->shape.count}, err);
-    b->borrowed = tensor->data != NULL;
-    if (status == CKD_OK && b->borrowed) {
-        status = copy_small(save, b, t, err);
-    }
     t->input.now =
         status == CKD_OK ? as_floats(&b->now, t->input.values, t->dtype, t->shape.count, k, err) : NULL;
     return status == CKD_OK && !t->input.now ? CKD_E_NOMEM : status;
