@@ -13,8 +13,6 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "engine/save/internal.h"
-#include "engine/save/lossy.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/drift.h"
 #include "tests/support/scratch.h"
@@ -117,50 +115,6 @@ static void test_the_callers_memory_is_free(void **state) {
     free(given);
 }
 
-/* Saves small lossy weights, and overwrites each at once. Returns how many calls left a tile in progress. */
-static unsigned save_near(ckd_store *store, uint64_t step, bool overwrite, float *const *values) {
-    float given[N];
-    unsigned in_progress = 0;
-    ckd_save_options o = lossy_options(overwrite ? "overwritten" : "kept", step, CKD_NEAR);
-    ckd_save *save = begin_with(store, &o);
-    for (unsigned i = 0; i < TENSORS; i++) {
-        char name[32];
-        snprintf(name, sizeof(name), "layer.%u", i);
-        memcpy(given, values[i], sizeof(given));
-        add_tensor(save, name, CKD_F32, 2, shape, NULL, overwrite ? given : values[i]);
-        in_progress += save->lossy.tiles->in_flight[0].in_use || save->lossy.tiles->in_flight[1].in_use;
-        memset(given, 0x55, sizeof(given));
-    }
-    commit_save(save);
-    return in_progress;
-}
-
-/* Tiles of one block are the save's own, so the next tensor is prepared while the last one is coded. */
-static void test_small_lossy_tensors_overlap(void **state) {
-    const stored *f = *state;
-    float *values[TENSORS];
-    for (unsigned i = 0; i < TENSORS; i++) {
-        values[i] = random_values(CKD_F32, N, 80 + i);
-    }
-    for (uint64_t step = 1; step <= 2; step++) {
-        assert_int_equal(save_near(f->store, step, true, values), TENSORS);
-        save_near(f->store, step, false, values);
-        for (unsigned i = 0; i < TENSORS; i++) {
-            char name[32];
-            snprintf(name, sizeof(name), "layer.%u", i);
-            float *one = load_whole(f->store, "overwritten", step, name, N * sizeof(float));
-            float *other = load_whole(f->store, "kept", step, name, N * sizeof(float));
-            assert_memory_equal(one, other, N * sizeof(float));
-            free(one);
-            free(other);
-            change_values(CKD_F32, values[i], N, 90 + i);
-        }
-    }
-    for (unsigned i = 0; i < TENSORS; i++) {
-        free(values[i]);
-    }
-}
-
 static int make_store(void **state) {
     *state = stored_make(2, 1);
     return 0;
@@ -168,8 +122,7 @@ static int make_store(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_calls_do_not_wait_for_workers),
-                                       cmocka_unit_test(test_the_callers_memory_is_free),
-                                       cmocka_unit_test(test_small_lossy_tensors_overlap)};
+                                       cmocka_unit_test(test_the_callers_memory_is_free)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, make_store, stored_remove);
     scratch_end();
