@@ -575,7 +575,8 @@ typedef struct ckd_rebuild_result {
     uint64_t skipped;     /* damaged manifests; on_message names each */
 } ckd_rebuild_result;
 /*
- * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs no open handle. BUSY while another process writes. result may be NULL.
+ * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs no
+ * open handle. BUSY while another process writes. result may be NULL.
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
                                      const ckd_store_options *options, ckd_error *err);
