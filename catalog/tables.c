@@ -73,7 +73,7 @@ static const struct added_table {
                     {7, "suspects", "checkpoint INTEGER PRIMARY KEY, reasons"}};
 enum { ADDED_TABLES = sizeof(added_tables) / sizeof(added_tables[0]) };
 
-/* What catalogs before version 8 have besides. A writer drops it, in this order: rows refer to tensor_names. */
+/* Objects of catalogs before version 8. A writer drops them in this order, as rows refer to tensor_names. */
 static const char dropped_objects[] =
     "DROP VIEW IF EXISTS tensor_list; DROP INDEX IF EXISTS undetailed; DROP TABLE IF EXISTS shards;"
     "DROP TABLE IF EXISTS role_totals; DROP TABLE IF EXISTS tensor_totals; DROP TABLE IF EXISTS tensor_names;";

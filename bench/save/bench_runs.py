@@ -15,7 +15,7 @@ time with one thread. `free` is a store of its own without a bound on loads. Bes
 and zstd -3; a list of 4-byte positions and new values; gaps between positions in variable length and new values, both through
 zstd -3, as PULSE has them.
 
-At the end each checkpoint is loaded with one thread, and an exact base of the same state: the dearest load is told in base loads,
+At the end each checkpoint is loaded with one thread, and an exact base of the same state: the result is the dearest load in base loads,
 by processor time (the least of three).
 """
 

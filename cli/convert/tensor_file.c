@@ -146,7 +146,7 @@ typedef struct tensor_batch {
     size_t size, uncast; /* bytes in the buffer, and in `scratch` those before they are cast */
 } tensor_batch;
 
-/* What a tensor takes of the scratch memory. */
+/* Returns the bytes of scratch memory that a tensor takes. */
 static uint64_t uncast_size(const file_content *c, const safetensors_tensor *t) {
     ckd_dtype stored = stored_as(c, t);
     return stored == t->dtype ? 0 : (t->elements * ckd_dtype_size(stored) + 7) / 8 * 8;

@@ -87,7 +87,7 @@ typedef struct rice_code {
     bool places; /* the numbers are gaps between places */
 } rice_code;
 
-/* What a code adds up to. */
+/* Sums over a code. */
 typedef struct rice_sums {
     uint64_t largest; /* all bits of the upper parts */
     uint64_t end;     /* the sum of the numbers, and 1 for each */

@@ -107,7 +107,7 @@ void catalog_sample_write(const char *path, const unsigned char *data, size_t si
     assert_int_equal(fclose(f), 0);
 }
 
-/* What version 7 had besides, with fewer columns, and tensors of each checkpoint. */
+/* Tables that version 7 had besides, with fewer columns, and the tensors of each checkpoint. */
 static const char tensor_tables[] =
     "CREATE INDEX undetailed ON checkpoints (run, step) WHERE detailed = 0;"
     "CREATE TABLE tensor_names (key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;"

@@ -1,4 +1,4 @@
-/* What the kernel counts for this process, by /proc/self/io (include cmocka.h first). */
+/* Counters of the kernel for this process, from /proc/self/io (include cmocka.h first). */
 #ifndef TESTS_SUPPORT_COUNTERS_H
 #define TESTS_SUPPORT_COUNTERS_H
 

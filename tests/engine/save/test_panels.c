@@ -1,4 +1,4 @@
-/* What a save asks a read function for when it cuts a matrix into panels: everything, once, in large pieces. */
+/* A save that cuts a matrix into panels asks the read function for everything, once, in large pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
