@@ -154,7 +154,8 @@ ckd_status moment_stats_get(moment_stats **out, ckd_save *save, const lossy_tile
     ckd_status status =
         weight && !*out ? new_moment_stats(out, save, &t->shape, weight, context, err) : CKD_OK;
     if (status == CKD_OK && *out && t->part == LOSSY_SECOND) {
-        status = direction_begin(&(*out)->sample, t->shape.count, err);
+        status = save_await(save, (*out)->end, err); /* blocks of the first moment look for the sample */
+        THEN(status, direction_begin(&(*out)->sample, t->shape.count, err));
     }
     return status;
 }

@@ -61,6 +61,40 @@ static void test_moments_before_all_weights(void **state) {
     ckd_store_close(store);
 }
 
+/*
+ * A trainer may have the first moment before the second. While its blocks are in progress, the second one begins the
+ * sample that both are compared by.
+ */
+static void test_first_moments_before_second_ones(void **state) {
+    const uint64_t shape[2] = {128, 128};
+    ckd_store_options many = CKD_STORE_OPTIONS_INIT;
+    ckd_store *store;
+    many.threads = 4;
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/in-progress", (char *)*state);
+    assert_int_equal(ckd_store_open(&store, path, CKD_OPEN_CREATE, &many, NULL), CKD_OK);
+    drift d = drift_new(128, 128, 2);
+    for (uint64_t step = 0; step < 4; step++) {
+        ckd_save_options o = lossy_options("pairs", step, CKD_NEAR);
+        ckd_save *save = begin_with(store, &o);
+        save->input.buffers_are_stable =
+            true; /* as a session's: tiles stay in progress from tensor to tensor */
+        for (unsigned i = 0; i < 200; i++) {
+            char name[64];
+            snprintf(name, sizeof(name), "exp_avg.layer.%u", i);
+            add_tensor(save, name, CKD_F32, 2, shape, NULL, d.first);
+            snprintf(name, sizeof(name), "exp_avg_sq.layer.%u", i);
+            add_tensor(save, name, CKD_F32, 2, shape, NULL, d.second);
+            snprintf(name, sizeof(name), "layer.%u", i);
+            add_tensor(save, name, CKD_F32, 2, shape, NULL, d.weight);
+        }
+        commit_save(save);
+        drift_step(&d);
+    }
+    drift_free(&d);
+    ckd_store_close(store);
+}
+
 static int make_folder(void **state) {
     *state = tempdir_create();
     return 0;
@@ -72,7 +106,8 @@ static int remove_folder(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_moments_before_all_weights)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_moments_before_all_weights),
+                                       cmocka_unit_test(test_first_moments_before_second_ones)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
     scratch_end();
