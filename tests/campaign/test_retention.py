@@ -23,8 +23,11 @@ def retention(folder, fidelity, policy, *args, saves=60):
     return json.loads(done.stdout)
 
 
+PAGE = 4096
+
 # Lossy checkpoints that are far apart take more space than in a fresh store, which saves coarser states. Chunk
-# files and the catalog are compared apart: in a store as small as this the catalog would hide the chunk files.
+# files are compared apart from the rest: in a store as small as this the catalog would hide them. The rest is
+# compared by its bytes: the catalog grows by pages of 2,048 bytes, and here it is no more than ten of them.
 @pytest.mark.parametrize("fidelity, policy, most", [
     ("exact", "--keep-last 5", 1.3), ("exact", "--keep-last 3 --keep-every 20", 1.3), ("exact", "--keep-every 10 --keep-first", 1.3),
     ("near", "--keep-last 5", 1.9), ("coarse", "--keep-last 5", 2.0),
@@ -37,7 +40,7 @@ def test_retention(tmp_path, fidelity, policy, most):
         folder.mkdir()
         found = retention(folder, fidelity, policy, saves=saves)
         rest, fresh_rest = (found[total] - found[by]["c"] for total, by in (("bytes", "by_folder"), ("fresh_bytes", "fresh_by_folder")))
-        assert found["as_policy_says"] and rest <= 1.1 * fresh_rest, found
+        assert found["as_policy_says"] and rest <= fresh_rest + PAGE, found
         factors.append(found["by_folder"]["c"] / found["fresh_by_folder"]["c"])
     assert sum(factors) / len(factors) <= most, factors
 
