@@ -1,6 +1,6 @@
 /*
  * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists
- * mostly of files. A file with too many dead bytes is replaced by a new one with its live records. Records are
+ * mostly of files. A policy's compaction does so only with files of deleted checkpoints. A file with too many dead bytes is replaced by a new one with its live records. Records are
  * copied unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a
  * next generation that names the new one.
  */
@@ -50,6 +50,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
                 (merge_source){.file = m->files[k],
                                .first = g->order[i],
                                .live = own ? waste_owned_bytes(m, k) : 0,
+                               .is_owned = own,
                                .stays = own && (is_newest(g, i) || is_empty(m)),
                                .is_asked = compact_allows_run(g->c, m->checkpoint.run)};
         }
@@ -61,6 +62,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         merge_source *last = kept ? &g->sources[kept - 1] : NULL, *s = &g->sources[i];
         if (last && id_compare(last, s) == 0) {
             last->live += s->live;
+            last->is_owned = last->is_owned || s->is_owned;
             last->stays = last->stays || s->stays;
             last->is_asked = last->is_asked || s->is_asked;
         } else {
@@ -216,6 +218,11 @@ static int by_run_and_step(const void *a, const void *b) {
     return order ? order : (x->step > y->step) - (x->step < y->step);
 }
 
+static bool is_packed(const compaction *c, const merge_source *s) {
+    bool may = c->limits.waste_run ? s->is_asked && !s->is_owned : !s->stays;
+    return may && s->file.size < c->options.pack_below;
+}
+
 ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t count, gathered_fn gathered,
                           void *context, ckd_error *err) {
     manifest_entry **sorted = calloc(count + 1, sizeof(*sorted));
@@ -237,8 +244,7 @@ ckd_status compact_gather(compaction *c, manifest_entry *const *order, size_t co
     }
     for (size_t i = 0; i < g.source_count && status == CKD_OK; i++) {
         merge_source *s = &g.sources[i];
-        bool packs = !s->stays && !c->limits.waste_run && s->file.size < c->options.pack_below;
-        if (s->is_wasteful || packs) {
+        if (s->is_wasteful || is_packed(c, s)) {
             chosen[used++] = s;
         }
     }

@@ -86,9 +86,10 @@ def measure(command, saves, fidelity, policy, folder, compact):
     for step in listed:
         fresh.save(step)
     sizes, alone = store.sizes(), fresh.sizes()
+    files = len(list(store.path.glob("data/c/**/*.ckd")))
     verified = json.loads(store.call("verify", "--json"))["ok"]
     return {"saves": saves, "fidelity": fidelity, "policy": policy, "listed": listed, "as_policy_says": listed == kept(policy, saves),
-            "verified": verified, "bytes": sum(sizes.values()), "largest": peak, "fresh_bytes": sum(alone.values()),
+            "verified": verified, "chunk_files": files, "bytes": sum(sizes.values()), "largest": peak, "fresh_bytes": sum(alone.values()),
             "factor": sum(sizes.values()) / sum(alone.values()), "by_folder": sizes, "fresh_by_folder": alone}
 
 

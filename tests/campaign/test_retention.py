@@ -41,6 +41,7 @@ def test_retention(tmp_path, fidelity, policy, most):
         found = retention(folder, fidelity, policy, saves=saves)
         rest, fresh_rest = (found[total] - found[by]["c"] for total, by in (("bytes", "by_folder"), ("fresh_bytes", "fresh_by_folder")))
         assert found["as_policy_says"] and rest <= fresh_rest + PAGE, found
+        assert found["chunk_files"] <= len(found["listed"]) + 8, found  # those of deleted checkpoints are packed
         factors.append(found["by_folder"]["c"] / found["fresh_by_folder"]["c"])
     assert sum(factors) / len(factors) <= most, factors
 
