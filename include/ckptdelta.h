@@ -310,7 +310,7 @@ typedef struct ckd_save_options {
     int level; /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
     /*
      * Limit on the cost of loading the checkpoint, in base loads; 0: 4. A single block, or a save that omits tensors of
-     * its parent, may take twice the limit in processor time, or three times if lossy.
+     * its parent, may take twice the limit in processor time (optimizer steps in bytes, too), or four times if lossy.
      */
     double max_load_cost;
     /* Same limit while it is the newest of its run. Each save writes copies of costlier blocks. 0: max_load_cost. */

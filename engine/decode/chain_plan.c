@@ -1,6 +1,8 @@
 /*
  * Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. An exact chain
- * ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor.
+ * ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor. A chain of
+ * optimizer steps ends in a block on its own, at the same save as those of the other tensors of its parameter: a load of
+ * one reads all of them.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -25,6 +27,16 @@ static bool is_chain(const record *r, bool lossy) {
            record_base(r).work > 0;
 }
 
+/* A chain of optimizer steps. */
+static bool is_step_chain(const record *r) {
+    return r->depth > 0 && r->predictor == PREDICT_STEP && record_base(r).work > 0;
+}
+
+/* Whether the chain ends by its own priority; lossy ones end by those of their tensors. */
+static bool ends_by_block(const record *r) {
+    return is_chain(r, false) || is_step_chain(r);
+}
+
 static uint32_t rank_that_wrote(const view *v, const view_block *b) {
     return b->file < v->manifest.own_count ? v->manifest.files[b->file].rank : ANY_RANK;
 }
@@ -40,17 +52,32 @@ static bool is_planned(const load_budget *b, const view_block *block) {
 static uint64_t priority_of(double chain, double base, uint32_t random) {
     return (uint64_t)fmin(CLASS_STEPS * chain / base, CLASSES - 1) << 32 | random;
 }
-static uint64_t priority_of_block(const record *r) {
-    return priority_of((double)r->chain_work, record_base(r).work, load_le32(r->content.bytes));
+
+/*
+ * The record whose cost stands for all of a parameter: of the first moment if that is a step, else of the second one.
+ * *first: the first moment; the record itself if it is no step of a weight or a second moment.
+ */
+static const record *leading_record(const record **first, const view *v, const record *r) {
+    const view_block *moment = step_input(v, r, 1), *square = step_input(v, r, 2);
+    *first = moment ? moment->record : r;
+    bool by_square = square && is_step_chain(square->record);
+    return is_step_chain(*first) ? *first : by_square ? square->record : r;
+}
+
+static uint64_t priority_of_block(const view *v, const record *r) {
+    const record *first, *leading = leading_record(&first, v, r);
+    return priority_of((double)leading->chain_work, record_base(leading).work,
+                       load_le32(first->content.bytes));
 }
 
 bool budget_may_merge(const record *parent_block) {
-    return (double)parent_block->chain_work >= MERGE_FROM * record_base(parent_block).work;
+    return is_chain(parent_block, false) &&
+           (double)parent_block->chain_work >= MERGE_FROM * record_base(parent_block).work;
 }
 
-static double freed_by_end(const record *r) {
+static double freed_by_end(const view *v, const record *r) {
     double base = record_base(r).work;
-    return fmax(0, (double)r->chain_work - (budget_may_merge(r) ? MERGED * base : base));
+    return fmax(0, step_share(v, r).work - (budget_may_merge(r) ? MERGED * base : base));
 }
 
 /* The lossy chains of a tensor, which end together. */
@@ -100,8 +127,8 @@ static void plan_endings(load_budget *b) {
     size_t count = 0;
     for (size_t i = 0; all && i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        if (is_chain(r, false) && is_planned(b, &parent->blocks[i])) {
-            all[count++] = (ending){priority_of_block(r), freed_by_end(r)};
+        if (ends_by_block(r) && is_planned(b, &parent->blocks[i])) {
+            all[count++] = (ending){priority_of_block(parent, r), freed_by_end(parent, r)};
         }
     }
     for (size_t i = 0; all && i < parent->tensor_count; i++) {
@@ -114,8 +141,8 @@ static void plan_endings(load_budget *b) {
     if (count) {
         qsort(all, count, sizeof(*all), highest_first);
     }
-    double left = b->to_free;
-    for (size_t i = 0; i < count && left > 0; i++) {
+    double left = b->to_free, slack = (BUDGET_MARGIN - PLAN_MARGIN) * b->limit * b->rest_base.work;
+    for (size_t i = 0; i < count && left > 0 && (left > slack || all[i].freed < 2 * left); i++) {
         left -= all[i].freed;
         b->ending = all[i].priority > 0 ? all[i].priority : 1;
     }
@@ -155,23 +182,25 @@ static bool saved_before(const view *parent, rank_of_world by) {
 
 void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
     double exact = 0, lossy = 0, share = 1; /* exact, lossy: base loads of chains that grow */
+    double steps = 0;                       /* what chains of steps will grow by */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;
     b->ending = 0;
     b->to_free = 0;
     for (size_t i = 0; i < parent->block_count; i++) {
         const record *r = parent->blocks[i].record;
-        load_cost chain = step_share(parent, &parent->blocks[i]), base = record_base(r);
+        load_cost chain = step_share(parent, r), base = record_base(r);
         if (is_planned(b, &parent->blocks[i])) {
             load_cost_add(&b->rest_chain, &chain);
             load_cost_add(&b->rest_base, &base);
             exact += is_chain(r, false) ? base.work : 0;
             lossy += is_chain(r, true) ? base.work : 0;
+            steps += is_step_chain(r) ? fmax(0, chain.work - base.work) / r->depth : 0;
         }
     }
     double bound = PLAN_MARGIN * b->limit * b->rest_base.work;
-    if (b->rest_chain.work + exact + lossy > bound) { /* may be near */
-        double links = (exact > 0 ? exact * typical_link(b, views, false) : 0) +
+    if (b->rest_chain.work + exact + lossy + steps > bound) { /* may be near */
+        double links = steps + (exact > 0 ? exact * typical_link(b, views, false) : 0) +
                        (lossy > 0 ? lossy * typical_link(b, views, true) : 0);
         b->to_free = fmax(0, b->rest_chain.work + links - bound);
     }
@@ -196,11 +225,12 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 /* ---- asked while blocks are decided ---- */
 
 bool budget_ends_chain(const load_budget *b, const record *parent_block) {
-    return b->ending > 0 && is_chain(parent_block, false) && priority_of_block(parent_block) >= b->ending;
+    return b->ending > 0 && ends_by_block(parent_block) &&
+           priority_of_block(b->planned, parent_block) >= b->ending;
 }
 
 void budget_chain_ended(load_budget *b, const record *parent_block) {
-    b->to_free = fmax(0, b->to_free - freed_by_end(parent_block));
+    b->to_free = fmax(0, b->to_free - freed_by_end(b->planned, parent_block));
 }
 
 bool budget_ends_tensor(const load_budget *b, const view_tensor *parent) {

@@ -11,7 +11,7 @@
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
-#define WORK_STEP   0.6  /* an optimizer step: arithmetic, its group, ancestors; a single chain takes 0.15 */
+#define WORK_STEP   0.12 /* an optimizer step: arithmetic, its group, hashes of its inputs */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
@@ -111,6 +111,10 @@ bool budget_allows_chain(const load_budget *b, const load_cost *chain, const loa
            chain->work <= BUDGET_MARGIN * time_factor * b->limit * base->work;
 }
 
+bool budget_allows_step_chain(const load_budget *b, const load_cost *chain, const load_cost *base) {
+    return within(chain, base, BUDGET_MARGIN * PART_EXACT * b->limit);
+}
+
 /* Checks the bound of the whole checkpoint, with this chain and the estimate of the rest. */
 static bool whole_within(const load_budget *b, const load_cost *chain, const load_cost *base) {
     load_cost all_chain = sum(&b->chain, chain, &b->rest_chain);
@@ -142,7 +146,7 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
 bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t delta_size,
                         uint64_t standalone_size) {
     return delta_pays(&cost->added, delta_size, standalone_size) &&
-           budget_allows_chain(b, &cost->by_itself, &cost->by_itself_base, PART_EXACT) &&
+           budget_allows_step_chain(b, &cost->by_itself, &cost->by_itself_base) &&
            whole_within(b, &cost->added, &cost->added_base);
 }
 
@@ -195,8 +199,7 @@ static const view_block *same_span_in(const view *v, const char *name, const rec
     return NULL;
 }
 
-const view_block *step_input(const view *v, const view_block *b, uint32_t index) {
-    const record *r = b->record;
+const view_block *step_input(const view *v, const record *r, uint32_t index) {
     if (r->predictor != PREDICT_STEP || index >= r->dependency_count) {
         return NULL;
     }
@@ -206,10 +209,10 @@ const view_block *step_input(const view *v, const view_block *b, uint32_t index)
     return inside ? same_span_in(v, input->tensor, r) : NULL;
 }
 
-load_cost step_share(const view *v, const view_block *b) {
-    load_cost chain = record_chain(b->record), max = {0, 0};
-    for (uint32_t i = 1; b->record->predictor == PREDICT_STEP && i < b->record->dependency_count; i++) {
-        const view_block *input = step_input(v, b, i);
+load_cost step_share(const view *v, const record *r) {
+    load_cost chain = record_chain(r), max = {0, 0};
+    for (uint32_t i = 1; r->predictor == PREDICT_STEP && i < r->dependency_count; i++) {
+        const view_block *input = step_input(v, r, i);
         load_cost c = input ? record_chain(input->record) : max;
         max = c.stored > max.stored ? c : max;
     }
@@ -243,7 +246,7 @@ static void add_totals(manifest *m, const view *v, role_total totals[CKD_ROLE_OT
     }
     for (size_t i = 0; i < v->block_count; i++) {
         const record *r = v->blocks[i].record;
-        load_cost chain = step_share(v, &v->blocks[i]), base = record_base(r);
+        load_cost chain = step_share(v, r), base = record_base(r);
         budget_add(&cost, &chain, &chain, &base);
         c->raw_bytes += r->raw_size;
         c->depth = r->depth > c->depth ? r->depth : c->depth;

@@ -191,6 +191,8 @@ void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share
 /* Whether a part with this chain stays within its own bound. */
 bool budget_allows_chain(const load_budget *b, const load_cost *chain, const load_cost *base,
                          double time_factor);
+/* The same for an optimizer step with all that it is loaded with, which may exceed the limit in bytes, too. */
+bool budget_allows_step_chain(const load_budget *b, const load_cost *chain, const load_cost *base);
 /* Whether it does, and the whole checkpoint with it. */
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double time_factor);
 /* Whether a delta of this size can save enough at all. */
@@ -220,12 +222,12 @@ double budget_load_cost(const load_budget *b);
  * The step's dependency `index`, if that is one block of the same checkpoint over the same span; else NULL.
  * Thread-safe.
  */
-const view_block *step_input(const view *v, const view_block *b, uint32_t index);
+const view_block *step_input(const view *v, const record *r, uint32_t index);
 /*
  * The cost that the block adds to loading the rest of its checkpoint. For a step, this excludes the moments that it is
  * predicted from, as they are loaded with it. Thread-safe.
  */
-load_cost step_share(const view *v, const view_block *b);
+load_cost step_share(const view *v, const record *r);
 /*
  * Sets tensors, depth, raw_bytes, stored_bytes and load_cost of m->checkpoint, and m->roles, from the records in the
  * checkpoint's files. v is opened from the same files. A file with other checkpoints' records counts by the share of
@@ -260,7 +262,7 @@ typedef struct payload_window {
     uint64_t used;     /* time of last use */
     bytes data;
 } payload_window;
-#define PAYLOAD_WINDOWS 8 /* of as many files: a chain alternates between those of its checkpoints */
+#define PAYLOAD_WINDOWS 32 /* of as many files: a chain alternates between those of its checkpoints */
 
 /* Scratch of one worker. */
 typedef struct decoder {

@@ -15,7 +15,7 @@ static bool is_step(const view_block *b) {
 /* Weights lead their moments. Second moments lead the first ones only if the weights are no step. */
 static void set_dependent_weights(sibling_cache *s, const view_block *b) {
     for (uint32_t i = 1; i < b->record->dependency_count; i++) {
-        const view_block *input = step_input(s->view, b, i);
+        const view_block *input = step_input(s->view, b->record, i);
         const view_block **dependent_weight = input ? &s->dependent_weights[number_of(s, input)] : NULL;
         if (dependent_weight &&
             (!*dependent_weight || (*dependent_weight)->record->tensor->role == CKD_ROLE_EXP_AVG_SQ)) {
@@ -112,7 +112,7 @@ static void insert(sibling_cache *s, const view_block *b, void *memory, bool fil
 static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependent_weight,
                         const view_block *except) {
     for (uint32_t i = 1; i < dependent_weight->record->dependency_count; i++) {
-        const view_block *input = step_input(s->view, dependent_weight, i);
+        const view_block *input = step_input(s->view, dependent_weight->record, i);
         void *memory = input && input != except ? reserve(s, input) : NULL;
         if (memory) {
             insert(s, input, memory, values_cached(d, input, memory));

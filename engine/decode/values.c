@@ -60,7 +60,8 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
 #define SMALL_PAYLOAD (16u << 10) /* larger ones are read by themselves */
 #define WINDOW_GAP \
     (1u << 10) /* most bytes between payloads that follow each other: the next record's header */
-#define WINDOW_BYTES (64u << 10)
+#define WINDOW_FIRST (4u << 10)  /* bytes of a window; one that continues the last has twice as many, ... */
+#define WINDOW_MOST  (64u << 10) /* ... up to this */
 
 /* The window of the file; if there is none, the least recently used one. */
 static payload_window *window_of(decoder *d, const file_reader *file) {
@@ -88,12 +89,15 @@ static bool in_window(payload_window *w, const chunk *c, const record *r) {
     if (same_file && at >= w->at && end <= w->at + w->data.size) {
         return true;
     }
+    bool continues = follows && w->data.size && at <= w->at + w->data.size + WINDOW_GAP;
+    uint64_t most = continues ? 2 * w->data.size : WINDOW_FIRST;
+    most = most < r->stored_size ? r->stored_size : most < WINDOW_MOST ? most : WINDOW_MOST;
     w->file = c->file;
     bytes_clear(&w->data);
     if (!follows) {
         return false;
     }
-    size = size - at < WINDOW_BYTES ? size - at : WINDOW_BYTES;
+    size = size - at < most ? size - at : most;
     void *to = bytes_extend(&w->data, size);
     bool good = to && file_read_at(c->file, at, to, size, NULL) == CKD_OK;
     w->at = at;

@@ -96,13 +96,14 @@ void values_store_set_limit(values_store *s, uint64_t limit) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-#define SPARE_TRIES 8u /* a load has few sizes of blocks; if it has many, memory of its own is as good */
+#define SPARE_TRIES 32u
+#define SPARE_TIMES 8u /* a spare entry has at most this many times the bytes that are needed */
 
-/* A spare entry of this size, or a new one; NULL: there is no space. */
+/* A spare entry that is large enough, or a new one; NULL: there is no space. */
 static stored_values *entry_of(values_store *s, uint64_t size) {
     stored_values **at = &s->spare, *v;
     for (unsigned i = 0; i < SPARE_TRIES && (v = *at); i++, at = &v->next) {
-        if (v->size == size) {
+        if (v->size >= size && v->size / SPARE_TIMES <= size) {
             *at = v->next;
             return v;
         }

@@ -18,7 +18,7 @@
 typedef struct stored_values {
     const record *record;
     void *values;
-    uint64_t size;
+    uint64_t size;              /* of its memory: the values, or more */
     uint32_t pins;              /* current uses; only unpinned entries are evicted */
     uint32_t uses;              /* uses that are left; VALUES_USES_UNKNOWN: it stays until it is evicted */
     bool filling;               /* a worker is decoding it */

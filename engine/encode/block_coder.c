@@ -311,9 +311,8 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
     bool plain =
         delta && budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_EXACT);
     load_cost step_base = job->analysis.step.available ? block_step_base(job) : job->decision.base;
-    job->analysis.step.available =
-        job->analysis.step.available &&
-        budget_allows_chain(budget, &job->analysis.step.chain, &step_base, PART_EXACT);
+    job->analysis.step.available = job->analysis.step.available &&
+                                   budget_allows_step_chain(budget, &job->analysis.step.chain, &step_base);
     if (plain || job->analysis.step.available) {
         status = block_delta_plan(job, ctx, tensor, plain, err);
     }

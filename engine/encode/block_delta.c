@@ -176,8 +176,9 @@ void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor
                          const load_budget *budget) {
     block_analysis *a = &job->analysis;
     chain_start start;
-    bool continues = a->step.available && !a->step.by_gradient; /* whether a gradient fits is not known yet */
-    a->ends = a->parent_block && !continues && budget_ends_chain(budget, a->parent_block);
+    /* Whether a gradient fits is not known yet. */
+    bool begins = a->step.available && !a->step.by_gradient && a->parent_block->predictor != PREDICT_STEP;
+    a->ends = a->parent_block && !begins && budget_ends_chain(budget, a->parent_block);
     a->step.available = a->step.available && !a->ends;
     if (a->ends && !job->input.precoded.coded && budget_may_merge(a->parent_block) &&
         find_start(&start, job, ctx, tensor)) {

@@ -41,8 +41,8 @@ ckd_status load_task_list(load_task *task, ckd_error *err) {
 ckd_status load_decode_block(ckd_load *load, uint32_t worker, const view_block *b, const span_target *target,
                              uint64_t *copied, ckd_error *err) {
     decoder *d = &load->decoders[worker];
-    return load->shared.view ? sibling_cache_scatter(&load->shared, d, b, target, copied, err)
-                             : block_into_span(d, load->view, b, target, copied, err);
+    return load->shared.view && !d->plan ? sibling_cache_scatter(&load->shared, d, b, target, copied, err)
+                                         : block_into_span(d, load->view, b, target, copied, err);
 }
 
 typedef struct placement {

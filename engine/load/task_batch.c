@@ -16,6 +16,7 @@ typedef struct listed_block {
     load_task *task;
     uint64_t copied;
     size_t at, lead; /* its index in the list; that of the first block that is rebuilt with it */
+    bool is_last;    /* of the chain: it is rebuilt from the others */
 } listed_block;
 
 /* A task: the listed blocks that a thread takes at a time, from `first` to where the next item begins. */
@@ -54,12 +55,13 @@ static int by_group(const void *a, const void *b) {
 static int by_lead(const void *a, const void *b) {
     const listed_block *x = a, *y = b;
     int order = (x->lead > y->lead) - (x->lead < y->lead);
+    order = order ? order : y->is_last - x->is_last;
     return order ? order : (x->at > y->at) - (x->at < y->at);
 }
 
 /*
  * Puts moments and the weights that are rebuilt with them next to each other. On different threads, both would decode
- * the same chain.
+ * the same chain. Weights come first: their ancestors are decoded from the oldest on, and each is dropped soon.
  */
 static ckd_status gather_companions(work_list *w, ckd_error *err) {
     const sibling_cache *shared = &w->load->shared;
@@ -70,7 +72,9 @@ static ckd_status gather_companions(work_list *w, ckd_error *err) {
     for (size_t i = 0; i < w->block_count; i++) {
         w->blocks[i].lead = w->blocks[i].at = i;
         if (all) {
-            all[i] = (companion){sibling_cache_group(shared, w->blocks[i].block), i};
+            const view_block *b = w->blocks[i].block;
+            all[i] = (companion){sibling_cache_group(shared, b), i};
+            w->blocks[i].is_last = all[i].group == (size_t)(b - shared->view->blocks);
         }
     }
     if (all) {

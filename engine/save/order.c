@@ -62,7 +62,7 @@ void save_remove_expected(load_budget *budget, const view *v, const view_tensor 
     for (size_t s = 0; share > 0 && s < parent->shard_count; s++) {
         for (size_t i = 0; i < parent->shards[s].block_count; i++) {
             const record *r = parent->shards[s].blocks[i].record;
-            load_cost chain = step_share(v, &parent->shards[s].blocks[i]), base = record_base(r);
+            load_cost chain = step_share(v, r), base = record_base(r);
             chain = (load_cost){share * chain.stored, share * chain.work};
             base = (load_cost){share * base.stored, share * base.work};
             budget_remove_expected(budget, &chain, &base);
