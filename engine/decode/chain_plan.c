@@ -171,6 +171,25 @@ static double typical_link(const load_budget *b, view_cache *views, bool lossy) 
     return bases > 0 ? links / bases : USUAL_LINK;
 }
 
+/* What one more step added to the chain of the parent's block; less than 0: nothing is known of it. */
+static double step_link(view_cache *views, const view *parent, const view_block *b) {
+    const view_block *before;
+    const view *owner;
+    bool known = is_step_chain(b->record) &&
+                 view_parent_block(&before, &owner, views, parent, b, NULL) == CKD_OK && before &&
+                 is_step_chain(before->record);
+    return known ? fmax(0, (double)b->record->chain_work - (double)before->record->chain_work) : -1;
+}
+
+/* The same without what its inputs took, which a load reads in any case. */
+static double step_growth(view_cache *views, const view *parent, const view_block *b) {
+    const record *r = b->record;
+    const view_block *square = step_input(parent, r, 2);
+    double link = step_link(views, parent, b), inputs = square ? step_link(views, parent, square) : 0;
+    return link >= 0 && inputs >= 0 ? fmax(0, link - inputs)
+                                    : fmax(0, step_share(parent, r).work - record_base(r).work) / r->depth;
+}
+
 /* Whether this rank of as many saved some of the parent; it probably saves the same regions again. */
 static bool saved_before(const view *parent, rank_of_world by) {
     bool found = false;
@@ -195,7 +214,7 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_o
             load_cost_add(&b->rest_base, &base);
             exact += is_chain(r, false) ? base.work : 0;
             lossy += is_chain(r, true) ? base.work : 0;
-            steps += is_step_chain(r) ? fmax(0, chain.work - base.work) / r->depth : 0;
+            steps += is_step_chain(r) ? step_growth(views, parent, &parent->blocks[i]) : 0;
         }
     }
     double bound = PLAN_MARGIN * b->limit * b->rest_base.work;
@@ -224,9 +243,22 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 
 /* ---- asked while blocks are decided ---- */
 
+/* Shares of the bound on a chain of steps at which all chains of the parameter end. */
+#define LONG_FIRST  0.9
+#define LONG_SQUARE 0.75 /* of a second moment, whose weights take a third more */
+
+/* Whether a chain of the parameter would soon exceed its own bound. What ends for one of them ends for all. */
+static bool is_too_long(const load_budget *b, const record *parent_block) {
+    const record *first, *leading = leading_record(&first, b->planned, parent_block);
+    double bases = leading == first ? LONG_FIRST : 3 * LONG_SQUARE; /* of all three tensors */
+    double bound = bases * BUDGET_MARGIN * PART_EXACT * b->limit * record_base(leading).work;
+    return is_step_chain(leading) && (double)leading->chain_work > bound;
+}
+
 bool budget_ends_chain(const load_budget *b, const record *parent_block) {
-    return b->ending > 0 && ends_by_block(parent_block) &&
-           priority_of_block(b->planned, parent_block) >= b->ending;
+    return ends_by_block(parent_block) && b->planned &&
+           ((b->ending > 0 && priority_of_block(b->planned, parent_block) >= b->ending) ||
+            is_too_long(b, parent_block));
 }
 
 void budget_chain_ended(load_budget *b, const record *parent_block) {
