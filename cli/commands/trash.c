@@ -266,9 +266,9 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     if (status != CKD_OK) {
         return status;
     }
-    size_t most = a->refs.count > r.trash->count ? a->refs.count : r.trash->count;
-    r.ids = calloc(most + 1, sizeof(*r.ids));
-    r.left = calloc(most + 1, sizeof(*r.left));
+    size_t max = a->refs.count > r.trash->count ? a->refs.count : r.trash->count;
+    r.ids = calloc(max + 1, sizeof(*r.ids));
+    r.left = calloc(max + 1, sizeof(*r.left));
     status = r.ids && r.left ? CKD_OK : cli_error_nomem(err);
     THEN(status, a->refs.count ? restore_named(&r, a, store, err) : restore_all(&r, store, err));
     if (status == CKD_OK && r.left_count) {

@@ -208,8 +208,8 @@ void html_chart_end_texts(const html_chart *c, const char *left, const char *rig
 void html_legend_item(FILE *to, int series, const char *name);
 /* Prints round numbers under a drawing whose horizontal axis is linear. */
 void html_numbers(FILE *to, double left, double right);
-/* Returns the distance of round numbers that divides the range into at most `most` parts. */
-double html_round_step(double range, double most);
+/* Returns the distance of round numbers that divides the range into at most `parts` parts. */
+double html_round_step(double range, double parts);
 
 /*
  * JSON on stdout: one object with "schema": 1. docs/cli.md defines the fields. Functions return NULL when out of memory

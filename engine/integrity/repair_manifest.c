@@ -424,15 +424,15 @@ static ckd_status try_generations(rewriting *w, ckd_error *err) {
     w->writers.size = 0;
     ckd_status status = try_files(w, &s, err);
     size_t count = w->writers.size / sizeof(ckd_id), end = count > 1 && count <= WRITERS_MAX ? 2 * count : 0;
-    size_t best = 0, fewest = SIZE_MAX, last = 0;
-    for (size_t i = 1; i <= end && fewest && status == CKD_E_CORRUPT; i++) {
+    size_t best = 0, min = SIZE_MAX, last = 0;
+    for (size_t i = 1; i <= end && min && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         s = selection_at(i, &writer, &w->writers);
         ckd_status tried = try_files(w, &s, &why);
         size_t left = tried == CKD_OK ? count_left(w) : SIZE_MAX;
         last = i;
-        best = left < fewest ? i : best;
-        fewest = left < fewest ? left : fewest;
+        best = left < min ? i : best;
+        min = left < min ? left : min;
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? status : err_from(err, tried, &why);
     }
     if (!best) {
