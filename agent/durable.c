@@ -477,11 +477,11 @@ bool holding_settle(connection *c) {
     }
 }
 
-ckd_status holdings_put_together(agent *a, ckd_error *err) {
+ckd_status holdings_assemble(agent *a, ckd_error *err) {
     for (;;) {
         char run[CKD_RUN_MAX + 1];
         const holding *left = a->holdings;
-        while (left && !holding_awaits_others(left)) {
+        while (left && !holding_lacks_parts(left)) {
             left = left->next;
         }
         if (!left) {
@@ -527,7 +527,7 @@ ckd_status holdings_drain(agent *a, ckd_error *err) {
             pthread_cond_wait(&a->changed, &a->mutex);
         }
     }
-    ckd_status status = holdings_put_together(a, err);
+    ckd_status status = holdings_assemble(a, err);
     for (holding *h = a->holdings, *next; h && status == CKD_OK; h = next) {
         next = h->next;
         if (h->settled) {
