@@ -354,8 +354,8 @@ static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_
     if (a->common.verbose) {
         char id[CKD_ID_TEXT];
         ckd_id_text(id, &c->id);
-        printf("id %s, %" PRIu64 " tensors, depth %u, load cost %s\n", id, c->tensors, c->depth,
-               cli_text_number(c->load_cost).text);
+        printf("id %s, %" PRIu64 " tensor%s, depth %u, load cost %s\n", id, c->tensors,
+               cli_plural(c->tensors), c->depth, cli_text_number(c->load_cost).text);
     }
 }
 

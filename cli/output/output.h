@@ -140,6 +140,8 @@ cli_text cli_text_duration(double seconds);
 cli_text cli_text_time(uint64_t nanoseconds);
 /* Short decimal: "0.25", "1.3e-07"; "-" for NaN */
 cli_text cli_text_number(double value);
+/* "", or "s" for a noun with any count but 1 */
+const char *cli_plural(uint64_t count);
 
 /* Returns the columns that UTF-8 text takes, counting every code point as one. */
 size_t cli_text_width(const char *text);

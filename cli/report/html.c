@@ -30,7 +30,7 @@ static void print_title(FILE *to, const report_data *d) {
 
 /* "3 runs" */
 static void print_count(FILE *to, uint64_t count, const char *what) {
-    fprintf(to, "%" PRIu64 " %s%s", count, what, count == 1 ? "" : "s");
+    fprintf(to, "%" PRIu64 " %s%s", count, what, cli_plural(count));
 }
 
 /* The headline, and a bar of what is stored. Catalog and manifests may take more than tiny checkpoints. */

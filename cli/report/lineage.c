@@ -124,8 +124,8 @@ static void print_name(const lineage *l, size_t lane) {
     const ckd_usage *run = &l->d->report->by_run[lane];
     fprintf(l->to, "<span style=\"top:%zupx\">", lane * LANE);
     html_text(l->to, run->name);
-    fprintf(l->to, ": %" PRIu64 " checkpoint%s, %s</span>\n", run->checkpoints,
-            run->checkpoints == 1 ? "" : "s", cli_text_size(run->stored_bytes).text);
+    fprintf(l->to, ": %" PRIu64 " checkpoint%s, %s</span>\n", run->checkpoints, cli_plural(run->checkpoints),
+            cli_text_size(run->stored_bytes).text);
 }
 
 /* A label below a checkpoint. `places` has the last label's place in each lane, in percent. */

@@ -92,6 +92,17 @@ def test_the_run_follows_the_store(store, command, tmp_path):
     assert "it has: a, b" in run(command, store.path, "c", expect=NOT_FOUND).err
 
 
+def test_one_thing_is_not_many(store):
+    store.save(1, state(1))
+    assert run("verify", store.path).out.startswith("verified 1 checkpoint, 1 file, ")
+    assert run("scrub", store.path).out.startswith("read 1 file, ")
+    assert "would rewrite 0 of 1 checkpoint: " in run("compact", store.path, "-n").out
+    store.save(2, state(1, 2))
+    assert run("verify", store.path).out.startswith("verified 2 checkpoints, 2 files, ")
+    run("delete", store.path, "a@2")
+    assert run("trash", store.path, "--empty", "--all").out.startswith("removed 1 checkpoint, 1 file, ")
+
+
 # ------------------------------------------------------------------------------------------------------ stores
 
 
