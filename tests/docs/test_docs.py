@@ -126,6 +126,21 @@ def test_rooms_are_those_that_are_enforced():
     assert all(order.index(used) > order.index(room) for room, uses in rows for used in uses.replace(",", " ").split())
 
 
+def test_folders_of_the_library_say_what_they_are_for():
+    """The README of each folder of the library, and of each room, says what it is for, and names only files that it has."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import check_layers
+    folders = sorted({*check_layers.LIBRARY, "cli", "supervise", "mpi", *(f"{f}/{r}" for f, rooms in check_layers.ROOMS.items() for r in rooms)})
+    assert len(folders) > 30
+    for folder in folders:
+        page = ROOT / folder / "README.md"
+        assert page.is_file(), f"{folder}/ has no README.md"
+        text = page.read_text()
+        assert text.startswith(f"# {folder}\n") and len(text.splitlines()) <= 60, folder
+        for name in re.findall(r"`([\w.]+\.(?:c|h|sql))`", text):
+            assert any((ROOT / f / name).is_file() for f in (folder, "include", ".")), f"{page}: {name}"
+
+
 # What the excerpts take for granted. MPI itself is not needed to see whether they fit the headers.
 AROUND = """
 #include <ckptdelta.h>
