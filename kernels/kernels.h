@@ -162,7 +162,7 @@ typedef struct kernels {
     void (*lattice_values)(float *values, const int32_t *q, size_t n, float unit);
     void (*widen_integers)(int32_t *to, const int8_t *q, size_t n);
     /* lattice_apply without a low-rank part, for integers that are mostly 0. */
-    void (*lattice_apply_few)(float *values, const int8_t *q, size_t n, const lattice_run *run);
+    void (*lattice_apply_q8)(float *values, const int8_t *q, size_t n, const lattice_run *run);
     /*
      * sums = left (rows x rank) times right (rank x columns), integers in floats. The caller ensures that no
      * sum of magnitudes reaches 2^24. So sums are exact in any order.

@@ -158,10 +158,10 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
         status = m.status;
     }
     ckd_error lost_answer = {0};
-    ckd_status told = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
-    x->agreed = told == CKD_OK;
+    ckd_status sent = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
+    x->agreed = sent == CKD_OK;
     bytes_free(&answer);
-    return status == CKD_OK && !x->commits ? err_from(err, told, &lost_answer) : err_from(err, status, &why);
+    return status == CKD_OK && !x->commits ? err_from(err, sent, &lost_answer) : err_from(err, status, &why);
 }
 
 static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *err) {

@@ -67,7 +67,7 @@ static device_result run_gather(const device_queue *queue, const device_gatherin
 
 static device_result run_pack(const device_queue *queue, const device_packing *packing, device_failure *why) {
     uint64_t words = (packing->count + PACK_EACH - 1) / PACK_EACH;
-    return words ? pack_few_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
+    return words ? pack_q8_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
 }
 
 static device_result run_round(const device_queue *queue, const device_rounding *rounding,

@@ -91,7 +91,7 @@ static void test_apply_few(void **state) {
                 for (size_t t = 0; t < table_count; t++) {
                     float values[MOST + GUARD];
                     memcpy(values, from, sizeof(from));
-                    tables[t]->lattice_apply_few(values, few, n, &run);
+                    tables[t]->lattice_apply_q8(values, few, n, &run);
                     assert_bits(values, expected, (n + GUARD) * sizeof(float));
                     memcpy(values, from, sizeof(from));
                     tables[t]->lattice_apply(values, wide, NULL, n, &run);
