@@ -308,7 +308,7 @@ static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const 
     return status;
 }
 
-/* Of what a launch stores meanwhile, nothing may become older than this state. */
+/* No state that a launch stores meanwhile may become older than this one. */
 static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
                             ckd_error *err) {
     slot_content content;

@@ -176,8 +176,8 @@ bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
 /*
- * What ranks have left that they could not store, as a node was lost, is put together from what all nodes have. Under the
- * mutex, which is released meanwhile. Errors: BUSY (it may be possible later).
+ * Assembles states that ranks could not store because a node was lost, from what all nodes have. Called with the mutex,
+ * which is released meanwhile. Errors: BUSY (it may be possible later).
  */
 ckd_status holdings_assemble(agent *a, ckd_error *err);
 
@@ -185,7 +185,7 @@ ckd_status holdings_assemble(agent *a, ckd_error *err);
 bool holdings_defer(agent *a);
 /* Makes such a state of this one durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
-/* The same if the store should have it now. What fails is said once, shown, and tried again. */
+/* The same if the store should have it now. A failure is reported once, shown, and tried again. */
 void holding_store_if_due(connection *c);
 
 /* ---- tier.c ---- */

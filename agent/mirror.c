@@ -202,7 +202,7 @@ static bool is_alive(void *context, size_t host) {
     return peer_alive(t->node, host);
 }
 
-/* Of a group with parity, all are. */
+/* With parity, all nodes of the group are partners. */
 static void choose_partners(tier *t) {
     size_t chosen[PEER_HOSTS_MAX];
     const parity *p = t->parity;

@@ -1,7 +1,8 @@
 /*
- * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one
- * that has the newest state verifies it, and makes it durable in the store, where the session finds it. Of a state of
- * several ranks, those that have its parts do that together. `ckptdelta agent --explain` shows what was chosen, and why.
+ * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the
+ * one that has the newest state verifies it, and makes it durable in the store, where the session finds it. If the
+ * state has several ranks, the agents that have its parts do that together. `ckptdelta agent --explain` shows what was
+ * chosen, and why.
  */
 #include "agent/restart.h"
 
@@ -460,7 +461,7 @@ static void ask_again(search *s, const char *root) {
     }
 }
 
-/* Of states of several ranks, this node's last life has left parts. The other ones are elsewhere. */
+/* This node's last life has left its parts of states of several ranks. The other parts are elsewhere. */
 static void search_for_parts(search *s) {
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];

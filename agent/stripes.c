@@ -306,9 +306,9 @@ static void mark_unnotified(tier *t, const char *but) {
 }
 
 /*
- * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. What a stripe whose sum cannot be
- * read had is not protected any more: it is removed, and its nodes bring their pieces again. Other failures leave it as
- * it was.
+ * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. A stripe whose sum cannot be
+ * read protects nothing any more: it is removed, and its nodes send their pieces again. Other failures leave it as it
+ * was.
  */
 static ckd_status change_stripe(tier *t, const parity_query *q, ckd_error *err) {
     parity *p = t->parity;
@@ -449,7 +449,7 @@ static void look_again(tier *t) {
 
 /* ---- answers ---- */
 
-/* Of the group; this node's own list has what it keeps itself. */
+/* Has the whole group been asked? This node's own list has what it keeps itself. */
 static bool all_asked(tier *t) {
     bool all = true;
     pthread_mutex_lock(&t->mutex);
@@ -460,7 +460,7 @@ static bool all_asked(tier *t) {
     return all;
 }
 
-/* Whoever asks for its own set sends no piece meanwhile: those that are still on their way are left over. */
+/* A node that asks for its own set sends no piece meanwhile, so pieces that have arrived for it are of no use. */
 static void answer_table(bytes *answer, tier *t, const char *set) {
     parity *p = t->parity;
     uint32_t count = 0;

@@ -196,7 +196,7 @@ CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const 
  * seals the save. The caller transports the parts to the coordinator.
  */
 
-/* What one rank wrote, as bytes that the caller carries to the coordinator. Release with ckd_part_free. */
+/* Describes what one rank wrote, in bytes that the caller carries to the coordinator. Release with ckd_part_free. */
 typedef struct ckd_part {
     void *data;
     size_t size;

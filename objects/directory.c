@@ -184,7 +184,7 @@ static ckd_status directory_probe(void *place, bool *honoured, const object_call
     return status;
 }
 
-/* What is no file at all is not there. */
+/* An entry that is no regular file counts as absent. */
 static ckd_status open_object(file_reader **out, const directory *d, const char *key, ckd_error *err) {
     char *path = directory_path(d, key, err);
     ckd_status status = path ? file_open_read(out, path, err) : CKD_E_NOMEM;

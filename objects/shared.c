@@ -1,4 +1,4 @@
-/* What both kinds of places need: limits of a call and of the rate, bytes of a source, pages of keys. */
+/* Shared by both kinds of places: limits of a call and of the rate, bytes of a source, pages of keys. */
 #include "objects/backend.h"
 
 #include <stdlib.h>

@@ -157,7 +157,9 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
 ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *query, bool takes_long,
                             ckd_error *err);
 
-/* What this node keeps for others: */
+/* ---- files that this node keeps for others ---- */
+
+/* Returns the bytes of all files. */
 uint64_t peer_held_bytes(peer_node *node);
 /* Names of the sets. Release with free of each and of the array. */
 ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error *err);

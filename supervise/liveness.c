@@ -78,7 +78,7 @@ double liveness_limit(const liveness *l, const ckd_progress_slot *slot) {
     return limit == INFINITY && comparable ? greater(START * l->floor_s, KNOWN * l->start_s) : limit;
 }
 
-/* What the process may have written is not trusted. */
+/* The process may have written anything, so the phase is not trusted. */
 static uint64_t phase_of(const ckd_progress_slot *slot) {
     return slot->phase <= CKD_PROGRESS_ENDED ? slot->phase : CKD_PROGRESS_TRAINING;
 }
@@ -190,8 +190,8 @@ static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) 
 
 #define OTHERS_MAX_BYTES 96
 /*
- * What the others do. Ranks that wait for a save may wait for the only one that does not: then that one stands still.
- * Returns whether others are ahead of the slot.
+ * Describes what the others do. Ranks that wait for a save may wait for the only one that does not: then that one
+ * stands still. Returns whether others are ahead of the slot.
  */
 static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot *slot,
                             const ckd_progress_slot *slots, const bool *gone, size_t count) {
@@ -215,7 +215,7 @@ static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot
     return ahead > 0;
 }
 
-/* Who does what. Of ranks at the same step, none is to blame alone. */
+/* Describes what each rank does. If ranks are at the same step, none is to blame alone. */
 #define STATE_MAX_BYTES (NAME_MAX_BYTES + 49)
 static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, const ckd_progress_slot *slots,
                            const bool *gone, size_t count) {

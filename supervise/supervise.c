@@ -281,7 +281,7 @@ static process_end wait_for(supervisor *s, process *p, attempt *a, watch *w) {
     }
 }
 
-/* Those that were raised just before the end. */
+/* Takes the alarms that were raised just before the end. */
 static void look_at_last_alarms(supervisor *s, const progress *steps) {
     ckd_progress_slot *slots = calloc(PROGRESS_SLOTS, sizeof(*slots));
     if (slots) {

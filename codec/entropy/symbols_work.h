@@ -244,7 +244,7 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
 
 /* ---- which elements are in a range of contexts ---- */
 
-/* Of 64 bytes. */
+/* Returns a mask of 64 symbols: which are from `first` to `last`. */
 typedef uint64_t symbols_range_64(const uint8_t *symbols, uint8_t first, uint8_t last);
 
 #if defined(__x86_64__)

@@ -195,8 +195,8 @@ double lossy_copy_bound(const lossy_tile *tile) {
 }
 
 /*
- * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. Of a
- * tile on a device it becomes floats, as lossy_job.decoded.
+ * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. If the
+ * tile is on a device, the input becomes floats, as lossy_job.decoded.
  */
 static ckd_status measure_input(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
     const float *input = tile->input.device ? NULL : tile->input.now + at;

@@ -131,13 +131,13 @@ static ckd_status find_own(rewriting *w, const manifest_set *all, const selectio
 }
 
 /*
- * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
- * into files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that
- * names such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest:
- * one that only this manifest named, or that of another manifest which vanished. Of two equal records the first counts.
- * So such files come before live ones at first: a copy that only this manifest named would otherwise stay behind without
- * a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops files that are not
- * read.
+ * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records into
+ * files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that names
+ * such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest: one
+ * that only this manifest named, or that of another manifest which vanished. If two records are equal, the first
+ * counts. So such files come before live ones at first: a copy that only this manifest named would otherwise stay
+ * behind without a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops
+ * files that are not read.
  */
 static ckd_status find_files(rewriting *w, const selection *s, ckd_error *err) {
     const live_files *live = w->q->live;

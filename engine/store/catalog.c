@@ -182,7 +182,7 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
     bool ignored;
     ckd_error why = {0};
     ckd_status status = vanished_save_found(store, &why);
-    /* Of a damaged catalog nothing more can be kept. Any other one stays until its lost checkpoints are kept. */
+    /* Nothing more can be kept of a damaged catalog. Any other one stays until its lost checkpoints are kept. */
     if (status == CKD_E_NOMEM || (status != CKD_OK && on_request)) {
         return err_from(err, status, &why);
     }

@@ -93,6 +93,20 @@ def test_files_that_comments_name_are_there():
     assert len(sources) > 500 and not stale
 
 
+def test_comments_begin_with_their_subject():
+    """No sentence of a comment is a riddle that begins with a relative clause, or with what something is of."""
+    riddles, sentences = [], 0
+    for path in (p for folder in ("include", "base", "objects", "codec", "catalog", "kernels", "engine", "peers", "agent", "supervise", "mpi", "cli")
+                 for p in (ROOT / folder).rglob("*") if p.suffix in (".c", ".h", ".cu")):
+        for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
+            text = re.sub(r"\n\s*\*? ?", " ", comment).strip()
+            for sentence in re.split(r"(?<=[.!?:])\s+", text):
+                sentences += 1
+                if re.match(r"(What|Who|Whoever|Whom|Of|Those (of|that|who)|The same of)\b", sentence):
+                    riddles.append(f"{path.relative_to(ROOT)}: {sentence}")
+    assert sentences > 10000 and not riddles
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_named_functions_are_there(document):
     """`file.c: function` in a document: the function stands in that file of its folder, of engine/, or of the root."""
