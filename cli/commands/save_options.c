@@ -161,6 +161,14 @@ bool cli_saving_take_ref(cli_saving *a, const char *argument) {
     return takes;
 }
 
+void cli_saving_check_store(cli_saving *a, const char *first, const char *argument,
+                            struct argp_state *state) {
+    if (access(first, F_OK) != 0 && cli_saving_take_ref(a, argument)) {
+        argp_error(state, "there is no file '%s'; the name of a new STORE ends with a slash, as in %s/",
+                   first, first);
+    }
+}
+
 static void check_complete(cli_saving *a, struct argp_state *state) {
     if (a->ref.run[0]) {
         if (a->ref.step == CKD_LATEST) {

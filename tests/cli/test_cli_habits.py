@@ -176,6 +176,16 @@ def test_a_named_store_takes_precedence(ambient, tmp_path):
     assert steps_of() == [1]
 
 
+def test_a_new_store_needs_its_slash(ambient, tmp_path):
+    file = ambient.file(state(1))
+    layout = tmp_path / "layout"
+    for command in (["save"], ["import", "--layout", layout]):
+        err = run(*command, "fresh", "a@1", file, expect=USAGE).err
+        assert "there is no file 'fresh'; the name of a new STORE ends with a slash, as in fresh/" in err
+    assert "say which checkpoint this is" in run("save", file, "a@1", expect=USAGE).err
+    assert not (tmp_path / "cwd/fresh").exists() and not ambient.path.exists()
+
+
 def test_copies_name_one_store_or_two(ambient, tmp_path):
     run("save", "--run", "a", "--step", 1, ambient.file(state(1)))
     run("push", "other")
