@@ -145,7 +145,7 @@ static ckd_status end_threads(agent *a, ckd_error *err) {
                         (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
         }
     }
-    THEN(status, holdings_put_together(a, err));
+    THEN(status, holdings_assemble(a, err));
     pthread_mutex_unlock(&a->mutex);
     return status;
 }

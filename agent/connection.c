@@ -1,4 +1,4 @@
-/* A connection: a session, or a question. */
+/* A connection: a session, or a query. */
 #include "agent/internal.h"
 
 #include <stdio.h>
@@ -223,7 +223,7 @@ static bool take_recall(connection *c, const slot_message *m) {
     return sent;
 }
 
-/* ---- questions ---- */
+/* ---- queries ---- */
 
 static bool take_status(const connection *c) {
     agent *a = c->agent;

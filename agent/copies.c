@@ -11,7 +11,7 @@
 #define PARTS_MS      3600000 /* for parts of other sizes, on nodes that may have several of them */
 #define LOOK_EVERY_NS UINT64_C(100000000)
 
-/* ---- questions, as bytes ---- */
+/* ---- queries, as bytes ---- */
 
 static void put_id(bytes *to, const ckd_id *id) {
     bytes_put(to, id->bytes, sizeof(id->bytes));
@@ -22,7 +22,7 @@ static void get_id(ckd_id *id, reader *from) {
     memcpy(id->bytes, at ? at : (ckd_id){{0}}.bytes, sizeof(id->bytes));
 }
 
-void question_put(bytes *to, const question *q) {
+void query_put(bytes *to, const query *q) {
     bytes_put_u8(to, q->kind);
     put_id(to, &q->store);
     bytes_put_string(to, q->set);
@@ -34,7 +34,7 @@ void question_put(bytes *to, const question *q) {
     bytes_put_u64(to, q->newest_ns);
 }
 
-static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
+static ckd_status get_query(query *q, const bytes *from, ckd_error *err) {
     reader r = reader_of(from->data, from->size);
     q->kind = reader_u8(&r);
     get_id(&q->store, &r);
@@ -45,7 +45,7 @@ static ckd_status get_question(question *q, const bytes *from, ckd_error *err) {
     q->rank = reader_u32(&r);
     q->world = reader_u32(&r);
     q->newest_ns = reader_u64(&r);
-    return r.failed ? err_set(err, CKD_E_INVALID, "a question that has no meaning") : CKD_OK;
+    return r.failed ? err_set(err, CKD_E_INVALID, "a query that has no meaning") : CKD_OK;
 }
 
 static void put_found(bytes *to, const found *f) {
@@ -170,7 +170,7 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
 }
 
 /* The states of this node's own trainers are here, too: of ranks, nobody else may have this one's part. */
-static ckd_status answer_list(bytes *answer, tier *t, const question *q, ckd_error *err) {
+static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error *err) {
     char **sets = NULL;
     size_t set_count = 0;
     uint32_t count = 0;
@@ -237,7 +237,7 @@ static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *er
     return status;
 }
 
-static ckd_status copy_verified(ckd_store *shared, ckd_store *copies, const question *q, ckd_error *err) {
+static ckd_status copy_verified(ckd_store *shared, ckd_store *copies, const query *q, ckd_error *err) {
     ckd_copy_options options = CKD_COPY_OPTIONS_INIT;
     options.checkpoints = &q->checkpoint;
     options.count = 1;
@@ -247,7 +247,7 @@ static ckd_status copy_verified(ckd_store *shared, ckd_store *copies, const ques
     return status;
 }
 
-static ckd_status store_copy(tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+static ckd_status store_copy(tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     ckd_store *copies;
     ckd_status status = open_set(&copies, t, q->set, err);
     if (status != CKD_OK) {
@@ -267,8 +267,7 @@ static ckd_status check_stop(void *context, ckd_error *err) {
     return stops ? err_set(err, CKD_E_CANCELLED, "the agent is ending") : CKD_OK;
 }
 
-static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, const question *q,
-                            ckd_error *err) {
+static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, const query *q, ckd_error *err) {
     ckd_store *copies;
     ckd_id id = slot_part_id(&q->checkpoint, q->rank);
     ckd_status status = open_set(&copies, t, q->set, err);
@@ -282,7 +281,7 @@ static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, cons
 }
 
 /* meets: only to find out whether all come. */
-static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, const question *q,
+static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, const query *q,
                        ckd_error *err) {
     char group[2 * CKD_ID_TEXT];
     ckd_ranks_options o = CKD_RANKS_OPTIONS_INIT;
@@ -300,7 +299,7 @@ static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, 
  * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one that
  * dies is found out at once.
  */
-static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     ckd_ranks *first = NULL;
     *out = NULL;
     ckd_status status = join(&first, true, t, shared, q, err);
@@ -309,7 +308,7 @@ static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const 
     return status;
 }
 
-/* Of what a launch stores meanwhile, nothing may become older than this state. */
+/* No state that a launch stores meanwhile may become older than this one. */
 static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
                             ckd_error *err) {
     slot_content content;
@@ -329,7 +328,7 @@ static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_sl
  * The part becomes a slot again, which this thread saves as a rank's thread saves the slot of its trainer. All join, so
  * that none waits for one that has failed. *bad: this part is of no use.
  */
-static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const question *q, ckd_error *err) {
+static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     slot_layout layout = {.count = 0};
     shared_slot part = {.layout = &layout};
     ckd_ranks *ranks = NULL;
@@ -349,7 +348,7 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const questi
 }
 
 /* The answer is u8, is the part of no use?; u32, the status; and its message. */
-static ckd_status answer_part(bytes *answer, tier *t, ckd_store *shared, const question *q) {
+static ckd_status answer_part(bytes *answer, tier *t, ckd_store *shared, const query *q) {
     bool bad = false;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = store_part(&bad, t, shared, q, &why);
@@ -371,10 +370,10 @@ static void take_call(agent *a, const ckd_id *group) {
 
 /* ---- answers ---- */
 
-static ckd_status answer_from_stores(bytes *answer, tier *t, const question *q, ckd_error *err) {
+static ckd_status answer_from_stores(bytes *answer, tier *t, const query *q, ckd_error *err) {
     ckd_store *shared = NULL;
-    bool lists = q->kind == QUESTION_LIST;
-    bool stores = q->kind == QUESTION_STORE;
+    bool lists = q->kind == QUERY_LIST;
+    bool stores = q->kind == QUERY_STORE;
     ckd_status status = open_shared(&shared, t, lists ? CKD_OPEN_READ : CKD_OPEN_WRITE, err);
     if (status == CKD_OK && memcmp(&shared->id, &q->store, sizeof(q->store)) != 0) {
         status = err_set(err, CKD_E_MISMATCH, "its agent serves another store");
@@ -393,7 +392,7 @@ static ckd_status answer_from_stores(bytes *answer, tier *t, const question *q, 
 
 ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_error *err) {
     tier *t = context;
-    question q = {.kind = 0};
+    query q = {.kind = 0};
     pthread_mutex_lock(&t->mutex);
     bool ready = t->version > 0;
     pthread_mutex_unlock(&t->mutex);
@@ -404,15 +403,15 @@ ckd_status restart_answer(void *context, bytes *answer, const bytes *asked, ckd_
     if (asked->data[0] >= PARITY_TABLE) {
         return parity_answer(t, answer, asked, err);
     }
-    status = get_question(&q, asked, err);
+    status = get_query(&q, asked, err);
     if (status != CKD_OK) {
         return status;
     }
-    if (q.kind == QUESTION_CALL) {
+    if (q.kind == QUERY_CALL) {
         take_call(t->agent, &q.checkpoint);
         return CKD_OK;
     }
-    return q.kind >= QUESTION_LIST && q.kind <= QUESTION_PART
+    return q.kind >= QUERY_LIST && q.kind <= QUERY_PART
                ? answer_from_stores(answer, t, &q, err)
-               : err_set(err, CKD_E_UNSUPPORTED, "a question of kind %d", q.kind);
+               : err_set(err, CKD_E_UNSUPPORTED, "a query of kind %d", q.kind);
 }

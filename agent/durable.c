@@ -9,8 +9,8 @@
 #define RETRY_MS 5000
 
 /*
- * Is another try of no use? What an operator can change is tried again: space, rights, locks, a file system that is not
- * mounted, damage of the store. A damaged state stays damaged.
+ * Is another try of no use? Causes that an operator can remove are tried again: space, rights, locks, a file system
+ * that is not mounted, damage of the store. A damaged state stays damaged.
  */
 static bool is_final(ckd_status status, const shared_slot *s, const slot_content *content) {
     switch (status) {
@@ -176,9 +176,9 @@ static bool is_recent(const connection *c) {
 }
 
 /*
- * Keeps what this rank has of the state as files, which other nodes copy. Returns whether this is enough for now: they are
- * there, and the store has a recent state. What follows a restore goes to the store at once, as it has that state's
- * lineage. Trouble costs copies, not the save, and is said once.
+ * Keeps what this rank has of the state as files, which other nodes copy. Returns whether this is enough for now: they
+ * are there, and the store has a recent state. The state after a restore goes to the store at once, as it has the
+ * restored state's lineage. Trouble costs copies, not the save, and is said once.
  */
 static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) {
     tier *t = c->agent->tier;
@@ -219,7 +219,7 @@ static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p
     return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
 }
 
-/* Is the state on other nodes, and will do without the store for now? Of ranks: collective. */
+/* Is the state on other nodes, and will do without the store for now? Collective if there are several ranks. */
 static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, const slot_content *content) {
     const holding *h = c->holding;
     slot_part p = {.slot = s, .content = content, .who = {.rank = h->rank, .world = h->world}};
@@ -327,8 +327,8 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
 
 /*
  * Finds the oldest good slot that is not done. One that is older than a saved one is not wanted any more: its save
- * failed, the session said so, and went on. Damaged ones are reported once, and done. Of states that were only copied to
- * other nodes so far, the newest one is found, and the others are not wanted.
+ * failed, the session said so, and went on. Damaged ones are reported once, and done. If several states were only
+ * copied to other nodes so far, only the newest one is wanted.
  */
 static bool next_left(uint32_t *slot, connection *c) {
     bool found = false;
@@ -477,11 +477,11 @@ bool holding_settle(connection *c) {
     }
 }
 
-ckd_status holdings_put_together(agent *a, ckd_error *err) {
+ckd_status holdings_assemble(agent *a, ckd_error *err) {
     for (;;) {
         char run[CKD_RUN_MAX + 1];
         const holding *left = a->holdings;
-        while (left && !holding_awaits_others(left)) {
+        while (left && !holding_lacks_parts(left)) {
             left = left->next;
         }
         if (!left) {
@@ -527,7 +527,7 @@ ckd_status holdings_drain(agent *a, ckd_error *err) {
             pthread_cond_wait(&a->changed, &a->mutex);
         }
     }
-    ckd_status status = holdings_put_together(a, err);
+    ckd_status status = holdings_assemble(a, err);
     for (holding *h = a->holdings, *next; h && status == CKD_OK; h = next) {
         next = h->next;
         if (h->settled) {

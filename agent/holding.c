@@ -45,7 +45,7 @@ void holding_remove(agent *a, holding *h) {
     free(h);
 }
 
-bool holding_awaits_others(const holding *h) {
+bool holding_lacks_parts(const holding *h) {
     return h->settled && h->deferred && h->world;
 }
 
@@ -141,7 +141,7 @@ static bool make_room(agent *a, uint64_t need) {
     while (a->used_bytes > a->options.memory_bytes || need > a->options.memory_bytes - a->used_bytes) {
         holding *oldest = NULL;
         for (holding *h = a->holdings; h; h = h->next) {
-            bool durable = h->settled && !holding_awaits_others(h);
+            bool durable = h->settled && !holding_lacks_parts(h);
             if (durable && (!oldest || h->ended_ns < oldest->ended_ns)) {
                 oldest = h;
             }

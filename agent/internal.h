@@ -2,7 +2,7 @@
  * Shared by the files of agent/. README.md has an overview.
  *
  *   agent.c       begins and ends: the socket, the threads
- *   connection.c  a thread for each connection: what a session or a question asks for
+ *   connection.c  a thread for each connection: what a session or a query asks for
  *   holding.c     the memory of a session: the budget, restarts that take memory over
  *   durable.c     saves of what is held, and of what a trainer left behind
  *   record.c      what an agent that is killed has held
@@ -13,7 +13,7 @@
  *   rebuild.c     computes files that were lost
  *   mirror.c      brings the copies on other nodes into line
  *   restart.c     asks other nodes for what a lost node has left
- *   copies.c      answers such questions
+ *   copies.c      answers such queries
  */
 #ifndef AGENT_INTERNAL_H
 #define AGENT_INTERNAL_H
@@ -126,7 +126,7 @@ typedef struct connection {
     ckd_store *store; /* opened with the first memory */
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
-    holding *holding; /* NULL: a question, or not introduced yet */
+    holding *holding; /* NULL: a query, or not introduced yet */
     bool copying;     /* of ranks: all their agents copy states to other nodes */
     bool storing;     /* what is on other nodes is going to the store */
 } connection;
@@ -145,7 +145,7 @@ holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch);
 /* Is there a slot that is good? If not, its memory is of no use to anybody. */
 bool holding_has_state(const holding *h);
 /* Has its trainer left a state that its node cannot store alone? It is not durable yet, and must not be forgotten. */
-bool holding_awaits_others(const holding *h);
+bool holding_lacks_parts(const holding *h);
 /* Removes a holding and its memory. */
 void holding_remove(agent *a, holding *h);
 /*
@@ -176,16 +176,16 @@ bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
 /*
- * What ranks have left that they could not store, as a node was lost, is put together from what all nodes have. Under the
- * mutex, which is released meanwhile. Errors: BUSY (it may be possible later).
+ * Assembles states that ranks could not store because a node was lost, from what all nodes have. Called with the mutex,
+ * which is released meanwhile. Errors: BUSY (it may be possible later).
  */
-ckd_status holdings_put_together(agent *a, ckd_error *err);
+ckd_status holdings_assemble(agent *a, ckd_error *err);
 
 /* Has any session a state that is not in the store, because copies of it are on other nodes? */
 bool holdings_defer(agent *a);
 /* Makes such a state of this one durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
-/* The same if the store should have it now. What fails is said once, shown, and tried again. */
+/* The same if the store should have it now. A failure is reported once, shown, and tried again. */
 void holding_store_if_due(connection *c);
 
 /* ---- tier.c ---- */
@@ -228,14 +228,14 @@ void parity_end(tier *t);
 /* Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask. */
 ckd_status parity_check_group(tier *t, ckd_error *err);
 /* Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity, too. */
-void pieces_note(tier *t, uint64_t step);
+void pieces_record_step(tier *t, uint64_t step);
 /*
  * Looks at this node's chunk files: once a round of the mirror, so that no file is dropped before all nodes have what
  * comes in its place.
  */
 ckd_status pieces_look(tier *t, ckd_error *err);
 /* Tells nodes that stripes here are gone. Returns whether some do not know it yet. */
-bool pieces_tell(tier *t);
+bool pieces_notify(tier *t);
 /* Brings the pieces of this node's chunk files into the parity that a node has. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
 /* The same for files that this node does not have any more. Comes after the manifests that name them have gone. */
@@ -265,8 +265,8 @@ void restart_last_life(tier *t);
 void restart_call_ranks(tier *t, const ckd_id *group);
 
 /* ---- copies.c ---- */
-/* Answers such questions of others. */
-ckd_status restart_answer(void *context, bytes *answer, const bytes *question, ckd_error *err);
+/* Answers such queries of others. */
+ckd_status restart_answer(void *context, bytes *answer, const bytes *query, ckd_error *err);
 
 /* ---- record.c ---- */
 /* Writes down what is not durable yet. Under the mutex. A failure is not reported: the record is a courtesy. */

@@ -85,7 +85,8 @@ bool mirror_is_stopping(tier *t) {
     return stops;
 }
 
-static ckd_status send_files(tier *t, size_t host, const names *own, const blob_list *there, ckd_error *err) {
+static ckd_status send_files(tier *t, size_t host, const names *own, const blob_list *remote,
+                             ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
         char path[1024];
@@ -98,7 +99,7 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
          * own, and so may a manifest: the number of one that was deleted for good is given again. A peer that has the
          * same bytes does not get them again.
          */
-        if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(there, own->items[i])) {
+        if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(remote, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
@@ -110,12 +111,12 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
     return status;
 }
 
-static ckd_status remove_files(tier *t, size_t host, const names *own, const blob_list *there,
+static ckd_status remove_files(tier *t, size_t host, const names *own, const blob_list *remote,
                                ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t f = FOLDERS; f-- > 0;) {
-        for (size_t i = 0; i < there->count && status == CKD_OK; i++) {
-            const char *name = there->items[i].name;
+        for (size_t i = 0; i < remote->count && status == CKD_OK; i++) {
+            const char *name = remote->items[i].name;
             bool here = strncmp(name, folders[f], strlen(folders[f])) == 0;
             status = here && !has_name(own, name) ? peer_delete(t->node, host, t->set, name, err) : CKD_OK;
         }
@@ -146,50 +147,50 @@ static bool may_make_room(tier *t) {
 /* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
 static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     names own = {.count = 0};
-    blob_list there = {.count = 0};
-    ckd_status status = peer_list(&there, t->node, host, t->set, err);
+    blob_list remote = {.count = 0};
+    ckd_status status = peer_list(&remote, t->node, host, t->set, err);
     THEN(status, list_files(&own, t, err));
-    THEN(status, send_files(t, host, &own, &there, err));
+    THEN(status, send_files(t, host, &own, &remote, err));
     if (status == CKD_E_NOSPACE && !t->parity &&
         may_make_room(t)) { /* old states make room; what has arrived is not sent again */
-        status = remove_files(t, host, &own, &there, err);
-        blob_list_free(&there);
-        THEN(status, peer_list(&there, t->node, host, t->set, err));
-        THEN(status, send_files(t, host, &own, &there, err));
+        status = remove_files(t, host, &own, &remote, err);
+        blob_list_free(&remote);
+        THEN(status, peer_list(&remote, t->node, host, t->set, err));
+        THEN(status, send_files(t, host, &own, &remote, err));
     }
     if (!t->parity) { /* else when all nodes have the new ones */
-        THEN(status, remove_files(t, host, &own, &there, err));
+        THEN(status, remove_files(t, host, &own, &remote, err));
     }
     free_names(&own);
-    blob_list_free(&there);
+    blob_list_free(&remote);
     return status;
 }
 
 /* Takes away what this node has not in `kept`, nor now. */
 static ckd_status clear(tier *t, size_t host, names *kept, ckd_error *err) {
-    blob_list there = {.count = 0};
+    blob_list remote = {.count = 0};
     ckd_status status = CKD_OK;
     if (t->parity->unclear) {
-        status = peer_list(&there, t->node, host, t->set, err);
+        status = peer_list(&remote, t->node, host, t->set, err);
         THEN(status, list_files(kept, t, err));
-        THEN(status, remove_files(t, host, kept, &there, err));
-        blob_list_free(&there);
+        THEN(status, remove_files(t, host, kept, &remote, err));
+        blob_list_free(&remote);
     }
     THEN(status, pieces_drop(t, host, err)); /* others may have dropped their files meanwhile */
     return status;
 }
 
-typedef ckd_status (*bring_fn)(tier *t, size_t host, ckd_error *err);
+typedef ckd_status (*update_fn)(tier *t, size_t host, ckd_error *err);
 
 /* With parity: if something does not fit, old files make room. */
-static ckd_status bring_or_make_room(tier *t, size_t host, bring_fn bring, ckd_error *err) {
-    ckd_status status = bring(t, host, err);
+static ckd_status update_or_free_space(tier *t, size_t host, update_fn update, ckd_error *err) {
+    ckd_status status = update(t, host, err);
     t->parity->unclear = true;
     if (status == CKD_E_NOSPACE && may_make_room(t)) {
         names kept = {.count = 0};
         status = clear(t, host, &kept, err);
         free_names(&kept);
-        THEN(status, bring(t, host, err));
+        THEN(status, update(t, host, err));
     }
     return status;
 }
@@ -201,7 +202,7 @@ static bool is_alive(void *context, size_t host) {
     return peer_alive(t->node, host);
 }
 
-/* Of a group with parity, all are. */
+/* With parity, all nodes of the group are partners. */
 static void choose_partners(tier *t) {
     size_t chosen[PEER_HOSTS_MAX];
     const parity *p = t->parity;
@@ -260,7 +261,7 @@ static void remove_surplus(tier *t) {
 }
 
 /* last: afterwards the peer has this version. Returns whether it has, or whether the next step may follow. */
-static bool bring_into_line(tier *t, size_t host, uint64_t version, bring_fn bring, bool last) {
+static bool update_peer(tier *t, size_t host, uint64_t version, update_fn update, bool last) {
     tier_peer *p = &t->peers[host];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
@@ -275,7 +276,7 @@ static bool bring_into_line(tier *t, size_t host, uint64_t version, bring_fn bri
             err_set(&why, CKD_E_BUSY,
                     "it was not asked yet for what this node's last life has left, or could not store it");
     } else if (status == CKD_OK && !done) {
-        status = t->parity ? bring_or_make_room(t, host, bring, &why) : bring(t, host, &why);
+        status = t->parity ? update_or_free_space(t, host, update, &why) : update(t, host, &why);
     }
     pthread_mutex_lock(&t->mutex);
     if (status == CKD_OK && p->changes != p->round_changes) { /* it may have come back without them */
@@ -287,10 +288,10 @@ static bool bring_into_line(tier *t, size_t host, uint64_t version, bring_fn bri
     return status == CKD_OK;
 }
 
-static uint32_t bring_all(tier *t, uint64_t version, bring_fn bring, bool last) {
+static uint32_t update_peers(tier *t, uint64_t version, update_fn update, bool last) {
     uint32_t count = 0;
     for (size_t i = 0; i < t->hosts.count; i++) {
-        count += t->peers[i].partner && bring_into_line(t, i, version, bring, last);
+        count += t->peers[i].partner && update_peer(t, i, version, update, last);
     }
     return count;
 }
@@ -323,14 +324,14 @@ static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     uint32_t count = 0, wanted = tier_wanted(t);
     names kept = {.count = 0};
     ckd_error why;
-    *left = pieces_tell(t);
+    *left = pieces_notify(t);
     ckd_status status = list_files(&kept, t, &why);
     THEN(status, pieces_look(t, &why));
     for (size_t i = 0; i < t->hosts.count && status != CKD_OK; i++) {
         note_trouble(t, i, why.message);
     }
-    if (status == CKD_OK && bring_all(t, version, pieces_add, false) == wanted) {
-        count = bring_all(t, version, mirror_to, true);
+    if (status == CKD_OK && update_peers(t, version, pieces_add, false) == wanted) {
+        count = update_peers(t, version, mirror_to, true);
     }
     if (count == wanted) {
         *left |= clear_all(t, &kept);
@@ -355,7 +356,8 @@ static bool do_round(tier *t) {
         t->peers[i].round_changes = t->peers[i].changes;
     }
     pthread_mutex_unlock(&t->mutex);
-    uint32_t replicated = t->parity ? do_parity(&left, t, version) : bring_all(t, version, mirror_to, true);
+    uint32_t replicated =
+        t->parity ? do_parity(&left, t, version) : update_peers(t, version, mirror_to, true);
     report(t, replicated);
     if (replicated == partners) {
         remove_surplus(t);

@@ -57,23 +57,23 @@ struct parity {
     size_t members[PEER_HOSTS_MAX]; /* hosts, in the order of the group */
     size_t count, self;
     unsigned data, lost;
-    uint64_t life, group;          /* group: a hash of what all its nodes must agree on */
-    pthread_mutex_t work_mutex;    /* one thread changes sums at a time */
-    pthread_mutex_t rebuild_mutex; /* one thread rebuilds files at a time */
-    pthread_mutex_t mutex;         /* of what follows */
-    stripe_members stripes;        /* of the rows in which this node has parity */
-    bool rebuilt[PEER_HOSTS_MAX];  /* by position: the node's set here is whole */
-    bool settled[PEER_HOSTS_MAX];  /* by position: as parity_about says */
-    bool untold[PEER_HOSTS_MAX];   /* by position: the node does not know that stripes here are gone */
-    bool unclear;                  /* the mirror's: nodes have small files that this one does not need */
-    piece_file *files;             /* the mirror's alone */
+    uint64_t life, group;            /* group: a hash of what all its nodes must agree on */
+    pthread_mutex_t work_mutex;      /* one thread changes sums at a time */
+    pthread_mutex_t rebuild_mutex;   /* one thread rebuilds files at a time */
+    pthread_mutex_t mutex;           /* of what follows */
+    stripe_members stripes;          /* of the rows in which this node has parity */
+    bool rebuilt[PEER_HOSTS_MAX];    /* by position: the node's set here is whole */
+    bool settled[PEER_HOSTS_MAX];    /* by position: as parity_about says */
+    bool unnotified[PEER_HOSTS_MAX]; /* by position: the node does not know that stripes here are gone */
+    bool unclear;                    /* the mirror's: nodes have small files that this one does not need */
+    piece_file *files;               /* the mirror's alone */
     size_t file_count, file_capacity;
     struct file_step *steps; /* of files that the mirror has not seen yet */
     size_t step_count, step_capacity;
     atomic_uint_fast64_t dropped_bytes; /* of files that are only here because stripes have pieces of them */
 };
 
-/* ---- questions to other nodes' agents ---- */
+/* ---- queries to other nodes' agents ---- */
 
 enum {
     PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
@@ -85,17 +85,17 @@ enum {
     PARITY_PIECE       /* a part of `about.blob` to node `to` */
 };
 
-typedef struct parity_question {
+typedef struct parity_query {
     uint8_t kind;
     stripe_member about;
     uint64_t offset, size;        /* of the piece in the file */
     char to[PEER_NAME_MAX + 1];   /* HOST:PORT */
     char held[PEER_BLOB_MAX + 1]; /* the blob in ARRIVED_SET; "": the piece is empty */
     bytes dropped;                /* names, each a string; whoever asks frees it */
-} parity_question;
+} parity_query;
 
 /* Errors: those of peer_ask and of the answer; UNSUPPORTED, MISMATCH (the node has no parity, or other groups). */
-ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question *q, ckd_error *err);
+ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_query *q, ckd_error *err);
 
 /* ---- stripes.c: what this node has in parity for others ---- */
 /* The node's index among those that have the parity of a row, from 0; parity->lost or more: it has pieces there. */

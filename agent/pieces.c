@@ -99,7 +99,7 @@ static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
     bytes answer = {.size = 0};
     stripe_members none = {.count = 0};
     parity_about about = {.settled = false};
-    parity_question q = {.kind = PARITY_TABLE, .about = {.blob = {.set = "none"}}};
+    parity_query q = {.kind = PARITY_TABLE, .about = {.blob = {.set = "none"}}};
     pthread_mutex_lock(&p->mutex);
     bool settled = p->settled[position];
     pthread_mutex_unlock(&p->mutex);
@@ -288,7 +288,7 @@ ckd_status pieces_look(tier *t, ckd_error *err) {
 }
 
 /* Notes of files that have gone before the mirror has seen them. */
-static void remove_old_notes(parity *p, const dir_list *names) {
+static void remove_old_steps(parity *p, const dir_list *names) {
     for (size_t i = p->step_count; i-- > 0;) {
         if (!list_has(names, p->steps[i].name)) {
             p->steps[i] = p->steps[--p->step_count];
@@ -296,7 +296,7 @@ static void remove_old_notes(parity *p, const dir_list *names) {
     }
 }
 
-void pieces_note(tier *t, uint64_t step) {
+void pieces_record_step(tier *t, uint64_t step) {
     parity *p = t->parity;
     char folder[700], link[1024];
     dir_list names = {.count = 0};
@@ -305,7 +305,7 @@ void pieces_note(tier *t, uint64_t step) {
         return;
     }
     pthread_mutex_lock(&p->mutex);
-    remove_old_notes(p, &names);
+    remove_old_steps(p, &names);
     for (size_t i = 0; i < names.count; i++) {
         link_path(link, t, names.names[i]);
         bool known = names.names[i][0] == '.' || file_exists(link);
@@ -334,7 +334,7 @@ static size_t position_of(const parity *p, size_t host) {
 
 static ckd_status ask_simple(tier *t, size_t host, uint8_t kind, const parity_blob *of, ckd_error *err) {
     bytes answer = {.size = 0};
-    parity_question q = {.kind = kind, .about = {.blob = *of}};
+    parity_query q = {.kind = kind, .about = {.blob = *of}};
     ckd_status status = parity_ask(&answer, t, host, &q, err);
     bytes_free(&answer);
     return status;
@@ -344,7 +344,7 @@ static ckd_status ask_simple(tier *t, size_t host, uint8_t kind, const parity_bl
 static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_error *err) {
     bytes answer = {.size = 0};
     parity_about about;
-    parity_question q = {.kind = PARITY_TABLE};
+    parity_query q = {.kind = PARITY_TABLE};
     snprintf(q.about.blob.set, sizeof(q.about.blob.set), "%s", t->set);
     *out = (stripe_members){.count = 0};
     ckd_status status = parity_ask(&answer, t, host, &q, err);
@@ -354,35 +354,35 @@ static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_erro
 }
 
 /* Files of this node's last life cannot be computed with: their node does not have them any more. */
-static ckd_status forget_last_life(stripe_members *there, tier *t, size_t host, ckd_error *err) {
+static ckd_status forget_last_life(stripe_members *remote, tier *t, size_t host, ckd_error *err) {
     parity_blob of = {.life = t->parity->life};
     bool any = false;
     snprintf(of.set, sizeof(of.set), "%s", t->set);
-    for (size_t i = 0; i < there->count; i++) {
-        any |= there->items[i].blob.life != of.life;
+    for (size_t i = 0; i < remote->count; i++) {
+        any |= remote->items[i].blob.life != of.life;
     }
     if (!any) {
         return CKD_OK;
     }
-    free(there->items);
-    *there = (stripe_members){.count = 0};
+    free(remote->items);
+    *remote = (stripe_members){.count = 0};
     ckd_status status = ask_simple(t, host, PARITY_FORGET, &of, err);
-    THEN(status, read_table(there, t, host, err));
+    THEN(status, read_table(remote, t, host, err));
     return status;
 }
 
-bool pieces_tell(tier *t) {
+bool pieces_notify(tier *t) {
     parity *p = t->parity;
     bool left = false;
     POSITIONS(p) {
         pthread_mutex_lock(&p->mutex);
-        bool untold = p->untold[position];
-        p->untold[position] = false;
+        bool unnotified = p->unnotified[position];
+        p->unnotified[position] = false;
         pthread_mutex_unlock(&p->mutex);
-        if (untold && ask_simple(t, p->members[position], PARITY_LOOK, &(parity_blob){.life = p->life},
-                                 NULL) != CKD_OK) {
+        if (unnotified && ask_simple(t, p->members[position], PARITY_LOOK, &(parity_blob){.life = p->life},
+                                     NULL) != CKD_OK) {
             pthread_mutex_lock(&p->mutex);
-            p->untold[position] = true;
+            p->unnotified[position] = true;
             pthread_mutex_unlock(&p->mutex);
             left = true;
         }
@@ -390,9 +390,9 @@ bool pieces_tell(tier *t) {
     return left;
 }
 
-static const stripe_member *find_member(const stripe_members *there, const piece_file *f, uint32_t row) {
-    for (size_t i = 0; i < there->count; i++) {
-        const stripe_member *m = &there->items[i];
+static const stripe_member *find_member(const stripe_members *remote, const piece_file *f, uint32_t row) {
+    for (size_t i = 0; i < remote->count; i++) {
+        const stripe_member *m = &remote->items[i];
         if (m->row == row && m->blob.life == f->blob.life && strcmp(m->blob.name, f->blob.name) == 0) {
             return m;
         }
@@ -408,7 +408,7 @@ static ckd_status send_piece(tier *t, size_t host, const piece_file *f, uint32_t
     bytes answer = {.size = 0};
     uint64_t sent = 0;
     peer_range range = parity_piece(p, p->self, row, f->blob.size);
-    parity_question q = {.kind = kind, .offset = range.offset, .size = range.size};
+    parity_query q = {.kind = kind, .offset = range.offset, .size = range.size};
     q.about = (stripe_member){.row = row, .number = f->number, .blob = f->blob};
     q.about.place = parity_index(p, p->self, row) - p->lost;
     link_path(path, t, f->blob.name);
@@ -431,7 +431,7 @@ static bool is_row_between(const parity *p, size_t position, uint32_t row) {
     return parity_index(p, position, row) < p->lost && parity_index(p, p->self, row) >= p->lost;
 }
 
-static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, ckd_error *err) {
+static ckd_status add_pieces(const stripe_members *remote, tier *t, size_t host, ckd_error *err) {
     parity *p = t->parity;
     size_t position = position_of(p, host);
     ckd_status status = CKD_OK;
@@ -441,7 +441,7 @@ static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, 
             if (mirror_is_stopping(t)) {
                 return err_set(err, CKD_E_CANCELLED, "the agent is ending");
             }
-            if (is_row_between(p, position, row) && !find_member(there, f, row)) {
+            if (is_row_between(p, position, row) && !find_member(remote, f, row)) {
                 f->listed[position] = true;
                 status = send_piece(t, host, f, row, PARITY_ADD, err);
             }
@@ -451,31 +451,31 @@ static ckd_status add_pieces(const stripe_members *there, tier *t, size_t host, 
 }
 
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err) {
-    stripe_members there = {.count = 0};
-    ckd_status status = read_table(&there, t, host, err);
-    THEN(status, forget_last_life(&there, t, host, err));
-    THEN(status, add_pieces(&there, t, host, err));
-    free(there.items);
+    stripe_members remote = {.count = 0};
+    ckd_status status = read_table(&remote, t, host, err);
+    THEN(status, forget_last_life(&remote, t, host, err));
+    THEN(status, add_pieces(&remote, t, host, err));
+    free(remote.items);
     return status;
 }
 
-static ckd_status take_out(const stripe_members *there, tier *t, size_t host, const piece_file *f,
+static ckd_status take_out(const stripe_members *remote, tier *t, size_t host, const piece_file *f,
                            ckd_error *err) {
     ckd_status status = CKD_OK;
     for (uint32_t row = 0; row < t->parity->count && status == CKD_OK; row++) {
-        status = find_member(there, f, row) ? send_piece(t, host, f, row, PARITY_TAKE_OUT, err) : CKD_OK;
+        status = find_member(remote, f, row) ? send_piece(t, host, f, row, PARITY_TAKE_OUT, err) : CKD_OK;
     }
     return status;
 }
 
 /* Tells a node which of the files that it has in parity this one does not need. all: it needs none. */
-static ckd_status send_dropped(const stripe_members *there, tier *t, size_t host, bool all, ckd_error *err) {
+static ckd_status send_dropped(const stripe_members *remote, tier *t, size_t host, bool all, ckd_error *err) {
     parity *p = t->parity;
     bytes answer = {.size = 0};
-    parity_question q = {.kind = PARITY_DROP, .about = {.blob = {.life = p->life}}};
+    parity_query q = {.kind = PARITY_DROP, .about = {.blob = {.life = p->life}}};
     snprintf(q.about.blob.set, sizeof(q.about.blob.set), "%s", t->set);
-    for (size_t i = 0; i < there->count; i++) {
-        const stripe_member *m = &there->items[i];
+    for (size_t i = 0; i < remote->count; i++) {
+        const stripe_member *m = &remote->items[i];
         const piece_file *f = find_file(p, m->blob.name);
         if (!m->dropped && (all || !f || f->dropped_from)) {
             bytes_put_string(&q.dropped, m->blob.name);
@@ -488,9 +488,9 @@ static ckd_status send_dropped(const stripe_members *there, tier *t, size_t host
     return status;
 }
 
-static bool lists_file(const stripe_members *there, const parity *p, const piece_file *f) {
+static bool lists_file(const stripe_members *remote, const parity *p, const piece_file *f) {
     for (uint32_t row = 0; row < p->count; row++) {
-        if (find_member(there, f, row)) {
+        if (find_member(remote, f, row)) {
             return true;
         }
     }
@@ -500,7 +500,7 @@ static bool lists_file(const stripe_members *there, const parity *p, const piece
 ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     parity *p = t->parity;
     size_t position = position_of(p, host);
-    stripe_members there = {.count = 0};
+    stripe_members remote = {.count = 0};
     bool any = false;
     for (size_t i = 0; i < p->file_count; i++) {
         any |= p->files[i].dropped_from && p->files[i].listed[position];
@@ -508,19 +508,19 @@ ckd_status pieces_drop(tier *t, size_t host, ckd_error *err) {
     if (!any) {
         return CKD_OK;
     }
-    ckd_status status = read_table(&there, t, host, err);
+    ckd_status status = read_table(&remote, t, host, err);
     for (size_t i = 0; i < p->file_count && status == CKD_OK; i++) {
         const piece_file *f = &p->files[i];
-        status = f->dropped_from && f->taken_out ? take_out(&there, t, host, f, err) : CKD_OK;
+        status = f->dropped_from && f->taken_out ? take_out(&remote, t, host, f, err) : CKD_OK;
     }
-    THEN(status, send_dropped(&there, t, host, false, err));
-    free(there.items);
-    there = (stripe_members){.count = 0};
-    THEN(status, read_table(&there, t, host, err));
+    THEN(status, send_dropped(&remote, t, host, false, err));
+    free(remote.items);
+    remote = (stripe_members){.count = 0};
+    THEN(status, read_table(&remote, t, host, err));
     for (size_t i = 0; i < p->file_count && status == CKD_OK; i++) {
-        p->files[i].listed[position] = lists_file(&there, p, &p->files[i]);
+        p->files[i].listed[position] = lists_file(&remote, p, &p->files[i]);
     }
-    free(there.items);
+    free(remote.items);
     return status;
 }
 
@@ -550,11 +550,11 @@ bool pieces_release(tier *t) {
 void pieces_leave(tier *t) {
     POSITIONS(t->parity) {
         size_t host = t->parity->members[position];
-        stripe_members there = {.count = 0};
+        stripe_members remote = {.count = 0};
         bool asks = host != t->hosts.self && peer_alive(t->node, host);
-        if (asks && read_table(&there, t, host, NULL) == CKD_OK) {
-            (void)send_dropped(&there, t, host, true, NULL);
+        if (asks && read_table(&remote, t, host, NULL) == CKD_OK) {
+            (void)send_dropped(&remote, t, host, true, NULL);
         }
-        free(there.items);
+        free(remote.items);
     }
 }

@@ -10,7 +10,7 @@
 
 /* A node of the group, and the parity that it keeps. */
 typedef struct member_view {
-    bool there;
+    bool present;
     uint64_t life;
     stripe_members parity; /* for others */
 } member_view;
@@ -45,7 +45,7 @@ static void look(rebuild *r) {
         size_t host = t->parity->members[i];
         member_view *v = &r->views[i];
         bytes answer = {.size = 0};
-        parity_question q = {.kind = PARITY_TABLE};
+        parity_query q = {.kind = PARITY_TABLE};
         parity_about about;
         ckd_error why;
         if (host != t->hosts.self && !peer_alive(t->node, host)) {
@@ -53,8 +53,8 @@ static void look(rebuild *r) {
         }
         ckd_status status = parity_ask(&answer, t, host, &q, &why);
         THEN(status, parity_read_table(&about, &v->parity, t->parity, &answer, &why));
-        v->there = status == CKD_OK;
-        v->life = v->there ? about.life : 0;
+        v->present = status == CKD_OK;
+        v->life = v->present ? about.life : 0;
         bytes_free(&answer);
     }
 }
@@ -96,7 +96,7 @@ static ckd_status get_piece(summand *out, rebuild *r, const stripe_member *m, ck
                    ? CKD_OK
                    : err_set(err, CKD_E_NOT_FOUND, "%s is not here any more", m->blob.name);
     }
-    parity_question q = {.kind = PARITY_PIECE, .about = *m, .offset = range.offset, .size = range.size};
+    parity_query q = {.kind = PARITY_PIECE, .about = *m, .offset = range.offset, .size = range.size};
     snprintf(q.to, sizeof(q.to), "%s", t->hosts.items[t->hosts.self].name);
     snprintf(q.held, sizeof(q.held), "%s-%u", t->set, r->pieces++);
     ckd_status status = parity_ask(&answer, t, p->members[position], &q, err);
@@ -185,7 +185,7 @@ static ckd_status make_equation(equation *e, rebuild *r, size_t position, const 
     ckd_status status = get_sum(&of[0], r, position, wanted, err);
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         const member_view *v = &r->views[position_at(p, members[i])];
-        bool known = !same_place(members[i], wanted) && v->there && v->life == members[i]->blob.life;
+        bool known = !same_place(members[i], wanted) && v->present && v->life == members[i]->blob.life;
         if (known) {
             ckd_error why;
             ckd_status got = get_piece(&of[used], r, members[i], &why);
@@ -265,7 +265,7 @@ static ckd_status make_piece(const char *path, rebuild *r, const stripe_member *
         size_t position = (wanted->row + i) % p->count;
         equation *e = &equations[count];
         char name[64];
-        if (!r->views[position].there) {
+        if (!r->views[position].present) {
             continue;
         }
         *e = (equation){.count = 0};
@@ -358,7 +358,7 @@ static ckd_status rebuild_file(rebuild *r, const stripe_member *of, ckd_error *e
 /* Is it of a life of the node that has ended, and was it needed then? */
 static bool is_lost(const rebuild *r, size_t position, const char *set, const stripe_member *m) {
     const member_view *v = &r->views[position];
-    return strcmp(m->blob.set, set) == 0 && !m->dropped && !(v->there && v->life == m->blob.life);
+    return strcmp(m->blob.set, set) == 0 && !m->dropped && !(v->present && v->life == m->blob.life);
 }
 
 static bool is_same_file(const stripe_member *a, const stripe_member *b) {
@@ -397,7 +397,7 @@ static bool is_dropped(const rebuild *r, const stripe_member *m) {
 static bool is_up_to_us(const rebuild *r, size_t lost) {
     const parity *p = r->of->parity;
     size_t first = 0;
-    while (first < p->count && (first == lost || !r->views[first].there)) {
+    while (first < p->count && (first == lost || !r->views[first].present)) {
         first++;
     }
     return first == p->self;
@@ -409,14 +409,14 @@ static void get_small_files(rebuild *r, size_t lost, const char *set) {
     const parity *p = t->parity;
     char path[1024];
     for (size_t i = 0; i < p->count; i++) {
-        blob_list there = {.count = 0};
+        blob_list remote = {.count = 0};
         ckd_error why;
-        if (i == p->self || i == lost || !r->views[i].there) {
+        if (i == p->self || i == lost || !r->views[i].present) {
             continue;
         }
-        ckd_status status = peer_list(&there, t->node, p->members[i], set, &why);
-        for (size_t k = 0; k < there.count; k++) {
-            const char *name = there.items[k].name;
+        ckd_status status = peer_list(&remote, t->node, p->members[i], set, &why);
+        for (size_t k = 0; k < remote.count; k++) {
+            const char *name = remote.items[k].name;
             if (peer_held_file(path, sizeof(path), t->node, set, name, NULL) != CKD_OK) {
                 parity_work_path(path, t, "small");
                 (void)file_remove(path, true, NULL);
@@ -429,7 +429,7 @@ static void get_small_files(rebuild *r, size_t lost, const char *set) {
         if (status != CKD_OK && !is_final(status)) { /* other nodes may have what one lacks */
             fail(r, status, &why);
         }
-        blob_list_free(&there);
+        blob_list_free(&remote);
     }
 }
 
@@ -469,10 +469,10 @@ static void rebuild_each(rebuild *r, const char *wanted) {
     }
 }
 
-static bool all_there(const rebuild *r) {
+static bool all_present(const rebuild *r) {
     bool all = true;
     for (size_t i = 0; i < r->of->parity->count; i++) {
-        all &= r->views[i].there;
+        all &= r->views[i].present;
     }
     return all;
 }
@@ -490,7 +490,7 @@ ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err) {
             break;
         }
         rebuild_each(&r, set);
-        final = all_there(&r) && is_final(r.status);
+        final = all_present(&r) && is_final(r.status);
         for (size_t i = 0; i < t->parity->count; i++) {
             free(r.views[i].parity.items);
         }

@@ -1,7 +1,8 @@
 /*
- * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the one
- * that has the newest state verifies it, and makes it durable in the store, where the session finds it. Of a state of
- * several ranks, those that have its parts do that together. `ckptdelta agent --explain` shows what was chosen, and why.
+ * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the
+ * one that has the newest state verifies it, and makes it durable in the store, where the session finds it. If the
+ * state has several ranks, the agents that have its parts do that together. `ckptdelta agent --explain` shows what was
+ * chosen, and why.
  */
 #include "agent/restart.h"
 
@@ -19,7 +20,7 @@
 
 typedef struct search {
     tier *of;
-    question question;
+    query query;
     found *items;
     size_t count, capacity;
     ckd_store *shared;
@@ -52,12 +53,11 @@ ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, 
 }
 
 /* This node may itself have copies of the one that is lost. Before a list, files are rebuilt from parity. */
-static ckd_status ask(bytes *answer, tier *t, size_t host, const question *q, ckd_error *err) {
+static ckd_status ask(bytes *answer, tier *t, size_t host, const query *q, ckd_error *err) {
     bytes asked = {.size = 0};
-    bool takes_long =
-        q->kind == QUESTION_STORE || q->kind == QUESTION_PART || (q->kind == QUESTION_LIST && t->parity);
-    question_put(&asked, q);
-    ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
+    bool takes_long = q->kind == QUERY_STORE || q->kind == QUERY_PART || (q->kind == QUERY_LIST && t->parity);
+    query_put(&asked, q);
+    ckd_status status = asked.failed ? err_nomem(err, asked.size, "a query")
                                      : restart_ask(answer, t, host, &asked, takes_long, err);
     bytes_free(&asked);
     return status;
@@ -89,7 +89,7 @@ static void ask_everybody(search *s) {
         if (s->again && t->peers[host].asked) {
             continue;
         }
-        ckd_status status = ask(&answer, t, host, &s->question, &why);
+        ckd_status status = ask(&answer, t, host, &s->query, &why);
         THEN(status, take_list(s, host, &answer, &why));
         s->asked[host] = status == CKD_OK;
         if (status != CKD_OK && !s->quiet) {
@@ -143,7 +143,7 @@ static bool may_succeed_later(ckd_status status) {
 /* One rank's part, and the call that asks a node to store it. */
 typedef struct part_call {
     tier *of;
-    question question;
+    query query;
     found *part;
     pthread_t thread;
     bool begun, bad;
@@ -166,7 +166,7 @@ static ckd_status take_part_answer(part_call *p, const bytes *answer) {
 static void *call_part(void *context) {
     part_call *p = context;
     bytes answer = {.size = 0};
-    p->status = ask(&answer, p->of, p->part->host, &p->question, &p->why);
+    p->status = ask(&answer, p->of, p->part->host, &p->query, &p->why);
     if (p->status == CKD_OK) {
         p->status = take_part_answer(p, &answer);
     }
@@ -196,21 +196,21 @@ static uint32_t find_parts(part_call *calls, search *s, const found *state) {
 /* All at once: they wait for each other. Returns the first failure, and marks parts that are of no use. */
 static ckd_status call_parts(part_call *calls, search *s, const found *state, uint64_t newest_ns,
                              ckd_error *err) {
-    question q = s->question;
+    query q = s->query;
     ckd_status status = ckd_id_new(&q.group, err);
     if (status != CKD_OK) {
         return status;
     }
-    q.kind = QUESTION_PART;
+    q.kind = QUERY_PART;
     q.checkpoint = state->checkpoint;
     q.world = state->world;
     q.newest_ns = newest_ns;
     for (uint32_t rank = 0; rank < state->world; rank++) {
         part_call *p = &calls[rank];
         p->of = s->of;
-        p->question = q;
-        p->question.rank = rank;
-        snprintf(p->question.set, sizeof(p->question.set), "%s", p->part->set);
+        p->query = q;
+        p->query.rank = rank;
+        snprintf(p->query.set, sizeof(p->query.set), "%s", p->part->set);
         p->status = thread_start(&p->thread, call_part, p, &p->why);
         p->begun = p->status == CKD_OK;
     }
@@ -311,7 +311,7 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
 }
 
 void restart_call_ranks(tier *t, const ckd_id *group) {
-    question q = {.kind = QUESTION_CALL, .checkpoint = *group};
+    query q = {.kind = QUERY_CALL, .checkpoint = *group};
     for (size_t host = 0; host < t->hosts.count; host++) {
         bytes answer = {.size = 0};
         if (peer_alive(t->node, host)) {
@@ -328,8 +328,8 @@ static bool make_durable(search *s, const found *f) {
     bytes answer = {.size = 0};
     ckd_error why;
     const char *name = t->hosts.items[f->host].name;
-    question q = s->question;
-    q.kind = QUESTION_STORE;
+    query q = s->query;
+    q.kind = QUERY_STORE;
     q.checkpoint = f->checkpoint;
     snprintf(q.set, sizeof(q.set), "%s", f->set);
     ckd_status status = ask(&answer, t, f->host, &q, &why);
@@ -407,7 +407,7 @@ static void say_not_asked(const search *s) {
             t->agent,
             "run '%s' begins, and %zu of %zu nodes could not be asked for a newer state than the store's: "
             "%s%s",
-            s->question.run, missing, t->hosts.count, t->hosts.items[first].name,
+            s->query.run, missing, t->hosts.count, t->hosts.items[first].name,
             missing > 1 ? " and others" : "");
     }
 }
@@ -419,9 +419,9 @@ static void search_peers(search *s) {
         &t->restart_mutex); /* a second search finds in the store what the first one has put there */
     ckd_status status = open_shared(&s->shared, t, CKD_OPEN_READ, &why);
     if (status == CKD_OK) {
-        s->question.store = s->shared->id;
+        s->query.store = s->shared->id;
         ask_everybody(s);
-        if (s->question.run[0] && !s->quiet) {
+        if (s->query.run[0] && !s->quiet) {
             say_not_asked(s);
         }
         choose_each(s);
@@ -439,8 +439,8 @@ static void search_peers(search *s) {
 }
 
 static bool search_run(tier *t, const char *run, bool quiet) {
-    search s = {.of = t, .question = {.kind = QUESTION_LIST}, .quiet = quiet};
-    run_root(s.question.run, run);
+    search s = {.of = t, .query = {.kind = QUERY_LIST}, .quiet = quiet};
+    run_root(s.query.run, run);
     search_peers(&s);
     free(s.items);
     return !s.later;
@@ -461,7 +461,7 @@ static void ask_again(search *s, const char *root) {
     }
 }
 
-/* Of states of several ranks, this node's last life has left parts. The other ones are elsewhere. */
+/* This node's last life has left its parts of states of several ranks. The other parts are elsewhere. */
 static void search_for_parts(search *s) {
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];
@@ -478,7 +478,7 @@ static void search_for_parts(search *s) {
 }
 
 void restart_last_life(tier *t) {
-    search s = {.of = t, .question = {.kind = QUESTION_LIST}, .of_last_life = true};
+    search s = {.of = t, .query = {.kind = QUERY_LIST}, .of_last_life = true};
     uint64_t now_ns = clock_monotonic_ns();
     bool wanted = false;
     pthread_mutex_lock(&t->mutex);
@@ -496,7 +496,7 @@ void restart_last_life(tier *t) {
     if (!wanted) {
         return;
     }
-    snprintf(s.question.set, sizeof(s.question.set), "%s", t->set);
+    snprintf(s.query.set, sizeof(s.query.set), "%s", t->set);
     search_peers(&s);
     search_for_parts(&s);
     free(s.items);

@@ -1,5 +1,5 @@
 /*
- * Questions that agents ask each other after a node was lost. Shared by restart.c, which asks, and copies.c, which
+ * Queries that agents ask each other after a node was lost. Shared by restart.c, which asks, and copies.c, which
  * answers.
  */
 #ifndef AGENT_RESTART_H
@@ -11,22 +11,20 @@
 #define OWN_SET   "own" /* this node's files; no set of a peer has this name */
 
 enum {
-    QUESTION_LIST =
-        1, /* states of `run` and its branches; run "": of all. set: only of this one; "": of all */
-    QUESTION_STORE = 2, /* make `checkpoint` of `set` durable */
-    QUESTION_PART =
-        3, /* make `checkpoint` durable together with the other ranks' parts, as `rank` of `world` */
-    QUESTION_CALL = 4 /* `checkpoint` is a group of ranks, which have to store their last deferred state */
+    QUERY_LIST = 1,  /* states of `run` and its branches; run "": of all. set: only of this one; "": of all */
+    QUERY_STORE = 2, /* make `checkpoint` of `set` durable */
+    QUERY_PART = 3, /* make `checkpoint` durable together with the other ranks' parts, as `rank` of `world` */
+    QUERY_CALL = 4  /* `checkpoint` is a group of ranks, which have to store their last deferred state */
 };
 
-typedef struct question {
+typedef struct query {
     uint8_t kind;
     ckd_id store; /* both agents must serve the same */
     char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
     ckd_id checkpoint, group; /* group: of those that store parts */
     uint32_t rank, world;
     uint64_t newest_ns; /* the latest date in the store, as whoever asks knows it; 0: there is none */
-} question;
+} query;
 
 /* A state that a peer keeps, or a rank's part of one. */
 typedef struct found {
@@ -39,7 +37,7 @@ typedef struct found {
 } found;
 
 /* ---- copies.c ---- */
-void question_put(bytes *to, const question *q);
+void query_put(bytes *to, const query *q);
 /* Errors: INVALID. */
 ckd_status found_get(found *f, reader *from, ckd_error *err);
 /* Is it a run, or a branch of it? wanted "": any run is. */

@@ -29,7 +29,7 @@ peer_range parity_piece(const parity *p, size_t position, uint32_t row, uint64_t
     return (peer_range){offset < size ? offset : size, left < length ? left : length};
 }
 
-/* ---- questions, as bytes ---- */
+/* ---- queries, as bytes ---- */
 
 static void put_member(bytes *to, const stripe_member *m) {
     bytes_put_u32(to, m->row);
@@ -56,7 +56,7 @@ static void get_member(stripe_member *m, reader *from) {
     m->dropped = reader_u8(from) != 0;
 }
 
-ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question *q, ckd_error *err) {
+ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_query *q, ckd_error *err) {
     bytes asked = {.size = 0};
     bytes_put_u8(&asked, q->kind);
     bytes_put_u64(&asked, t->parity->group);
@@ -70,14 +70,14 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_question
     bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* others wait for sums */
     /* a node that sends a piece here needs connections of its own meanwhile */
     bool alone = host == t->hosts.self || q->kind == PARITY_PIECE;
-    ckd_status status = asked.failed ? err_nomem(err, asked.size, "a question")
+    ckd_status status = asked.failed ? err_nomem(err, asked.size, "a query")
                         : alone      ? restart_ask(answer, t, host, &asked, takes_long, err)
                                      : peer_ask_in_turn(answer, t->node, host, &asked, takes_long, err);
     bytes_free(&asked);
     return status;
 }
 
-static ckd_status get_question(parity_question *q, const tier *t, const bytes *from, ckd_error *err) {
+static ckd_status get_query(parity_query *q, const tier *t, const bytes *from, ckd_error *err) {
     reader r = reader_of(from->data, from->size);
     q->kind = reader_u8(&r);
     uint64_t group = reader_u64(&r);
@@ -88,7 +88,7 @@ static ckd_status get_question(parity_question *q, const tier *t, const bytes *f
     reader_string(&r, q->held, sizeof(q->held));
     q->dropped = (bytes){.data = (uint8_t *)from->data + r.at, .size = r.size - r.at};
     if (r.failed) {
-        return err_set(err, CKD_E_INVALID, "a question that has no meaning");
+        return err_set(err, CKD_E_INVALID, "a query that has no meaning");
     }
     if (!t->parity) {
         return err_set(err, CKD_E_UNSUPPORTED,
@@ -236,7 +236,7 @@ static ckd_status check_place(const parity *p, const stripe_member *m, ckd_error
 }
 
 /* Makes the new sum, and puts it in the place of the old one. *unsound: that one cannot be read. */
-static ckd_status change_sum(bool *unsound, tier *t, const parity_question *q, bool first, ckd_error *err) {
+static ckd_status change_sum(bool *unsound, tier *t, const parity_query *q, bool first, ckd_error *err) {
     char name[PEER_BLOB_MAX + 1], work[700];
     summand of[2];
     const stripe_member *m = &q->about;
@@ -290,13 +290,13 @@ static void unlist_member(parity *p, const stripe_member *at) {
 }
 
 /* All nodes have pieces in the stripes that were removed, but for the one of the set. The mirror tells those that remain. */
-static void note_untold(tier *t, const char *but) {
+static void mark_unnotified(tier *t, const char *but) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->mutex);
     for (size_t i = 0; i < p->count; i++) {
         char set[PEER_SET_MAX + 1];
         tier_set_name(set, t->hosts.items[p->members[i]].name);
-        p->untold[i] |= i != p->self && strcmp(set, but) != 0;
+        p->unnotified[i] |= i != p->self && strcmp(set, but) != 0;
     }
     pthread_mutex_unlock(&p->mutex);
     pthread_mutex_lock(&t->mutex);
@@ -306,17 +306,17 @@ static void note_untold(tier *t, const char *but) {
 }
 
 /*
- * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. What a stripe whose sum cannot be
- * read had is not protected any more: it is removed, and its nodes bring their pieces again. Other failures leave it as
- * it was.
+ * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. A stripe whose sum cannot be
+ * read protects nothing any more: it is removed, and its nodes send their pieces again. Other failures leave it as it
+ * was.
  */
-static ckd_status change_stripe(tier *t, const parity_question *q, ckd_error *err) {
+static ckd_status change_stripe(tier *t, const parity_query *q, ckd_error *err) {
     parity *p = t->parity;
     const stripe_member *m = &q->about;
     bool adds = q->kind == PARITY_ADD, unsound = false;
     pthread_mutex_lock(&p->mutex);
-    const stripe_member *there = find(p, m);
-    bool same = there && same_blob(&there->blob, &m->blob), taken = there != NULL;
+    const stripe_member *known = find(p, m);
+    bool same = known && same_blob(&known->blob, &m->blob), taken = known != NULL;
     size_t count = count_members(p, m, true);
     pthread_mutex_unlock(&p->mutex);
     if (adds && same) {
@@ -338,12 +338,12 @@ static ckd_status change_stripe(tier *t, const parity_question *q, ckd_error *er
     }
     if (unsound) {
         remove_stripe(t, m);
-        note_untold(t, "");
+        mark_unnotified(t, "");
     }
     return status;
 }
 
-static ckd_status answer_change(tier *t, const parity_question *q, ckd_error *err) {
+static ckd_status answer_change(tier *t, const parity_query *q, ckd_error *err) {
     ckd_status status = check_place(t->parity, &q->about, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->parity->work_mutex);
@@ -398,7 +398,7 @@ static bool is_named(const bytes *names, const char *name) {
     return false;
 }
 
-/* A name stays dropped: a question that arrives late does no harm. */
+/* A name stays dropped: a query that arrives late does no harm. */
 static void drop(tier *t, const parity_blob *of, const bytes *names) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->work_mutex);
@@ -431,8 +431,8 @@ static void forget(tier *t, const parity_blob *of) {
     }
     pthread_mutex_unlock(&p->mutex);
     if (any) {
-        note_untold(t, of->set);
-        (void)pieces_tell(t);
+        mark_unnotified(t, of->set);
+        (void)pieces_notify(t);
     }
 }
 
@@ -449,7 +449,7 @@ static void look_again(tier *t) {
 
 /* ---- answers ---- */
 
-/* Of the group; this node's own list has what it keeps itself. */
+/* Has the whole group been asked? This node's own list has what it keeps itself. */
 static bool all_asked(tier *t) {
     bool all = true;
     pthread_mutex_lock(&t->mutex);
@@ -460,7 +460,7 @@ static bool all_asked(tier *t) {
     return all;
 }
 
-/* Whoever asks for its own set sends no piece meanwhile: those that are still on their way are left over. */
+/* A node that asks for its own set sends no piece meanwhile, so pieces that have arrived for it are of no use. */
 static void answer_table(bytes *answer, tier *t, const char *set) {
     parity *p = t->parity;
     uint32_t count = 0;
@@ -515,7 +515,7 @@ ckd_status parity_read_table(parity_about *about, stripe_members *out, const par
 }
 
 /* Sends a part of a file of this node to the one that rebuilds another one's. */
-static ckd_status answer_piece(tier *t, const parity_question *q, ckd_error *err) {
+static ckd_status answer_piece(tier *t, const parity_query *q, ckd_error *err) {
     char path[1024];
     uint64_t sent;
     const parity_blob *b = &q->about.blob;
@@ -525,7 +525,7 @@ static ckd_status answer_piece(tier *t, const parity_question *q, ckd_error *err
     }
     snprintf(path, sizeof(path), "%s/pieces/%s", t->folder, b->name);
     if (host == t->hosts.count || strchr(b->name, '/')) {
-        return err_set(err, CKD_E_INVALID, "a question that has no meaning");
+        return err_set(err, CKD_E_INVALID, "a query that has no meaning");
     }
     if (b->life != t->parity->life || !file_exists(path)) {
         return err_set(err, CKD_E_NOT_FOUND, "%s is not here any more", b->name);
@@ -539,8 +539,8 @@ static ckd_status answer_piece(tier *t, const parity_question *q, ckd_error *err
 }
 
 ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *err) {
-    parity_question q;
-    ckd_status status = get_question(&q, t, asked, err);
+    parity_query q;
+    ckd_status status = get_query(&q, t, asked, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -563,6 +563,6 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
     case PARITY_PIECE:
         return answer_piece(t, &q, err);
     default:
-        return err_set(err, CKD_E_UNSUPPORTED, "a question of kind %d", q.kind);
+        return err_set(err, CKD_E_UNSUPPORTED, "a query of kind %d", q.kind);
     }
 }

@@ -346,7 +346,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
             p->plan ? slot_part_save(out, t->store, &copy, err) : slot_save_copy(out, t->store, &copy, err);
     }
     if (status == CKD_OK && t->parity) {
-        pieces_note(t, o->step);
+        pieces_record_step(t, o->step);
     }
     pthread_mutex_unlock(&t->store_mutex);
     *version = status == CKD_OK ? change(t, 1, size) : 0;

@@ -50,7 +50,7 @@ static int copy_content(int from, int to) {
             continue;
         }
         if (got < 0) {
-            /* The system cannot do it between these files. What it has copied stays. */
+            /* The system cannot do it between these files. The part that it has copied stays. */
             return copy_through_memory(from, to, done);
         }
         if (got == 0) {

@@ -202,7 +202,7 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
     return status;
 }
 
-/* Fills the buffer from `offset` on. What cannot be read may lie behind the bytes that are wanted. */
+/* Fills the buffer from `offset` on. The bytes that cannot be read may lie behind those that are wanted. */
 static bool fill_buffer(file_reader *f, uint64_t offset) {
     uint64_t rest = f->size - offset;
     size_t fill = rest < f->ahead_capacity ? (size_t)rest : f->ahead_capacity;

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* What the agent has to say: what it found when it started, saves that fail. */
+/* on_message reports what the agent found when it started, and saves that fail. */
 typedef struct ckd_agent_options {
     size_t struct_size;
     const char
@@ -104,7 +104,7 @@ typedef struct ckd_agent_state {
         kept_bytes; /* states that became such files since the agent began, and their sizes as tensors */
     const char *
         decisions; /* lines: what was found at other nodes for a restart, and what was made of it; "" if nothing */
-    /* Of the group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
+    /* The parity group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
     uint32_t parity_data, parity;
 } ckd_agent_state;
 

@@ -60,7 +60,7 @@ typedef struct ckd_follow ckd_follow;
 CKD_API ckd_status ckd_follow_open(ckd_follow **out, ckd_store *store, const ckd_follow_options *options,
                                    ckd_error *err);
 
-/* What the folder has. Also the answer of ckd_follow_apply. */
+/* The state of the folder; ckd_follow_apply returns it, too. */
 typedef struct ckd_follow_result {
     ckd_checkpoint
         checkpoint; /* in the folder now; its id is zero if there is none. Set: id, run, step, created_ns */
@@ -97,7 +97,7 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);
 
-/* What the folder has now, without looking at the store. */
+/* Returns the present state of the folder, without reading the store. */
 CKD_API void ckd_follow_applied(ckd_follow_result *out, const ckd_follow *follow);
 
 /* Closes the folder, which stays as it is. Accepts NULL. */

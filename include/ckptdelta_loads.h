@@ -79,7 +79,7 @@ typedef struct ckd_load_difference {
 } ckd_load_difference;
 
 /*
- * What a load reads. Bytes are those of stored payloads, each counted once. The indexes of files are read in any case
+ * The bytes that a load reads. They are those of stored payloads, each counted once. The indexes of files are read in any case
  * and not counted.
  */
 typedef struct ckd_load_reads {

@@ -63,7 +63,7 @@ typedef struct ckd_plan_summary {
     uint64_t replicas; /* regions left out because another rank writes them */
     uint64_t empty;    /* regions left out because they have no elements */
     uint64_t raw_bytes;
-    uint64_t least_bytes, most_bytes; /* smallest and largest load of a rank */
+    uint64_t min_bytes, max_bytes; /* smallest and largest load of a rank */
 } ckd_plan_summary;
 CKD_API ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan);
 
@@ -86,7 +86,8 @@ typedef struct ckd_pieces {
  * How bytes travel between the ranks, if not through the store's directory. Rank 0 coordinates. All functions except
  * `leave` are collective, and all ranks call them in the same order. A failure ends the group. The rank that failed
  * calls none of them again, and the transport must make the others fail, too, instead of letting them wait. Saves need
- * `gather` and `broadcast`; collective loads need `exchange` and `least`. Functions that are not needed may be NULL.
+ * `gather` and `broadcast`; collective loads need `exchange` and `all_reduce_min`. Functions that are not needed may be
+ * NULL.
  */
 typedef struct ckd_transport {
     size_t struct_size;
@@ -107,7 +108,7 @@ typedef struct ckd_transport {
      */
     ckd_status (*exchange)(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err);
     /* Sets *number to the minimum over all ranks. It must not fail for lack of memory. */
-    ckd_status (*least)(void *context, uint64_t *number, ckd_error *err);
+    ckd_status (*all_reduce_min)(void *context, uint64_t *number, ckd_error *err);
 } ckd_transport;
 #define CKD_TRANSPORT_INIT \
     { .struct_size = sizeof(ckd_transport) }
@@ -195,7 +196,7 @@ CKD_API ckd_status ckd_ranks_save(ckd_checkpoint *info, ckd_ranks *ranks, const 
  * seals the save. The caller transports the parts to the coordinator.
  */
 
-/* What one rank wrote, as bytes that the caller carries to the coordinator. Release with ckd_part_free. */
+/* Describes what one rank wrote, in bytes that the caller carries to the coordinator. Release with ckd_part_free. */
 typedef struct ckd_part {
     void *data;
     size_t size;
@@ -233,10 +234,10 @@ CKD_API void ckd_part_free(ckd_part *part);
  * memory, for all of a rank's requests, and copied when all ranks are done. That copy can fail on one rank alone. Ranks
  * that share only a file system and have no transport call ckd_load_all; each then reads what it needs.
  *
- * Collective; all ranks must use the same version of the library. `transport` needs `exchange` and `least`, and is used
- * only during the call. Errors: those of ckd_load_all, of any rank; INVALID (the ranks load different checkpoints, or
- * the transport lacks a function; the latter is found without the other ranks); those of the transport, which must not
- * be used after that.
+ * Collective; all ranks must use the same version of the library. `transport` needs `exchange` and `all_reduce_min`,
+ * and is used only during the call. Errors: those of ckd_load_all, of any rank; INVALID (the ranks load different
+ * checkpoints, or the transport lacks a function; the latter is found without the other ranks); those of the transport,
+ * which must not be used after that.
  */
 CKD_API ckd_status ckd_load_all_together(ckd_load *load, const ckd_transport *transport,
                                          const ckd_load_request *requests, size_t count, unsigned allowed,

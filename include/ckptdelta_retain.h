@@ -153,7 +153,7 @@ CKD_API ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, con
 /* ------------------------------------------------------------------------------------------------- policies */
 
 /*
- * What to keep of each run. Runs are treated independently. A checkpoint stays if any rule keeps it; a rule that is not
+ * Which checkpoints of each run are kept. Runs are treated independently. A checkpoint stays if any rule keeps it; a rule that is not
  * set keeps nothing.
  */
 typedef struct ckd_policy {

@@ -50,7 +50,7 @@ typedef enum ckd_snapshot {
     CKD_SNAPSHOT_LAZY = 1
 } ckd_snapshot;
 
-/* What happens when a save is due but earlier saves in progress leave no memory for a snapshot. */
+/* The choice when a save is due but earlier saves in progress leave no memory for a snapshot. */
 typedef enum ckd_when_busy {
     CKD_BUSY_BLOCK = 0,    /* wait: no save is left out */
     CKD_BUSY_SKIP = 1,     /* skip the save and count it */

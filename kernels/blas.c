@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FEWEST_WIDE 256 /* columns or depth of a whole piece of a matrix (engine/lossy/low_rank_products.h) */
+#define WIDE_MIN 256 /* columns or depth of a whole piece of a matrix (engine/lossy/low_rank_products.h) */
 
 /* Constants of CBLAS. */
 enum { ROW_MAJOR = 101, AS_IT_IS = 111 };
@@ -34,7 +34,7 @@ static void find_blas(void) {
 
 bool blas_products(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                    size_t columns) {
-    if (rank < FEWEST_WIDE && columns < FEWEST_WIDE) {
+    if (rank < WIDE_MIN && columns < WIDE_MIN) {
         return false;
     }
     (void)pthread_once(&once, find_blas);

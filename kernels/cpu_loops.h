@@ -109,11 +109,11 @@ DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
  * All bits of `mask` are set in NaNs and infinities, and in no other value. Sums have the elements' width, which
  * vectorises best, so they are short enough not to overflow.
  */
-#define DEFINE_NONFINITE(width, most)                                                                \
+#define DEFINE_NONFINITE(width, max)                                                                 \
     CPU_LOOP static uint64_t nonfinite_##width(const void *values, size_t n, uint##width##_t mask) { \
         uint64_t count = 0;                                                                          \
-        for (size_t first = 0; first < n; first += (most)) {                                         \
-            size_t end = n - first < (most) ? n : first + (most);                                    \
+        for (size_t first = 0; first < n; first += (max)) {                                          \
+            size_t end = n - first < (max) ? n : first + (max);                                      \
             uint##width##_t sum = 0;                                                                 \
             for (size_t i = first; i < end; i++) {                                                   \
                 LOAD(uint##width##_t, a, values, i);                                                 \
@@ -351,7 +351,7 @@ const kernels CPU_TABLE = {
     .lattice_apply = lattice_apply,
     .lattice_values = lattice_values,
     .widen_integers = widen_integers,
-    .lattice_apply_few = lattice_apply_few,
+    .lattice_apply_q8 = lattice_apply_q8,
     .lattice_residual = lattice_residual,
     .products = products,
     .low_rank_apply = low_rank_apply,

@@ -253,7 +253,7 @@ typedef struct device_sums {
     double now, moved, weighted;
     uint64_t finite, compared;
     /* lowest: value of the lowest bit of `parent_values`; infinite: all are zero. */
-    float largest, least, farthest, lowest;
+    float largest, smallest, farthest, lowest;
     uint32_t parent_bits, unused;
 } device_sums;
 
@@ -468,15 +468,15 @@ typedef struct device_backend {
     device_result (*round)(const device_queue *queue, const device_rounding *rounding, device_failure *why);
 
     /*
-     * all: descriptions of `count` streams, at most DEVICE_STREAMS, in device memory; most: elements of the
+     * all: descriptions of `count` streams, at most DEVICE_STREAMS, in device memory; max: elements of the
      * longest.
      */
     device_result (*classify)(const device_queue *queue, const device_classes *all, uint32_t count,
-                              uint32_t most, device_failure *why);
+                              uint32_t max, device_failure *why);
     device_result (*split)(const device_queue *queue, device_split_step step, const device_split *all,
-                           uint32_t count, uint32_t most, device_failure *why);
+                           uint32_t count, uint32_t max, device_failure *why);
     device_result (*encode)(const device_queue *queue, const device_encoding *all, uint32_t count,
-                            uint32_t most, device_failure *why);
+                            uint32_t max, device_failure *why);
     device_result (*decode)(const device_queue *queue, const device_decoding *all, uint32_t count,
                             device_failure *why);
 } device_backend;

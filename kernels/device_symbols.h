@@ -71,7 +71,7 @@ typedef enum device_split_step {
 typedef struct device_split {
     const void *integers;
     device_extent *extents; /* DEVICE_EXTENTS(n) */
-    /* Of rows, then columns: sums of symbols, plus 2^32 for each that is not 0; added to. NULL: not wanted. */
+    /* Sums of symbols of rows, then of columns, plus 2^32 for each that is not 0; added to. NULL: not wanted. */
     uint64_t *sums;
     uint64_t *squares;     /* over all symbols; added to */
     const uint8_t *levels; /* of rows, then columns; NULL: contexts are not wanted */

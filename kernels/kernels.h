@@ -42,14 +42,14 @@ typedef struct level_run {
 
 /* Sums over runs of a lossy tile. Initialise with LATTICE_SUMS_INIT; sums_of adds to them. */
 typedef struct lattice_sums {
-    double now, moved, weighted;    /* sums of squares: of now, of now - before, of that times its weights */
-    float largest, least, farthest; /* largest |now|, least now, largest |now - before| */
-    uint64_t finite, compared;      /* numbers of values and of differences in the sums */
-    uint32_t parent_bits;           /* bits of the parent's values that are set anywhere */
-    int32_t lowest_bit;             /* exponent of before's lowest bit; INT32_MAX: all are zero */
+    double now, moved, weighted; /* sums of squares: of now, of now - before, of that times its weights */
+    float largest, smallest, farthest; /* largest |now|, least now, largest |now - before| */
+    uint64_t finite, compared;         /* numbers of values and of differences in the sums */
+    uint32_t parent_bits;              /* bits of the parent's values that are set anywhere */
+    int32_t lowest_bit;                /* exponent of before's lowest bit; INT32_MAX: all are zero */
 } lattice_sums;
 #define LATTICE_SUMS_INIT \
-    { .least = __builtin_inff(), .lowest_bit = INT32_MAX }
+    { .smallest = __builtin_inff(), .lowest_bit = INT32_MAX }
 
 /*
  * A run of one row, to be summed. parent_values, weight (of columns): may be NULL; without `parent_values` differences are to zero.
@@ -162,7 +162,7 @@ typedef struct kernels {
     void (*lattice_values)(float *values, const int32_t *q, size_t n, float unit);
     void (*widen_integers)(int32_t *to, const int8_t *q, size_t n);
     /* lattice_apply without a low-rank part, for integers that are mostly 0. */
-    void (*lattice_apply_few)(float *values, const int8_t *q, size_t n, const lattice_run *run);
+    void (*lattice_apply_q8)(float *values, const int8_t *q, size_t n, const lattice_run *run);
     /*
      * sums = left (rows x rank) times right (rank x columns), integers in floats. The caller ensures that no
      * sum of magnitudes reaches 2^24. So sums are exact in any order.
@@ -207,10 +207,10 @@ typedef struct kernels {
     /* Statistics for encoders, n elements of one row at a time. */
     void (*sums_of)(lattice_sums *s, const sums_run *run, size_t n);
     /*
-     * Adds the positive finite elements of now, and their number, to two sums. magnitudes: uses |now|. most:
+     * Adds the positive finite elements of now, and their number, to two sums. magnitudes: uses |now|. max:
      * larger elements do not count.
      */
-    void (*moment_row)(double sums[2], const float *now, bool magnitudes, float most, size_t n);
+    void (*moment_row)(double sums[2], const float *now, bool magnitudes, float max, size_t n);
     /*
      * moment_row for n columns of some rows. Adds to to->sum, to->count and, unless it is NULL, to->scales,
      * where an element counts as its row's scale.
@@ -233,8 +233,8 @@ typedef struct kernels {
      */
     bool (*beyond)(const float *now, const float *parent_values, const float limits[3], bool positive,
                    size_t n);
-    /* Whole parts of magnitudes in units, at most `most`; NaN becomes `most`. */
-    void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n);
+    /* Whole parts of magnitudes in units, at most `max`; NaN becomes `max`. */
+    void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t max, size_t n);
     /* level_apply without a parent, with q = 0. */
     void (*level_fill)(float *values, size_t n, const level_run *run);
 

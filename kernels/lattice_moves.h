@@ -80,9 +80,9 @@ static inline __attribute__((always_inline)) uint64_t eight_at(const int8_t *q) 
 #define MANY \
     8 /* times LANES; their nonzero groups are counted first, as a branch on each could not be predicted */
 
-CPU_TARGET static inline __attribute__((always_inline)) void apply_few(float *values, const int8_t *q,
-                                                                       const float *column, size_t n,
-                                                                       const lattice_run *run) {
+CPU_TARGET static inline __attribute__((always_inline)) void apply_q8(float *values, const int8_t *q,
+                                                                      const float *column, size_t n,
+                                                                      const lattice_run *run) {
     const lattice_run r = *run;
     size_t i = 0;
     for (; i + LANES * MANY <= n; i += LANES * MANY) {
@@ -106,10 +106,10 @@ CPU_TARGET static inline __attribute__((always_inline)) void apply_few(float *va
 }
 
 /* Most integers are 0. Long stretches of zeros are skipped. */
-CPU_LOOP static void lattice_apply_few(float *values, const int8_t *q, size_t n, const lattice_run *run) {
+CPU_LOOP static void lattice_apply_q8(float *values, const int8_t *q, size_t n, const lattice_run *run) {
     if (run->column_step) {
-        apply_few(values, q, run->column_step, n, run);
+        apply_q8(values, q, run->column_step, n, run);
     } else {
-        apply_few(values, q, NULL, n, run);
+        apply_q8(values, q, NULL, n, run);
     }
 }

@@ -10,19 +10,19 @@ CPU_LOOP static void factor_values(float *values, float *largest, const int32_t 
     for (size_t i = 0; i < count * rank; i++) {
         values[i] = (float)factor[i];
     }
-    float most[RANKS];
+    float max[RANKS];
     for (size_t from = 0; from < rank; from += RANKS) {
         size_t n = rank - from < RANKS ? rank - from : RANKS;
-        memcpy(most, largest + from, n * sizeof(float));
+        memcpy(max, largest + from, n * sizeof(float));
         for (size_t i = 0; i < count; i++) {
             const float *row = values + i * rank + from;
             CPU_NO_CARRY
             for (size_t k = 0; k < n; k++) {
                 float size = scalar_magnitude(row[k]);
-                most[k] = size > most[k] ? size : most[k];
+                max[k] = size > max[k] ? size : max[k];
             }
         }
-        memcpy(largest + from, most, n * sizeof(float));
+        memcpy(largest + from, max, n * sizeof(float));
     }
 }
 

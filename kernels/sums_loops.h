@@ -19,15 +19,15 @@ typedef float loose_floats
 #define WIDE_HALF(x) __builtin_convertvector(x, half_doubles)
 #endif
 
-#define SUMS_INLINE          CPU_TARGET static inline __attribute__((always_inline))
-#define AS_FLOATS(mask)      ((f32x8)(mask))
-#define AS_INTEGERS(floats)  ((i32x8)(floats))
-#define WITHIN(floats, most) ((AS_INTEGERS(floats) & INT32_MAX) <= (most)) /* compares bits */
-#define CHOOSE(mask, a, b)   AS_FLOATS((AS_INTEGERS(a) & (mask)) | (AS_INTEGERS(b) & ~(mask)))
+#define SUMS_INLINE         CPU_TARGET static inline __attribute__((always_inline))
+#define AS_FLOATS(mask)     ((f32x8)(mask))
+#define AS_INTEGERS(floats) ((i32x8)(floats))
+#define WITHIN(floats, max) ((AS_INTEGERS(floats) & INT32_MAX) <= (max)) /* compares bits */
+#define CHOOSE(mask, a, b)  AS_FLOATS((AS_INTEGERS(a) & (mask)) | (AS_INTEGERS(b) & ~(mask)))
 
 typedef struct lanes {
     half_doubles now[2], moved[2], weighted[2];
-    f32x8 largest, least, farthest;
+    f32x8 largest, smallest, farthest;
     f32x8 lowest;
     i32x8 finite, compared, bits;
 } lanes;
@@ -66,10 +66,10 @@ SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *parent_value
                            const lane_rules *rules) {
     f32x8 v, b, w;
     memcpy(&v, now, sizeof(v));
-    i32x8 finite = WITHIN(v, rules->limits[0]), less = (v < l->least) & finite;
+    i32x8 finite = WITHIN(v, rules->limits[0]), less = (v < l->smallest) & finite;
     f32x8 kept = AS_FLOATS(AS_INTEGERS(v) & finite), magnitude = AS_FLOATS(AS_INTEGERS(kept) & INT32_MAX);
     l->largest = CHOOSE(magnitude > l->largest, magnitude, l->largest);
-    l->least = CHOOSE(less, v, l->least);
+    l->smallest = CHOOSE(less, v, l->smallest);
     l->finite -= finite;
     add_squares(l->now, &kept);
     if (parent_values) {
@@ -103,7 +103,7 @@ SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool has_parent, bo
         s->finite += (uint64_t)l->finite[i];
         s->compared += (uint64_t)(has_parent ? l->compared[i] : l->finite[i]);
         s->largest = l->largest[i] > s->largest ? l->largest[i] : s->largest;
-        s->least = l->least[i] < s->least ? l->least[i] : s->least;
+        s->smallest = l->smallest[i] < s->smallest ? l->smallest[i] : s->smallest;
         s->farthest = l->farthest[i] > s->farthest ? l->farthest[i] : s->farthest;
         s->parent_bits |= (uint32_t)l->bits[i];
         int32_t lowest = l->lowest[i] < INFINITY ? ilogbf(l->lowest[i]) : INT32_MAX;
@@ -122,7 +122,7 @@ SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_parent, 
     const lane_rules rules = {{(int32_t)scalar_bits(run->limits[0]), (int32_t)scalar_bits(run->limits[1])},
                               run->row_weight,
                               lattice};
-    lanes l = {.least = INFINITY - (f32x8){0}, .lowest = INFINITY - (f32x8){0}};
+    lanes l = {.smallest = INFINITY - (f32x8){0}, .lowest = INFINITY - (f32x8){0}};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
         add_lanes(&l, now + i, parent_values ? parent_values + i : NULL, weight ? weight + i : NULL, &rules);
@@ -319,11 +319,11 @@ SUMS_INLINE int32_t quantise_values(int8_t *q8, const quantise_source *from, con
         QUANTISE_EIGHT(bytes, difference, step);
         memcpy(q8 + i, bytes, left);
     }
-    int32_t most = 0;
+    int32_t max = 0;
     for (int j = 0; j < LANES; j++) {
-        most = largest[j] > most ? largest[j] : most;
+        max = largest[j] > max ? largest[j] : max;
     }
-    return most;
+    return max;
 }
 
 CPU_LOOP static int32_t quantise_run(int8_t *q8, const float *now, const float *parent_values,

@@ -7,26 +7,26 @@
 CPU_LOOP static bool beyond(const float *now, const float *parent_values, const float limits[3],
                             bool positive, size_t n) {
     const uint32_t mask = positive ? UINT32_MAX : INT32_MAX;
-    const uint32_t most = scalar_bits(limits[0]), max_before = scalar_bits(limits[1]),
+    const uint32_t max = scalar_bits(limits[0]), max_before = scalar_bits(limits[1]),
                    max_moved = scalar_bits(limits[2]);
     uint32_t any = 0;
     if (!parent_values) {
         for (size_t i = 0; i < n; i++) {
             uint32_t bits = scalar_bits(now[i]) & mask;
-            any |= bits | (most - bits);
+            any |= bits | (max - bits);
         }
     } else {
         for (size_t i = 0; i < n; i++) {
             uint32_t bits = scalar_bits(now[i]) & mask, from = scalar_bits(parent_values[i]) & mask;
             uint32_t moved = scalar_bits(now[i] - parent_values[i]) & INT32_MAX;
-            any |= bits | (most - bits) | from | (max_before - from) | (max_moved - moved);
+            any |= bits | (max - bits) | from | (max_before - from) | (max_moved - moved);
         }
     }
     return any >> 31;
 }
 
-CPU_LOOP static void bins_of(uint16_t *bin, const float *values, float per_unit, uint16_t most, size_t n) {
-    const float last = (float)most;
+CPU_LOOP static void bins_of(uint16_t *bin, const float *values, float per_unit, uint16_t max, size_t n) {
+    const float last = (float)max;
     CPU_NO_CARRY
     for (size_t i = 0; i < n; i++) {
         float at = scalar_magnitude(values[i]) * per_unit;
@@ -46,11 +46,11 @@ CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
 /* ---- means of rows and columns ---- */
 
 /* Masks the elements that count: positive and finite, by their bits. Negative ones are no larger than 0. */
-SUMS_INLINE void counted(i32x8 *counts, f32x8 *kept, const float *now, int32_t mask, int32_t most) {
+SUMS_INLINE void counted(i32x8 *counts, f32x8 *kept, const float *now, int32_t mask, int32_t max) {
     i32x8 bits;
     memcpy(&bits, now, sizeof(bits));
     bits &= mask;
-    *counts = (bits > 0) & (bits <= most);
+    *counts = (bits > 0) & (bits <= max);
     *kept = AS_FLOATS(bits & *counts);
 }
 
@@ -66,16 +66,16 @@ typedef struct moment_lanes {
     i32x8 count;
 } moment_lanes;
 
-SUMS_INLINE void add_moment(moment_lanes *l, const float *now, int32_t mask, int32_t most) {
+SUMS_INLINE void add_moment(moment_lanes *l, const float *now, int32_t mask, int32_t max) {
     i32x8 counts;
     f32x8 kept;
-    counted(&counts, &kept, now, mask, most);
+    counted(&counts, &kept, now, mask, max);
     l->count -= counts;
     add_wide(l->sum, &kept);
 }
 
-CPU_LOOP static void moment_row(double sums[2], const float *now, bool magnitudes, float most, size_t n) {
-    const int32_t mask = magnitudes ? INT32_MAX : -1, limit = (int32_t)scalar_bits(most);
+CPU_LOOP static void moment_row(double sums[2], const float *now, bool magnitudes, float max, size_t n) {
+    const int32_t mask = magnitudes ? INT32_MAX : -1, limit = (int32_t)scalar_bits(max);
     moment_lanes l = {.count = {0}};
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -100,7 +100,7 @@ typedef struct moment_columns_at {
     const double *scale;
     double *sum, *scales;
     uint32_t *count;
-    int32_t mask, most;
+    int32_t mask, max;
 } moment_columns_at;
 
 /* Eight columns from `first` on: their sums stay in registers for all rows. */
@@ -119,7 +119,7 @@ SUMS_INLINE void add_columns(const moment_columns_at *c, size_t first, size_t ro
     for (size_t r = 0; r < rows; r++) {
         f32x8 kept;
         i32x8 is;
-        counted(&is, &kept, now + r * stride, c->mask, c->most);
+        counted(&is, &kept, now + r * stride, c->mask, c->max);
         counts -= is;
         add_wide(sums, &kept);
         if (scales) {
@@ -149,7 +149,7 @@ SUMS_INLINE void add_last_columns(const moment_columns_at *c, size_t rows, size_
     for (size_t r = 0; r < rows; r++) {
         float now[LANES] = {0};
         memcpy(now, c->now + r * c->stride + i, (n - i) * sizeof(float));
-        moment_columns_at one = {now, 0, c->scale + r, sum, scales, count, c->mask, c->most};
+        moment_columns_at one = {now, 0, c->scale + r, sum, scales, count, c->mask, c->max};
         add_columns(&one, 0, 1, c->scales != NULL);
     }
     memcpy(c->sum + i, sum, (n - i) * sizeof(double));

@@ -107,7 +107,7 @@ static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes
     return status;
 }
 
-static ckd_status least(void *context, uint64_t *number, ckd_error *err) {
+static ckd_status all_reduce_min(void *context, uint64_t *number, ckd_error *err) {
     mpi_load *g = context;
     uint64_t own = *number;
     ckd_status status = mpi_check(MPI_Allreduce(&own, number, 1, MPI_UINT64_T, MPI_MIN, g->comm), err);
@@ -130,7 +130,7 @@ ckd_status ckd_mpi_load_all(ckd_load *load, MPI_Comm comm, const ckd_load_reques
     t.rank = (uint32_t)g.rank;
     t.world = (uint32_t)g.world;
     t.exchange = exchange;
-    t.least = least;
+    t.all_reduce_min = all_reduce_min;
     status = ckd_load_all_together(load, &t, requests, count, allowed, err);
     if (g.broken) { /* freeing is collective, too, and the other ranks may not come */
         return status;

@@ -1,5 +1,5 @@
 /*
- * What a kind of place implements. Keys and prefixes that arrive here are valid and relative to the store's prefix;
+ * The functions that a kind of place implements. Keys and prefixes that arrive here are valid and relative to the store's prefix;
  * `call` is never NULL. Comments of objects.h hold.
  */
 #ifndef OBJECTS_BACKEND_H
@@ -50,8 +50,8 @@ ckd_status s3_backend_load(const s3_backend **out, ckd_error *err);
 
 /* ---- shared ---- */
 /*
- * A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. Whoever takes more than is in it
- * leaves a debt, for which the next one waits. Thread-safe. bytes_per_s 0: no limit.
+ * A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. A caller that takes more
+ * than is in it leaves a debt, for which the next one waits. Thread-safe. bytes_per_s 0: no limit.
  */
 typedef struct object_rate {
     pthread_mutex_t mutex;

@@ -184,7 +184,7 @@ static ckd_status directory_probe(void *place, bool *honoured, const object_call
     return status;
 }
 
-/* What is no file at all is not there. */
+/* An entry that is no regular file counts as absent. */
 static ckd_status open_object(file_reader **out, const directory *d, const char *key, ckd_error *err) {
     char *path = directory_path(d, key, err);
     ckd_status status = path ? file_open_read(out, path, err) : CKD_E_NOMEM;
@@ -222,7 +222,7 @@ static ckd_status directory_get(void *place, const char *key, const object_range
 static ckd_status directory_size(void *place, const char *key, uint64_t *size, const object_call *call,
                                  ckd_error *err) {
     file_reader *file = NULL;
-    ckd_status status = object_call_check(call, "a question for a size", err);
+    ckd_status status = object_call_check(call, "a query for a size", err);
     THEN(status, open_object(&file, place, key, err));
     if (status == CKD_OK) {
         *size = file_size(file);

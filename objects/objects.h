@@ -112,7 +112,7 @@ ckd_status objects_get(object_store *store, const char *key, const object_range 
 /* Errors: NOT_FOUND; as objects_put. */
 ckd_status objects_size(object_store *store, const char *key, uint64_t *size, const object_call *call,
                         ckd_error *err);
-/* Removes objects. What is not there counts as removed. After an error some may remain. Errors: as objects_put. */
+/* Removes objects. An absent object counts as removed. After an error some may remain. Errors: as objects_put. */
 ckd_status objects_delete(object_store *store, const char *const *keys, size_t count, const object_call *call,
                           ckd_error *err);
 

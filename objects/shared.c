@@ -1,4 +1,4 @@
-/* What both kinds of places need: limits of a call and of the rate, bytes of a source, pages of keys. */
+/* Shared by both kinds of places: limits of a call and of the rate, bytes of a source, pages of keys. */
 #include "objects/backend.h"
 
 #include <stdlib.h>
@@ -41,12 +41,12 @@ uint64_t object_rate_take(object_rate *r, uint64_t size, uint64_t now_ns) {
         return 0;
     }
     pthread_mutex_lock(&r->mutex);
-    double rate = (double)r->bytes_per_s, most = rate * BURST_S, wait_s = 0;
+    double rate = (double)r->bytes_per_s, max = rate * BURST_S, wait_s = 0;
     if (now_ns > r->filled_ns) { /* another thread may have come with a later time */
         r->tokens += (double)(now_ns - r->filled_ns) * 1e-9 * rate;
         r->filled_ns = now_ns;
     }
-    r->tokens = r->tokens < most ? r->tokens : most;
+    r->tokens = r->tokens < max ? r->tokens : max;
     bool taken = r->tokens > 0;
     if (taken) {
         r->tokens -= (double)size;

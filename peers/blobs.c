@@ -1,4 +1,4 @@
-/* What a node keeps for others: files below a folder, each with the hash that it had when it arrived. */
+/* Files that a node keeps for others. They lie below a folder, and each has the hash that it had when it arrived. */
 #include "peers/internal.h"
 
 #include <ctype.h>

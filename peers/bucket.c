@@ -27,9 +27,9 @@ void bucket_init(bucket *b, const peer_options *options, int stop) {
 static bool take(bucket *b, uint64_t size) {
     pthread_mutex_lock(&b->mutex);
     uint64_t now_ns = clock_monotonic_ns();
-    double most = (double)b->bytes_per_s * BURST_S;
+    double max = (double)b->bytes_per_s * BURST_S;
     b->tokens += (double)(now_ns - b->filled_ns) * 1e-9 * (double)b->bytes_per_s;
-    b->tokens = b->tokens < most ? b->tokens : most;
+    b->tokens = b->tokens < max ? b->tokens : max;
     b->filled_ns = now_ns;
     bool taken = b->tokens > 0;
     b->tokens -= taken ? (double)size : 0;

@@ -319,12 +319,12 @@ static void wait_for_answer(call *c, bool takes_long) {
     wire_set_limits(c->wire, &c->limits);
 }
 
-ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *question,
-                            bool takes_long, ckd_error *err) {
+ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *query, bool takes_long,
+                            ckd_error *err) {
     call c;
     begin_call(&c, node, host, node->options.silence_ms);
     ckd_status status = connect_call(&c, err);
-    THEN(status, frame_send(c.wire, FRAME_ASK, question->data, question->size, err));
+    THEN(status, frame_send(c.wire, FRAME_ASK, query->data, query->size, err));
     if (status == CKD_OK) {
         wait_for_answer(&c, takes_long);
         status = frame_take_answer(answer, &c.answered, c.wire, ANSWER_MAX, err);
@@ -336,7 +336,7 @@ ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const b
  * A connection of its own: the answer may take long, and copies go on meanwhile. Signs of life come from another thread
  * of the peer's than the answer, so they do not tell that the answer hangs.
  */
-ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, bool takes_long,
+ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *query, bool takes_long,
                     ckd_error *err) {
     call c;
     wire *w = NULL;
@@ -351,7 +351,7 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
         return status;
     }
     ckd_error why;
-    status = frame_send(w, FRAME_ASK, question->data, question->size, &why);
+    status = frame_send(w, FRAME_ASK, query->data, query->size, &why);
     c.wire = w;
     wait_for_answer(&c, takes_long);
     THEN(status, frame_take_answer(answer, &answered, w, ANSWER_MAX, &why));

@@ -83,10 +83,10 @@ ckd_status blob_file_hash(blob_entry *out, const char *path, ckd_error *err);
 /* ---- node.c: this node among the others ---- */
 
 /*
- * Answers a question of another node's agent; `answer` is sent with the status. It runs on the thread of a connection,
+ * Answers a query of another node's agent; `answer` is sent with the status. It runs on the thread of a connection,
  * several at a time.
  */
-typedef ckd_status (*peer_answer_fn)(void *context, bytes *answer, const bytes *question, ckd_error *err);
+typedef ckd_status (*peer_answer_fn)(void *context, bytes *answer, const bytes *query, ckd_error *err);
 /* A peer has come (alive) or gone. Runs on the peer's thread. */
 typedef void (*peer_change_fn)(void *context, size_t host, bool alive, const char *why);
 
@@ -151,13 +151,15 @@ ckd_status peer_delete(peer_node *node, size_t host, const char *set, const char
  * Asks the peer's answer function. Also errors of that function. takes_long: the answer may take as long as the peer
  * lives, but after peer_node_hurry ten times silence_ms; else it may take that (BUSY).
  */
-ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *question, bool takes_long,
+ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *query, bool takes_long,
                     ckd_error *err);
-/* As peer_ask, but over the connection of the other calls: for many questions that have to follow each other. */
-ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *question,
-                            bool takes_long, ckd_error *err);
+/* As peer_ask, but over the connection of the other calls: for many queries that have to follow each other. */
+ckd_status peer_ask_in_turn(bytes *answer, peer_node *node, size_t host, const bytes *query, bool takes_long,
+                            ckd_error *err);
 
-/* What this node keeps for others: */
+/* ---- files that this node keeps for others ---- */
+
+/* Returns the bytes of all files. */
 uint64_t peer_held_bytes(peer_node *node);
 /* Names of the sets. Release with free of each and of the array. */
 ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error *err);

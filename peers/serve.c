@@ -149,11 +149,11 @@ static bool take_delete(served *s, ckd_error *why) {
     return answer(s, status, why, NULL);
 }
 
-static bool take_question(served *s, ckd_error *why) {
+static bool take_query(served *s, ckd_error *why) {
     const peer_options *o = &s->node->options;
     bytes reply = {.size = 0};
     ckd_status status = o->answer ? o->answer(o->context, &reply, &s->body, why)
-                                  : err_set(why, CKD_E_UNSUPPORTED, "nobody answers questions here");
+                                  : err_set(why, CKD_E_UNSUPPORTED, "nobody answers queries here");
     bool goes_on = answer(s, status, why, &reply);
     bytes_free(&reply);
     return goes_on;
@@ -173,7 +173,7 @@ static bool take_request(served *s, frame_kind kind) {
     case FRAME_DELETE:
         return take_delete(s, &why);
     case FRAME_ASK:
-        return take_question(s, &why);
+        return take_query(s, &why);
     default:
         err_set(&why, CKD_E_INVALID, "a request of kind %d", (int)kind);
         (void)answer(s, CKD_E_INVALID, &why, NULL);

@@ -102,7 +102,7 @@ static bool was_reported(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     return false;
 }
 
-/* Is it the one to name? Those that act come before the others; of these, the one of the first step decides. */
+/* Is it the one to name? Alarms that cause an action come before the others; among these, the earliest step decides. */
 static bool counts_more(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     return !a->alarm[0] || (acts(alarm) && (!a->alarm_acts || step < a->alarm_step));
 }
@@ -125,7 +125,7 @@ static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm al
     supervise_say(a->options, "alarm: %s", text);
 }
 
-/* Of several alarms of one kind and process since the last look, the slot has only the last one. */
+/* A slot has only the last one of several alarms of one kind and process since the last call. */
 void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count) {
     for (size_t i = 0; a->known && i < count && i < PROGRESS_SLOTS; i++) {
         for (int k = 0; ckd_alarm_name((ckd_alarm)(k + 1)); k++) {

@@ -1,4 +1,4 @@
-/* What to do after an attempt: pure functions of what was observed. */
+/* Decides what follows an attempt. Pure functions of what was observed. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,7 +15,7 @@ bool decide_is_alarmed(const attempt *a) {
     return a->unhealthy && a->alarm_acts && a->alarm_step != SUPERVISE_NO_STEP;
 }
 
-/* What was saved from the step of an alarm on is no progress: the next attempt may raise the same alarm. */
+/* Checkpoints from the step of an alarm on are no progress: the next attempt may raise the same alarm. */
 bool attempt_progressed(const attempt *a) {
     uint64_t last = a->last_step;
     if (last != SUPERVISE_NO_STEP && decide_is_alarmed(a) && last >= a->alarm_step) {
@@ -88,7 +88,7 @@ const attempt *decide_alarm(const attempt *history, size_t count) {
     return a && decide_is_alarmed(a) ? a : NULL;
 }
 
-/* What an attempt was unhealthy for. */
+/* Describes why an attempt was unhealthy. */
 static void unhealthy_for(char text[SUPERVISE_TEXT_MAX], const attempt *a) {
     if (a->anomaly[0]) {
         snprintf(text, SUPERVISE_TEXT_MAX, "%s is suspect", a->anomaly);

@@ -68,7 +68,7 @@ void helper_start(helper *h, const helper_orders *o) {
     }
 }
 
-/* Reads what the command has written so far. What is too long is cut off. */
+/* Reads what the command has written so far. Output that is too long is cut off. */
 static void take_answer(helper *h) {
     char part[4096];
     for (ssize_t n; h->out >= 0 && (n = read(h->out, part, sizeof(part))) > 0;) {

@@ -85,8 +85,8 @@ uint64_t decide_doublings(const attempt *history, size_t count);
 /* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
 const char *decide_anomaly(const attempt *history, size_t count);
 /*
- * The last attempt that made any checkpoint, if it was unhealthy and --on-anomaly acts on its alarm; NULL: it was not. What
- * it has saved from the step of the alarm on is not trusted, whether it is suspect or not.
+ * The last attempt that made any checkpoint, if it was unhealthy and --on-anomaly acts on its alarm; NULL: it was not.
+ * Its checkpoints from the step of the alarm on are not trusted, suspect or not.
  */
 const attempt *decide_alarm(const attempt *history, size_t count);
 /* Was the attempt unhealthy, and does --on-anomaly act on its alarm? */
@@ -239,7 +239,7 @@ void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns);
 
 /* ----------------------------------------------------------------------------------------------------- liveness */
 
-/* What was learned from the slots so far. Pure functions, as those of decisions. */
+/* The figures learned from the slots so far. Pure functions, as those of decisions. */
 typedef struct liveness {
     double floor_s;                           /* no silence of a step is too long before this */
     double longest_s[CKD_PROGRESS_ENDED + 1]; /* by phase: silences that ended by themselves */
@@ -393,7 +393,7 @@ void anomalies_look(anomalies *a, const candidates *now);
 void anomalies_go_on(anomalies *a);
 /* Does one that was found end the attempt? */
 bool anomalies_end_attempt(const anomalies *a);
-/* What ends the attempt, in words. */
+/* Writes what ends the attempt, in words. */
 void anomalies_reason(char text[SUPERVISE_TEXT_MAX], const anomalies *a);
 /* Waits for these commands until `stop` returns true. Keeps a->first and the alarm. */
 void anomalies_finish(anomalies *a, bool (*stop)(void *context), void *context);

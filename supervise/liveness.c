@@ -16,7 +16,7 @@
 
 /* docs/run.md and DECISIONS.md have these figures. */
 #define FIRST_STEPS 3  /* not learned from: they allocate and compile */
-#define FEWEST      8  /* step times that are enough to learn from */
+#define TIMES_MIN   8  /* step times that are enough to learn from */
 #define MEDIANS     10 /* a step may take so many times the median, */
 #define DEVIATIONS  30 /* or be so many median deviations above it, */
 #define LONGEST     3  /* or so many times the longest silence that ended by itself */
@@ -53,7 +53,7 @@ static double greater(double a, double b) {
 static double step_limit(const liveness *l, const ckd_progress_slot *slot) {
     uint32_t times[CKD_PROGRESS_WINDOW];
     size_t count = step_times(times, slot);
-    if (count < FEWEST) {
+    if (count < TIMES_MIN) {
         return INFINITY;
     }
     double median = middle(times, count);
@@ -78,7 +78,7 @@ double liveness_limit(const liveness *l, const ckd_progress_slot *slot) {
     return limit == INFINITY && comparable ? greater(START * l->floor_s, KNOWN * l->start_s) : limit;
 }
 
-/* What the process may have written is not trusted. */
+/* The process may have written anything, so the phase is not trusted. */
 static uint64_t phase_of(const ckd_progress_slot *slot) {
     return slot->phase <= CKD_PROGRESS_ENDED ? slot->phase : CKD_PROGRESS_TRAINING;
 }
@@ -99,7 +99,7 @@ static bool may_wait(const ckd_progress_slot *slots, const bool *gone, size_t co
 
 /* A pause that ended by itself was none. The first steps are no measure for later ones. */
 static void record_silence(liveness *l, const ckd_progress_slot *before, double silent_s) {
-    if (before->phase != CKD_PROGRESS_TRAINING || before->timed >= FIRST_STEPS + FEWEST) {
+    if (before->phase != CKD_PROGRESS_TRAINING || before->timed >= FIRST_STEPS + TIMES_MIN) {
         l->longest_s[before->phase] = greater(l->longest_s[before->phase], silent_s);
     }
 }
@@ -190,8 +190,8 @@ static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) 
 
 #define OTHERS_MAX_BYTES 96
 /*
- * What the others do. Ranks that wait for a save may wait for the only one that does not: then that one stands still.
- * Returns whether others are ahead of the slot.
+ * Describes what the others do. Ranks that wait for a save may wait for the only one that does not: then that one
+ * stands still. Returns whether others are ahead of the slot.
  */
 static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot *slot,
                             const ckd_progress_slot *slots, const bool *gone, size_t count) {
@@ -215,7 +215,7 @@ static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot
     return ahead > 0;
 }
 
-/* Who does what. Of ranks at the same step, none is to blame alone. */
+/* Describes what each rank does. If ranks are at the same step, none is to blame alone. */
 #define STATE_MAX_BYTES (NAME_MAX_BYTES + 49)
 static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, const ckd_progress_slot *slots,
                            const bool *gone, size_t count) {

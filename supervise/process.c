@@ -87,7 +87,7 @@ static bool has_variable(const char *environment, size_t size, const char *varia
     return false;
 }
 
-/* Reads the environment that a process was started with. Those of other users cannot be read. */
+/* Reads the environment that a process was started with. The environments of other users' processes cannot be read. */
 static size_t read_environment(char *to, size_t size, pid_t pid) {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);

@@ -14,7 +14,7 @@
 
 #include "supervise/internal.h"
 
-#define LEAST_FREE ((uint64_t)1 << 20)
+#define FREE_MIN ((uint64_t)1 << 20)
 
 typedef struct supervisor {
     supervise_options options;
@@ -281,7 +281,7 @@ static process_end wait_for(supervisor *s, process *p, attempt *a, watch *w) {
     }
 }
 
-/* Those that were raised just before the end. */
+/* Takes the alarms that were raised just before the end. */
 static void look_at_last_alarms(supervisor *s, const progress *steps) {
     ckd_progress_slot *slots = calloc(PROGRESS_SLOTS, sizeof(*slots));
     if (slots) {
@@ -364,7 +364,7 @@ static bool is_disk_full(const supervisor *s) {
         return false;
     }
     uint64_t needed = s->seen.count > 0 ? s->seen.items[0].stored_bytes : 0;
-    return (uint64_t)disk.f_bavail * disk.f_frsize < needed + LEAST_FREE;
+    return (uint64_t)disk.f_bavail * disk.f_frsize < needed + FREE_MIN;
 }
 
 static double draw(void) {

@@ -118,8 +118,8 @@ static void find_gone(watch *w) {
  * Time in which the supervisor did not run either, because both were stopped or the machine slept, does not count.
  */
 static watch_news look_at_steps(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t passed_ns) {
-    uint64_t most = 3 * w->interval_ns;
-    passed_ns = passed_ns < most ? passed_ns : most;
+    uint64_t max = 3 * w->interval_ns;
+    passed_ns = passed_ns < max ? passed_ns : max;
     w->count = progress_read(w->slots, w->progress);
     anomalies_look_at_slots(w->anomalies, w->slots, w->count);
     if (anomalies_end_attempt(w->anomalies)) {

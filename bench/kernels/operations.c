@@ -70,10 +70,10 @@ static void lattice_apply_low(const arrays *a, size_t i, size_t n) {
         a->k->lattice_apply(a->out + i + at, a->q + i + at, a->low_rank + i + at, COLUMNS, &run);
     }
 }
-static void lattice_apply_few(const arrays *a, size_t i, size_t n) {
+static void lattice_apply_q8(const arrays *a, size_t i, size_t n) {
     for (size_t at = 0; at < n; at += COLUMNS) {
         lattice_run run = linear_run(a);
-        a->k->lattice_apply_few(a->out + i + at, a->few + i + at, COLUMNS, &run);
+        a->k->lattice_apply_q8(a->out + i + at, a->few + i + at, COLUMNS, &run);
     }
 }
 static void lattice_values(const arrays *a, size_t i, size_t n) {
@@ -150,7 +150,7 @@ static void error_of(const arrays *a, size_t i, size_t n) {
     a->k->error_of(&s, a->now + i, a->before + i, n);
 }
 
-/* lattice_apply_few: an eighth of its integers is not zero, so it touches two thirds of the groups of eight. */
+/* lattice_apply_q8: an eighth of its integers is not zero, so it touches two thirds of the groups of eight. */
 static const operation operations[] = {{"memcpy", 8, copy},
                                        {"ordered_residual f32", 12, ordered_residual},
                                        {"ordered_apply f32", 12, ordered_apply},
@@ -161,7 +161,7 @@ static const operation operations[] = {{"memcpy", 8, copy},
                                        {"widen bf16", 6, widen},
                                        {"lattice_apply", 12, lattice_apply},
                                        {"lattice_apply, low rank", 16, lattice_apply_low},
-                                       {"lattice_apply_few", 1 + 8 * 0.66, lattice_apply_few},
+                                       {"lattice_apply_q8", 1 + 8 * 0.66, lattice_apply_q8},
                                        {"lattice_values", 8, lattice_values},
                                        {"lattice_residual", 12, lattice_residual},
                                        {"quantise", 8, quantise},

@@ -231,8 +231,8 @@ static void print(FILE *json, const struct layout *layout, const result *r, int 
         "\"plan_bytes\": %.0f,\n     \"least_bytes\": %llu, \"most_bytes\": %llu}%s\n",
         layout->name, (unsigned long long)s->tensors, (unsigned)s->world, (unsigned long long)s->regions,
         (unsigned long long)s->written, (unsigned long long)s->replicas, r->describe, r->description_bytes,
-        r->plan, r->refuse, r->cached, r->memory_mib, r->plan_bytes, (unsigned long long)s->least_bytes,
-        (unsigned long long)s->most_bytes, last ? "" : ",");
+        r->plan, r->refuse, r->cached, r->memory_mib, r->plan_bytes, (unsigned long long)s->min_bytes,
+        (unsigned long long)s->max_bytes, last ? "" : ",");
 }
 
 int main(int argc, char **argv) {

@@ -452,7 +452,7 @@ typedef struct starting {
     int parent; /* tells the process that waits for the start; -1: nobody waits */
 } starting;
 
-/* Whoever reads what the command printed sees its end. */
+/* A reader of the command's output sees its end. */
 static void leave_terminal(void) {
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = STDIN_FILENO; nothing >= 0 && fd <= STDERR_FILENO; fd++) {

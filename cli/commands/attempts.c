@@ -187,7 +187,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     THEN(status, supervise_attempts(&list, a->common.store, a->run, err));
     if (status == CKD_OK && list.damaged) {
         cli_note("%zu line%s of %s/attempts.jsonl %s damaged and left out", list.damaged,
-                 list.damaged == 1 ? "" : "s", a->common.store, list.damaged == 1 ? "is" : "are");
+                 cli_plural(list.damaged), a->common.store, list.damaged == 1 ? "is" : "are");
     }
     if (status == CKD_OK && a->run && list.count == 0) {
         status = cli_error(err, CKD_E_NOT_FOUND, "the store has no attempts of run '%s'", a->run);

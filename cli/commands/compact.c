@@ -280,17 +280,17 @@ static ckd_status print_text(const arguments *a, const ckd_compaction *done, ckd
     if (status != CKD_OK) {
         return status;
     }
-    printf("%s %zu of %" PRIu64 " checkpoints: %s instead of %s\n", would ? "would rewrite" : "rewrote",
-           done->count - (size_t)done->left, done->checkpoints, cli_text_size(done->after).text,
-           cli_text_size(done->before).text);
+    printf("%s %zu of %" PRIu64 " checkpoint%s: %s instead of %s\n", would ? "would rewrite" : "rewrote",
+           done->count - (size_t)done->left, done->checkpoints, cli_plural(done->checkpoints),
+           cli_text_size(done->after).text, cli_text_size(done->before).text);
     print_sizes(a);
     if (done->pruned) {
-        printf("%s %" PRIu64 " checkpoints, %s\n", would ? "would delete" : "deleted", done->pruned->deleted,
-               cli_text_size(done->pruned->bytes).text);
+        printf("%s %" PRIu64 " checkpoint%s, %s\n", would ? "would delete" : "deleted", done->pruned->deleted,
+               cli_plural(done->pruned->deleted), cli_text_size(done->pruned->bytes).text);
     }
     if (done->left) {
-        printf("left %" PRIu64 " checkpoints as they are: see above, and ckptdelta verify %s\n", done->left,
-               a->common.store);
+        printf("left %" PRIu64 " checkpoint%s unchanged: see above, and ckptdelta verify %s\n", done->left,
+               cli_plural(done->left), a->common.store);
     }
     if (done->old_files) {
         printf("%" PRIu64

@@ -292,13 +292,13 @@ static ckd_status print_text(const arguments *a, const ckd_copy_result *r, ckd_e
         return status;
     }
     printf("%s %" PRIu64 " checkpoint%s in %" PRIu64 " file%s, %s", dry ? "would copy" : "copied",
-           r->checkpoints, r->checkpoints == 1 ? "" : "s", r->files, r->files == 1 ? "" : "s",
+           r->checkpoints, cli_plural(r->checkpoints), r->files, cli_plural(r->files),
            cli_text_size(r->bytes).text);
     if (present) {
         printf("; %zu %s there already", present, present == 1 ? "is" : "are");
     }
     if (r->tags) {
-        printf("; %s %" PRIu64 " tag%s", dry ? "would set" : "set", r->tags, r->tags == 1 ? "" : "s");
+        printf("; %s %" PRIu64 " tag%s", dry ? "would set" : "set", r->tags, cli_plural(r->tags));
     }
     printf("\n");
     return CKD_OK;

@@ -97,7 +97,7 @@ ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *le
                ? CKD_OK
                : cli_error(err, CKD_E_CORRUPT, "%zu place%s damaged; %zu checkpoint%s cannot be loaded",
                            r->damage_count, r->damage_count == 1 ? " is" : "s are", left->lost_count,
-                           left->lost_count == 1 ? "" : "s");
+                           cli_plural(left->lost_count));
 }
 
 ckd_status cli_skip_is_damage(const ckd_error *left, ckd_error *err) {

@@ -107,7 +107,7 @@ static ckd_status print_result(const arguments *a, const deletion *d, ckd_error 
     }
     if (cli_prints_text(&a->common)) {
         printf("%s %zu checkpoint%s, %s\n", dry_run ? "would delete" : "deleted", a->refs.count,
-               a->refs.count == 1 ? "" : "s", cli_text_size(d->bytes).text);
+               cli_plural(a->refs.count), cli_text_size(d->bytes).text);
         if (a->deletion.undo_s && !dry_run) {
             cli_undo_print(&d->undo, a->common.store, a->deletion.undo_s);
         }

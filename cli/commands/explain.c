@@ -50,17 +50,17 @@ static void print_all(const ckd_load_explanation *e, const ckd_checkpoint *from)
     const ckd_load_reads *r = &e->all;
     printf("%s, nothing was loaded\n", cli_ref_text_of(from).text);
     printf("asked for     %s in %zu tensor%s\n", cli_text_size(r->raw_bytes).text, e->count,
-           e->count == 1 ? "" : "s");
+           cli_plural(e->count));
     printf("needed        %s as stored\n", cli_text_size(r->needed_bytes).text);
     printf("to be read    %s in %" PRIu64 " block%s of %" PRIu64 " checkpoint%s",
-           cli_text_size(r->read_bytes).text, r->blocks, r->blocks == 1 ? "" : "s", e->checkpoints,
-           e->checkpoints == 1 ? "" : "s");
+           cli_text_size(r->read_bytes).text, r->blocks, cli_plural(r->blocks), e->checkpoints,
+           cli_plural(e->checkpoints));
     if (r->needed_bytes) {
         printf(", %.2f times what is needed", over_read(r));
     }
     printf("\nchain depth   %" PRIu32 "\n", r->depth);
     if (e->difference_count) {
-        printf("left out      %zu tensor%s\n", e->difference_count, e->difference_count == 1 ? "" : "s");
+        printf("left out      %zu tensor%s\n", e->difference_count, cli_plural(e->difference_count));
     }
 }
 

@@ -174,13 +174,13 @@ static ckd_status print_text(const arguments *a, const export_plan *p, const ckd
     printf("%s %s into ", a->dry_run ? "would export" : "exported",
            cli_ref_text_of(ckd_load_checkpoint(load)).text);
     cli_print_clean(stdout, a->out);
-    printf(": %zu tensor%s in %zu file%s, %" PRIu64 " bytes (%s)\n", p->tensors, p->tensors == 1 ? "" : "s",
-           p->count, p->count == 1 ? "" : "s", p->bytes, cli_text_size(p->bytes).text);
+    printf(": %zu tensor%s in %zu file%s, %" PRIu64 " bytes (%s)\n", p->tensors, cli_plural(p->tensors),
+           p->count, cli_plural(p->count), p->bytes, cli_text_size(p->bytes).text);
     if (p->cast) {
         printf("%zu of them rounded to %s\n", p->cast, ckd_dtype_name(a->choice.dtype));
     }
     if (p->left_out) {
-        printf("%zu tensor%s left out\n", p->left_out, p->left_out == 1 ? "" : "s");
+        printf("%zu tensor%s left out\n", p->left_out, cli_plural(p->left_out));
     }
     return status;
 }

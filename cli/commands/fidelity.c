@@ -277,7 +277,7 @@ void cli_fidelity_print(const ckd_checkpoint *c, const ckd_tensor_list *tensors)
     }
     printf(weights || moments ? "" : " 0");
     if (c->lossy_resumes) {
-        printf("; %" PRIu32 " lossy resume%s before it", c->lossy_resumes, c->lossy_resumes == 1 ? "" : "s");
+        printf("; %" PRIu32 " lossy resume%s before it", c->lossy_resumes, cli_plural(c->lossy_resumes));
     }
     putchar('\n');
 }

@@ -221,7 +221,7 @@ static ckd_status print_result(const arguments *a, const written *w, ckd_store *
     }
     if (talks(a)) {
         if (a->blobs.count) {
-            printf("loaded %zu blob%s of %s\n", a->blobs.count, a->blobs.count == 1 ? "" : "s",
+            printf("loaded %zu blob%s of %s\n", a->blobs.count, cli_plural(a->blobs.count),
                    cli_ref_text_of(from).text);
         }
         if (!a->out) {
@@ -230,12 +230,11 @@ static ckd_status print_result(const arguments *a, const written *w, ckd_store *
         printf("loaded %s into ", cli_ref_text_of(from).text);
         cli_print_clean(stdout, a->out);
         if (writes_all_ranks(a)) {
-            printf(": %zu file%s,", w->files, w->files == 1 ? "" : "s");
+            printf(": %zu file%s,", w->files, cli_plural(w->files));
         } else {
             putchar(':');
         }
-        printf(" %zu tensor%s, %s\n", w->tensors, w->tensors == 1 ? "" : "s",
-               cli_text_size(w->data_bytes).text);
+        printf(" %zu tensor%s, %s\n", w->tensors, cli_plural(w->tensors), cli_text_size(w->data_bytes).text);
     }
     return CKD_OK;
 }

@@ -57,7 +57,7 @@ void cli_missing_report(const json_t *names, const char *saved, const char *befo
     if (count == 0) {
         return;
     }
-    cli_note("%s lacks %zu tensor%s that %s has:", saved, count, count == 1 ? "" : "s", before);
+    cli_note("%s lacks %zu tensor%s that %s has:", saved, count, cli_plural(count), before);
     for (size_t i = 0; i < shown; i++) {
         cli_note("  %s", json_string_value(json_array_get(names, i)));
     }

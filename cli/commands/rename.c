@@ -62,7 +62,7 @@ static ckd_status print_result(const arguments *a, uint64_t count, ckd_error *er
     }
     if (cli_prints_text(&a->common)) {
         printf("%s %s to %s: %" PRIu64 " checkpoint%s\n", dry_run ? "would rename" : "renamed", a->from,
-               a->to, count, count == 1 ? "" : "s");
+               a->to, count, cli_plural(count));
     }
     return CKD_OK;
 }

@@ -103,13 +103,13 @@ static void print_text(const ckd_repair_result *r, const cli_survivors *left, co
         print_repaired(&r->repaired[i], a->repair.dry_run);
     }
     cli_print_damage(r->left, left, a->common.store);
-    printf("read %" PRIu64 " chunk files, %s: %zu %s, %s\n", r->left->files,
+    printf("read %" PRIu64 " chunk file%s, %s: %zu %s, %s\n", r->left->files, cli_plural(r->left->files),
            cli_text_size(r->left->bytes).text, r->repaired_count,
            a->repair.dry_run ? "can be repaired" : "repaired",
            r->left->damage_count ? "DAMAGE IS LEFT" : "no damage is left");
     if (r->purged_files) {
-        printf("removed %" PRIu64 " damaged files that were put aside, %s\n", r->purged_files,
-               cli_text_size(r->purged_bytes).text);
+        printf("removed %" PRIu64 " damaged file%s that had been put aside, %s\n", r->purged_files,
+               cli_plural(r->purged_files), cli_text_size(r->purged_bytes).text);
     }
 }
 

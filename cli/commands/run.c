@@ -112,10 +112,10 @@ typedef struct arguments {
     supervise_options with;
 } arguments;
 
-static uint64_t parse_count(const char *name, const char *arg, uint64_t least, struct argp_state *state) {
+static uint64_t parse_count(const char *name, const char *arg, uint64_t min, struct argp_state *state) {
     uint64_t count = 0;
-    if (!cli_parse_u64(&count, arg) || count < least || count > 1000000) {
-        argp_error(state, "%s is a number from %" PRIu64 " to 1000000, not '%s'", name, least, arg);
+    if (!cli_parse_u64(&count, arg) || count < min || count > 1000000) {
+        argp_error(state, "%s is a number from %" PRIu64 " to 1000000, not '%s'", name, min, arg);
     }
     return count;
 }
@@ -199,7 +199,7 @@ static void check(const arguments *a, struct argp_state *state) {
     }
 }
 
-static uint64_t parse_least(const char *name, const char *arg, struct argp_state *state) {
+static uint64_t parse_min(const char *name, const char *arg, struct argp_state *state) {
     uint64_t seconds = parse_time(name, arg, state);
     if (seconds == 0) {
         argp_error(state, "%s is at least 1s", name);
@@ -225,7 +225,7 @@ static error_t parse_machines(int key, char *arg, struct argp_state *state, supe
         with->node_check = arg;
         return 0;
     case OPT_NODE_CHECK_LIMIT:
-        with->node_check_s = parse_least("--node-check-limit", arg, state);
+        with->node_check_s = parse_min("--node-check-limit", arg, state);
         return 0;
     case OPT_REMOTE_SHELL:
         with->remote_shell = arg;
@@ -272,7 +272,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         parse_hang(a, arg, state);
         return 0;
     case OPT_HANG_FLOOR:
-        a->with.hang_floor_s = parse_least("--hang-floor", arg, state);
+        a->with.hang_floor_s = parse_min("--hang-floor", arg, state);
         return 0;
     case OPT_ON_HANG:
         a->with.on_hang = arg;

@@ -42,6 +42,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             (a->file_count == 0 && cli_saving_take_ref(&a->saving, arg))) {
             return 0;
         }
+        if (a->file_count == 1) {
+            cli_saving_check_store(&a->saving, a->files[0], arg, state);
+        }
         a->files[a->file_count++] = arg;
         return 0;
     case ARGP_KEY_END:

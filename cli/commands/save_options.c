@@ -161,6 +161,14 @@ bool cli_saving_take_ref(cli_saving *a, const char *argument) {
     return takes;
 }
 
+void cli_saving_check_store(cli_saving *a, const char *first, const char *argument,
+                            struct argp_state *state) {
+    if (access(first, F_OK) != 0 && cli_saving_take_ref(a, argument)) {
+        argp_error(state, "there is no file '%s'; the name of a new STORE ends with a slash, as in %s/",
+                   first, first);
+    }
+}
+
 static void check_complete(cli_saving *a, struct argp_state *state) {
     if (a->ref.run[0]) {
         if (a->ref.step == CKD_LATEST) {
@@ -354,8 +362,8 @@ static void print_saved(const cli_saving *a, const ckd_checkpoint *c, const ckd_
     if (a->common.verbose) {
         char id[CKD_ID_TEXT];
         ckd_id_text(id, &c->id);
-        printf("id %s, %" PRIu64 " tensors, depth %u, load cost %s\n", id, c->tensors, c->depth,
-               cli_text_number(c->load_cost).text);
+        printf("id %s, %" PRIu64 " tensor%s, depth %u, load cost %s\n", id, c->tensors,
+               cli_plural(c->tensors), c->depth, cli_text_number(c->load_cost).text);
     }
 }
 

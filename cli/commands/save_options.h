@@ -29,6 +29,10 @@ typedef struct cli_saving {
 extern const struct argp cli_saving_argp;
 /* Takes an argument RUN@STEP, unless a file has this name. Callers offer it the first argument after STORE. */
 bool cli_saving_take_ref(cli_saving *s, const char *argument);
+/*
+ * Refuses a new store without a slash: CKPTDELTA_STORE is set, so `first` was taken for a file, and a RUN@STEP follows.
+ */
+void cli_saving_check_store(cli_saving *s, const char *first, const char *argument, struct argp_state *state);
 void cli_saving_free(cli_saving *s);
 
 /* Orders the inputs as required by fidelity and optimizers, and notes options that match nothing. */

@@ -64,10 +64,10 @@ static ckd_status print_json(const ckd_scrub_result *s, const cli_survivors *lef
 static void print_text(const ckd_scrub_result *s, const cli_survivors *left, const arguments *a) {
     const ckd_verify_result *r = s->found;
     cli_print_damage(r, left, a->common.store);
-    printf("read %" PRIu64 " files, %s: %s\n", r->files, cli_text_size(r->bytes).text,
+    printf("read %" PRIu64 " file%s, %s: %s\n", r->files, cli_plural(r->files), cli_text_size(r->bytes).text,
            r->damage_count ? "DAMAGED" : "no damage");
     if (s->files_left) {
-        printf("%" PRIu64 " files, %s, are left for the next call\n", s->files_left,
+        printf("left for the next call: %" PRIu64 " file%s, %s\n", s->files_left, cli_plural(s->files_left),
                cli_text_size(s->bytes_left).text);
     }
     if (s->oldest_ns) {

@@ -107,7 +107,7 @@ static void print_without_parent(const shown *s) {
         return;
     }
     printf("standalone    %zu tensor%s that the parent lacks, or has with another dtype or shape: ",
-           s->unparented->count, s->unparented->count == 1 ? "" : "s");
+           s->unparented->count, cli_plural(s->unparented->count));
     for (size_t i = 0; i < s->unparented->count && i < NAMED; i++) {
         fputs(i ? ", " : "", stdout);
         cli_print_clean(stdout, s->unparented->items[i].name);
@@ -148,7 +148,7 @@ static void print_checkpoint(const shown *s) {
            cli_text_size(c->stored_bytes).text, cli_text_ratio(c->raw_bytes, c->stored_bytes).text);
     printf("load cost     %s (1: the load of a base of the same state)\n",
            cli_text_number(c->load_cost).text);
-    printf("depth         %" PRIu32 " delta%s to apply at most\n", c->depth, c->depth == 1 ? "" : "s");
+    printf("depth         %" PRIu32 " delta%s to apply at most\n", c->depth, cli_plural(c->depth));
     if (from) {
         printf("resumed from  %s\n", cli_ref_text_of(from).text);
     }

@@ -234,7 +234,7 @@ static ckd_status print_restored(const arguments *a, const restoration *r, ckd_e
             json_pack("{s:i, s:I, s:o}", "schema", 1, "restored", (json_int_t)r->count, "left", left), err);
     }
     if (cli_prints_text(&a->common)) {
-        printf("restored %zu checkpoint%s\n", r->count, r->count == 1 ? "" : "s");
+        printf("restored %zu checkpoint%s\n", r->count, cli_plural(r->count));
     }
     return CKD_OK;
 }
@@ -266,9 +266,9 @@ static ckd_status restore(const arguments *a, ckd_store *store, ckd_error *err) 
     if (status != CKD_OK) {
         return status;
     }
-    size_t most = a->refs.count > r.trash->count ? a->refs.count : r.trash->count;
-    r.ids = calloc(most + 1, sizeof(*r.ids));
-    r.left = calloc(most + 1, sizeof(*r.left));
+    size_t max = a->refs.count > r.trash->count ? a->refs.count : r.trash->count;
+    r.ids = calloc(max + 1, sizeof(*r.ids));
+    r.left = calloc(max + 1, sizeof(*r.left));
     status = r.ids && r.left ? CKD_OK : cli_error_nomem(err);
     THEN(status, a->refs.count ? restore_named(&r, a, store, err) : restore_all(&r, store, err));
     if (status == CKD_OK && r.left_count) {
@@ -310,9 +310,9 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
                                      "bytes", (json_int_t)c.bytes, "waiting", (json_int_t)c.waiting),
                            err);
     } else if (status == CKD_OK && cli_prints_text(&a->common)) {
-        printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %s; %" PRIu64 " can still be restored\n",
-               a->dry_run ? "would remove" : "removed", c.checkpoints, c.files, cli_text_size(c.bytes).text,
-               c.waiting);
+        printf("%s %" PRIu64 " checkpoint%s, %" PRIu64 " file%s, %s; %" PRIu64 " can still be restored\n",
+               a->dry_run ? "would remove" : "removed", c.checkpoints, cli_plural(c.checkpoints), c.files,
+               cli_plural(c.files), cli_text_size(c.bytes).text, c.waiting);
     }
     return status;
 }

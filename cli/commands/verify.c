@@ -118,9 +118,10 @@ static void print_text(const ckd_verify_result *r, const cli_survivors *left, co
             " parity groups have lost files, so fewer losses can be repaired: see ckptdelta parity %s --status\n",
             r->weak_groups, a->common.store);
     }
-    printf("%s %" PRIu64 " checkpoints, %" PRIu64 " files, %" PRIu64 " blocks, %s: %s\n",
-           a->quick ? "checked without decoding" : "verified", r->checkpoints, r->files, r->blocks,
-           cli_text_size(r->bytes).text, r->damage_count ? "DAMAGED" : "no damage");
+    printf("%s %" PRIu64 " checkpoint%s, %" PRIu64 " file%s, %" PRIu64 " block%s, %s: %s\n",
+           a->quick ? "checked without decoding" : "verified", r->checkpoints, cli_plural(r->checkpoints),
+           r->files, cli_plural(r->files), r->blocks, cli_plural(r->blocks), cli_text_size(r->bytes).text,
+           r->damage_count ? "DAMAGED" : "no damage");
 }
 
 /* ------------------------------------------------------------------------------------------------------ checking */

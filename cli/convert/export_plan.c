@@ -11,7 +11,7 @@
 
 #define INDEX_NAME  "model.safetensors.index.json"
 #define BLOB_FOLDER "blobs"
-#define SHARDS_MOST 99999 /* names have five digits */
+#define SHARDS_MAX  99999 /* names have five digits */
 
 /* ---- selection ---- */
 
@@ -156,7 +156,7 @@ static ckd_status share_out(export_plan *p, const export_choice *c, const ckd_te
     } else if (status == CKD_OK && !f) {
         status = add_file(p, err) ? CKD_OK : CKD_E_NOMEM;
     }
-    return status == CKD_OK && p->count > SHARDS_MOST
+    return status == CKD_OK && p->count > SHARDS_MAX
                ? cli_error(err, CKD_E_INVALID, "that would be %zu files; make --max-shard-size larger",
                            p->count)
                : status;

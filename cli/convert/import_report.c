@@ -87,7 +87,7 @@ static void print_skipped(const import_plan *plan) {
         }
         fputs(i ? "  " : "\nskipped:\n  ", stdout);
         cli_print_clean(stdout, s->name);
-        printf(" of %zu rank%s (line %u)\n", end - i, end - i == 1 ? "" : "s", s->line);
+        printf(" of %zu rank%s (line %u)\n", end - i, cli_plural(end - i), s->line);
     }
 }
 
@@ -99,9 +99,8 @@ static ckd_status print_text(const import_plan *plan, ckd_error *err) {
     ckd_status status = cli_table_print(table, err);
     if (status == CKD_OK) {
         print_skipped(plan);
-        printf("\n%zu tensor%s, %s, of %u rank%s; nothing was saved\n", plan->count,
-               plan->count == 1 ? "" : "s", cli_text_size(plan->bytes).text, plan->layout->world,
-               plan->layout->world == 1 ? "" : "s");
+        printf("\n%zu tensor%s, %s, of %u rank%s; nothing was saved\n", plan->count, cli_plural(plan->count),
+               cli_text_size(plan->bytes).text, plan->layout->world, cli_plural(plan->layout->world));
     }
     return status;
 }

@@ -25,11 +25,11 @@ static double from_f16(uint16_t bits) {
 }
 
 /* Rounds to a multiple of the last bit's value. This is exact in double, so the value is rounded only once. */
-static double round_to(double value, int mantissa_bits, int least_exponent) {
+static double round_to(double value, int mantissa_bits, int min_exponent) {
     int exponent;
     frexp(value, &exponent); /* value < 2^exponent */
     int last = exponent - 1 - mantissa_bits;
-    last = last < least_exponent - mantissa_bits ? least_exponent - mantissa_bits : last;
+    last = last < min_exponent - mantissa_bits ? min_exponent - mantissa_bits : last;
     return ldexp(nearbyint(ldexp(value, -last)), last);
 }
 

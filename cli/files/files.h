@@ -290,13 +290,13 @@ bool cli_wait_for(int fd, short events);
 
 /*
  * Creates a file or folder (by the type in `mode`) named .NAME.KIND-PID-N beside the path, and locks it. *name is
- * malloc'ed. Whoever writes to it keeps *fd, and so the lock, until it is renamed.
+ * malloc'ed. The writer keeps *fd, and so the lock, until the file is renamed.
  */
 ckd_status cli_temporary_create(char **name, int *fd, const char *path, const char *kind, mode_t mode,
                                 ckd_error *err);
 /*
  * Removes temporary files, or folders, of the kind "tmp" beside the path that nobody has locked, and that have not
- * changed for min_age seconds. Those of killed processes are as large as their output.
+ * changed for min_age seconds. A killed process leaves one as large as its output.
  */
 void cli_temporaries_remove(const char *path, bool folders, int min_age);
 /* Removes a folder with all that is in it. */

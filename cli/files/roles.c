@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_PARAMETERS (1u << 24)
+#define PARAMETERS_MAX (1u << 24)
 
 ckd_role cli_role_by_name(const char *name) {
     for (ckd_role role = CKD_ROLE_WEIGHT; role <= CKD_ROLE_OTHER; role++) {
@@ -84,7 +84,7 @@ static size_t count_parameters(const json_t *groups) {
                                                                               : max;
         }
     }
-    return max < MOST_PARAMETERS ? (size_t)(max + 1) : 0;
+    return max < PARAMETERS_MAX ? (size_t)(max + 1) : 0;
 }
 
 static bool fill_from_groups(const char **names, size_t count, const json_t *groups) {

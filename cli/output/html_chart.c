@@ -10,11 +10,11 @@
 
 /* ---- axes ---- */
 
-double html_round_step(double range, double most) {
+double html_round_step(double range, double parts) {
     static const double round[] = {1, 2, 5, 10};
-    double power = pow(10, floor(log10(range / most)));
+    double power = pow(10, floor(log10(range / parts)));
     for (size_t i = 0; i < sizeof(round) / sizeof(round[0]); i++) {
-        if (round[i] * power * most >= range * 0.999999) {
+        if (round[i] * power * parts >= range * 0.999999) {
             return round[i] * power;
         }
     }
@@ -124,11 +124,11 @@ void html_chart_area(const html_chart *c, const html_point *above, const html_po
 void html_numbers(FILE *to, double left, double right) {
     char longest[64];
     int length = snprintf(longest, sizeof(longest), "%.0f", right);
-    double most = fmax(1, fmin(6, floor((double)TEXT_ROOM / length)));
-    double step = right > left ? fmax(1, html_round_step(right - left, most)) : 1;
+    double parts = fmax(1, fmin(6, floor((double)TEXT_ROOM / length)));
+    double step = right > left ? fmax(1, html_round_step(right - left, parts)) : 1;
     fputs("<div class=\"xs\" aria-hidden=\"true\">", to);
     double first = ceil(left / step) * step;
-    for (int i = 0; i <= most && first + i * step <= right && right > left; i++) {
+    for (int i = 0; i <= parts && first + i * step <= right && right > left; i++) {
         double at = first + i * step;
         fprintf(to, "<span style=\"left:%.2f%%\">%.0f</span>", 100 * (at - left) / (right - left), at);
     }

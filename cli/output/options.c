@@ -405,7 +405,7 @@ static void describe_runs(char *to, size_t size, const ckd_checkpoint_list *list
         }
         char entry[CKD_RUN_MAX + 80];
         int length = snprintf(entry, sizeof(entry), "%s%s (%zu checkpoint%s, newest step %llu)",
-                              i ? ", " : "", list->items[i].run, next - i, next - i == 1 ? "" : "s",
+                              i ? ", " : "", list->items[i].run, next - i, cli_plural(next - i),
                               (unsigned long long)list->items[next - 1].step);
         if (used + (size_t)length + 6 > size) {
             snprintf(to + used, size - used, ", ...");

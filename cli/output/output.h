@@ -140,6 +140,8 @@ cli_text cli_text_duration(double seconds);
 cli_text cli_text_time(uint64_t nanoseconds);
 /* Short decimal: "0.25", "1.3e-07"; "-" for NaN */
 cli_text cli_text_number(double value);
+/* "", or "s" for a noun with any count but 1 */
+const char *cli_plural(uint64_t count);
 
 /* Returns the columns that UTF-8 text takes, counting every code point as one. */
 size_t cli_text_width(const char *text);
@@ -208,8 +210,8 @@ void html_chart_end_texts(const html_chart *c, const char *left, const char *rig
 void html_legend_item(FILE *to, int series, const char *name);
 /* Prints round numbers under a drawing whose horizontal axis is linear. */
 void html_numbers(FILE *to, double left, double right);
-/* Returns the distance of round numbers that divides the range into at most `most` parts. */
-double html_round_step(double range, double most);
+/* Returns the distance of round numbers that divides the range into at most `parts` parts. */
+double html_round_step(double range, double parts);
 
 /*
  * JSON on stdout: one object with "schema": 1. docs/cli.md defines the fields. Functions return NULL when out of memory

@@ -24,6 +24,10 @@ cli_text cli_text_size(uint64_t bytes) {
     return out;
 }
 
+const char *cli_plural(uint64_t count) {
+    return count == 1 ? "" : "s";
+}
+
 cli_text cli_text_ratio(uint64_t raw, uint64_t stored) {
     cli_text out = {"-"};
     if (raw && stored) {

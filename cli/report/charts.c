@@ -135,10 +135,10 @@ static void print_run_legend(const charts *c) {
 
 static void print_about(const charts *c, const run_chart *r) {
     const ckd_report *report = c->d->report;
-    uint64_t most = 0;
+    uint64_t longest = 0;
     for (size_t k = 0; k < c->shown.count; k++) {
         uint64_t count = report->by_run[c->shown.runs[k]].checkpoints;
-        most = count > most ? count : most;
+        longest = count > longest ? count : longest;
     }
     fputs("<figure><figcaption>", c->to);
     html_text(c->to, r->caption);
@@ -146,9 +146,9 @@ static void print_about(const charts *c, const run_chart *r) {
     if (c->shown.count < report->run_count) {
         fprintf(c->to, " The %zu runs with most checkpoints, of %zu.", c->shown.count, report->run_count);
     }
-    if (most > c->points_max) {
+    if (longest > c->points_max) {
         fprintf(c->to, " A dot is the mean of up to %zu checkpoints.",
-                (size_t)(most + c->points_max - 1) / c->points_max);
+                (size_t)(longest + c->points_max - 1) / c->points_max);
     }
     fputs("</small></figcaption>\n", c->to);
 }

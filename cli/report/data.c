@@ -8,7 +8,7 @@
 
 #define SECOND      UINT64_C(1000000000)
 #define GROWTH_OVER 32 /* newest checkpoints; the distant past of a run says little about its end */
-#define DAYS_MOST   62 /* a longer time is shown by months */
+#define DAYS_MAX    62 /* a longer time is shown by months */
 
 /* ---- orders ---- */
 
@@ -146,7 +146,7 @@ static void add_periods(report_data *d) {
     uint64_t raw = 0, stored = 0;
     bool months =
         count &&
-        (all[d->by_time[count - 1]].created_ns - all[d->by_time[0]].created_ns) / SECOND / 86400 > DAYS_MOST;
+        (all[d->by_time[count - 1]].created_ns - all[d->by_time[0]].created_ns) / SECOND / 86400 > DAYS_MAX;
     for (size_t i = 0; i < count; i++) {
         const ckd_checkpoint *c = &all[d->by_time[i]];
         char label[16];

@@ -88,9 +88,9 @@ static bool print_map(FILE *to, const report_data *d, const report_layers *l) {
 void report_heat_maps(FILE *to, const report_data *d) {
     size_t drawn = 0;
     /* A single checkpoint has a map only if no run has more. */
-    for (int least = 2; least > 0 && drawn == 0; least--) {
+    for (int columns_min = 2; columns_min > 0 && drawn == 0; columns_min--) {
         for (size_t i = 0; i < d->details.layers_count && drawn < MAPS; i++) {
-            if (d->details.layers[i].columns >= (size_t)least) {
+            if (d->details.layers[i].columns >= (size_t)columns_min) {
                 drawn += print_map(to, d, &d->details.layers[i]);
             }
         }

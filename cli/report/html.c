@@ -11,8 +11,8 @@
 #include "cli/report/tables.h"
 
 #define TENSOR_COUNT_MAX 50
-#define CHECKPOINTS_MOST 50
-#define RUNS_MOST        100
+#define CHECKPOINTS_MAX  50
+#define RUNS_MAX         100
 
 /* ---- the top ---- */
 
@@ -30,7 +30,7 @@ static void print_title(FILE *to, const report_data *d) {
 
 /* "3 runs" */
 static void print_count(FILE *to, uint64_t count, const char *what) {
-    fprintf(to, "%" PRIu64 " %s%s", count, what, count == 1 ? "" : "s");
+    fprintf(to, "%" PRIu64 " %s%s", count, what, cli_plural(count));
 }
 
 /* The headline, and a bar of what is stored. Catalog and manifests may take more than tiny checkpoints. */
@@ -142,14 +142,14 @@ static const char *what_is_left_out(char text[160], size_t shown, size_t count, 
 static ckd_status print_sums(FILE *to, const report_data *d, ckd_error *err) {
     char about[160];
     size_t runs = d->report->run_count;
-    const char *left_out = what_is_left_out(about, RUNS_MOST, runs, "first");
+    const char *left_out = what_is_left_out(about, RUNS_MAX, runs, "first");
     ckd_status status =
         section(to, "Runs",
                 left_out ? left_out : "Bytes of a checkpoint and of a day are means over the newest ones.",
-                report_runs(d, RUNS_MOST), err);
+                report_runs(d, RUNS_MAX), err);
     THEN(status, section(to, "Roles", NULL, report_roles(d), err));
     THEN(status, section(to, "Newest checkpoints", "Means over the newest checkpoints of each run, by role.",
-                         report_growths(d, RUNS_MOST), err));
+                         report_growths(d, RUNS_MAX), err));
     THEN(status, section(to, "Fidelities", NULL, report_fidelities(d), err));
     return status == CKD_OK
                ? section(to, "Days and months", "By the time of saving, UTC.", report_periods(d), err)
@@ -161,7 +161,7 @@ static ckd_status print_outlook(FILE *to, const report_data *d, ckd_error *err) 
     THEN(status, print_lines(to, report_say_cost, d, "Cost", err));
     if (status == CKD_OK && d->projection_count) {
         status = section(to, "Projection", "If each run continues like its newest checkpoints.",
-                         report_projections(d, RUNS_MOST), err);
+                         report_projections(d, RUNS_MAX), err);
     }
     return status;
 }
@@ -173,8 +173,8 @@ static ckd_status print_lists(FILE *to, const report_data *d, ckd_error *err) {
         section(to, "Tensors", what_is_left_out(about, TENSOR_COUNT_MAX, r->tensor_count, "largest"),
                 report_tensors(d, TENSOR_COUNT_MAX), err);
     return status == CKD_OK ? section(to, "Checkpoints",
-                                      what_is_left_out(about, CHECKPOINTS_MOST, r->checkpoint_count, "last"),
-                                      report_checkpoints(d, CHECKPOINTS_MOST), err)
+                                      what_is_left_out(about, CHECKPOINTS_MAX, r->checkpoint_count, "last"),
+                                      report_checkpoints(d, CHECKPOINTS_MAX), err)
                             : status;
 }
 

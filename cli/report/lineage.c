@@ -5,14 +5,14 @@
 
 #include "cli/report/charts.h"
 
-#define LANES_MOST 40
-#define LANE       56 /* pixels */
-#define LANE_LINE  30 /* position of the line in it */
-#define TAG_PLACE  36 /* position of its tags */
-#define TAGS_MOST  40
-#define TAG_SPACE  12 /* percent of the width between two tags of a lane */
-#define WIDTH      1000
-#define MARKS_MOST 200 /* per lane */
+#define LANES_MAX 40
+#define LANE      56 /* pixels */
+#define LANE_LINE 30 /* position of the line in it */
+#define TAG_PLACE 36 /* position of its tags */
+#define TAGS_MAX  40
+#define TAG_SPACE 12 /* percent of the width between two tags of a lane */
+#define WIDTH     1000
+#define MARKS_MAX 200 /* per lane */
 
 typedef struct lineage {
     const report_data *d;
@@ -47,7 +47,7 @@ static void print_marks(const lineage *l, size_t lane) {
     for (size_t begin = 0, end; begin < count; begin = end) {
         const ckd_checkpoint *shown = &items[begin];
         double x = step_x(l, shown->step);
-        for (end = begin + 1; end < count && step_x(l, items[end].step) - x < (double)WIDTH / MARKS_MOST;
+        for (end = begin + 1; end < count && step_x(l, items[end].step) - x < (double)WIDTH / MARKS_MAX;
              end++) {
             shown = rank_of(items[end].kind) > rank_of(shown->kind) ? &items[end] : shown;
         }
@@ -70,7 +70,7 @@ static void print_chains(const lineage *l, size_t lane) {
         const ckd_checkpoint *parent = cli_ids_find(&l->ids, &items[i].parent);
         if (parent && strcmp(parent->run, items[i].run) == 0 && parent->step < items[i].step) {
             double begin = step_x(l, parent->step), end = step_x(l, items[i].step);
-            if (from >= 0 && begin > to + (double)WIDTH / MARKS_MOST) {
+            if (from >= 0 && begin > to + (double)WIDTH / MARKS_MAX) {
                 fprintf(l->to, "<path class=\"link\" d=\"M%.1f %.1fH%.1f\"/>\n", from, lane_y(lane), to);
                 from = -1;
             }
@@ -124,8 +124,8 @@ static void print_name(const lineage *l, size_t lane) {
     const ckd_usage *run = &l->d->report->by_run[lane];
     fprintf(l->to, "<span style=\"top:%zupx\">", lane * LANE);
     html_text(l->to, run->name);
-    fprintf(l->to, ": %" PRIu64 " checkpoint%s, %s</span>\n", run->checkpoints,
-            run->checkpoints == 1 ? "" : "s", cli_text_size(run->stored_bytes).text);
+    fprintf(l->to, ": %" PRIu64 " checkpoint%s, %s</span>\n", run->checkpoints, cli_plural(run->checkpoints),
+            cli_text_size(run->stored_bytes).text);
 }
 
 /* A label below a checkpoint. `places` has the last label's place in each lane, in percent. */
@@ -149,17 +149,17 @@ static bool print_label(const lineage *l, const ckd_id *id, const char *sign, co
 
 static void print_labels(const lineage *l) {
     const cli_marks *m = &l->d->details.marks;
-    double places[LANES_MOST];
+    double places[LANES_MAX];
     size_t count = 0;
     for (size_t lane = 0; lane < l->lanes; lane++) {
         places[lane] = -1000;
         print_name(l, lane);
     }
-    for (size_t i = 0; i < m->tags->count && count < TAGS_MOST; i++) {
+    for (size_t i = 0; i < m->tags->count && count < TAGS_MAX; i++) {
         const ckd_tag *t = &m->tags->items[i];
         count += t->status == CKD_OK && print_label(l, &t->checkpoint, "@", t->tag, places);
     }
-    for (size_t i = 0; i < m->pins->count && count < TAGS_MOST; i++) {
+    for (size_t i = 0; i < m->pins->count && count < TAGS_MAX; i++) {
         count += print_label(l, &m->pins->items[i].checkpoint, "", "pinned", places);
     }
 }
@@ -171,7 +171,7 @@ ckd_status report_lineage(FILE *to, const report_data *d, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    l.lanes = d->report->run_count < LANES_MOST ? d->report->run_count : LANES_MOST;
+    l.lanes = d->report->run_count < LANES_MAX ? d->report->run_count : LANES_MAX;
     for (size_t i = 0; i < l.lanes; i++) {
         l.first = d->growths[i].first->step < l.first ? d->growths[i].first->step : l.first;
         l.last = d->growths[i].last->step > l.last ? d->growths[i].last->step : l.last;

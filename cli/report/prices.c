@@ -12,8 +12,8 @@
 
 #define FILE_MAX       (1 << 20) /* bytes per table */
 #define TEXT_BYTES_MAX 100       /* bytes per name */
-#define MONEY_MOST     8         /* bytes per currency name */
-#define PRICE_MOST     1e9
+#define MONEY_MAX      8         /* bytes per currency name */
+#define PRICE_MAX      1e9
 
 static CLI_PRINTF(3, 4) ckd_status wrong(ckd_error *err, const char *path, const char *format, ...) {
     char message[256];
@@ -44,7 +44,7 @@ static ckd_status read_text(char **out, const json_t *value, const char *field, 
 static ckd_status read_price(double *out, const json_t *value, const char *field, const char *path,
                              ckd_error *err) {
     *out = value ? json_number_value(value) : NAN;
-    if (value && (!json_is_number(value) || !(*out >= 0 && *out <= PRICE_MOST))) {
+    if (value && (!json_is_number(value) || !(*out >= 0 && *out <= PRICE_MAX))) {
         return wrong(err, path, "the price table's \"%s\" must be a number from 0 to 10^9", field);
     }
     return CKD_OK;
@@ -91,8 +91,7 @@ static ckd_status read_fields(cli_prices *p, const json_t *root, const char *pat
         status = wrong(err, path, "the price table's \"date\" must be a day, as YYYY-MM-DD");
     }
     if (status == CKD_OK) {
-        status =
-            read_text(&p->currency, json_object_get(root, "currency"), "currency", MONEY_MOST, path, err);
+        status = read_text(&p->currency, json_object_get(root, "currency"), "currency", MONEY_MAX, path, err);
     }
     const struct {
         const char *field;

@@ -6,10 +6,6 @@
 #include "cli/output/output.h"
 #include "cli/report/tables.h"
 
-static const char *plural(uint64_t count) {
-    return count == 1 ? "" : "s";
-}
-
 void report_say_saved(FILE *to, const report_data *d) {
     const ckd_report *r = d->report;
     uint64_t raw = r->raw_bytes, stored = r->stored_bytes;
@@ -18,7 +14,7 @@ void report_say_saved(FILE *to, const report_data *d) {
                 floor(100 - 100 * (double)stored / (double)raw));
     }
     fprintf(to, "%zu checkpoint%s take%s %s instead of %s as full copies, %s\n", r->checkpoint_count,
-            plural(r->checkpoint_count), r->checkpoint_count == 1 ? "s" : "", cli_text_size(stored).text,
+            cli_plural(r->checkpoint_count), r->checkpoint_count == 1 ? "s" : "", cli_text_size(stored).text,
             cli_text_size(raw).text, cli_text_ratio(raw, stored).text);
 }
 
@@ -41,7 +37,7 @@ static void say_parts(const report_data *d) {
     if (w.checkpoints) {
         printf("written: %s by the saves of %" PRIu64
                " checkpoint%s, %.2f times what they take; catalog not counted\n",
-               cli_text_size(w.written_bytes).text, w.checkpoints, plural(w.checkpoints),
+               cli_text_size(w.written_bytes).text, w.checkpoints, cli_plural(w.checkpoints),
                (double)w.written_bytes / (double)w.stored_bytes);
     }
 }
@@ -71,7 +67,7 @@ void report_say_pruning(FILE *to, const report_data *d) {
     }
     if (d->trash && d->trash->count) {
         fprintf(to, "the trash holds %zu deleted checkpoint%s; emptying it frees ", d->trash->count,
-                d->trash->count == 1 ? "" : "s");
+                cli_plural(d->trash->count));
         say_saved(to, d, d->trash->file_bytes);
     }
 }
@@ -102,7 +98,7 @@ void report_say_cost(FILE *to, const report_data *d) {
         if (!isnan(l->cost)) {
             fprintf(to, "loading %s, %s from about %" PRIu64 " file%s, costs ",
                     cli_ref_text_of(l->checkpoint).text, cli_text_size(l->bytes).text, l->files,
-                    plural(l->files));
+                    cli_plural(l->files));
             cli_print_clean(to, cli_money_text(p, l->cost).text);
             fputc('\n', to);
         }

@@ -5,7 +5,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
-#define KEPT_MOST ((size_t)4 << 20) /* bytes of a cached context */
+#define KEPT_MAX ((size_t)4 << 20) /* bytes of a cached context */
 
 static _Atomic(ZSTD_CCtx *) packer;
 static _Atomic(ZSTD_DCtx *) unpacker;
@@ -25,7 +25,7 @@ size_t zstd_once_pack(void *to, size_t capacity, const void *from, size_t size, 
     c = c ? c : ZSTD_createCCtx();
     size_t packed = c ? ZSTD_compressCCtx(c, to, capacity, from, size, level) : 0;
     bool good = c && !ZSTD_isError(packed);
-    if (good && ZSTD_sizeof_CCtx(c) <= KEPT_MOST) {
+    if (good && ZSTD_sizeof_CCtx(c) <= KEPT_MAX) {
         c = atomic_exchange(&packer, c);
     }
     ZSTD_freeCCtx(c);

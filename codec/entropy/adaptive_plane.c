@@ -10,23 +10,23 @@
 #include "codec/entropy/adaptive_coder.h"
 #include "codec/entropy/adaptive_size.h"
 
-#define HINTS       16
-#define LEVELS      64 /* levels of the estimate, half an octave each */
-#define CLASSES     31 /* classes of sizes, by the probability that a size was present */
-#define MOST_COUNT  (1u << 30)
-#define MOST_ACTIVE 2 /* larger integers count as this */
+#define HINTS      16
+#define LEVELS     64 /* levels of the estimate, half an octave each */
+#define CLASSES    31 /* classes of sizes, by the probability that a size was present */
+#define COUNT_MAX  (1u << 30)
+#define ACTIVE_MAX 2 /* larger integers count as this */
 
 /* Densities and activities are in units of 2^-24, logarithms to base 2 in 1/16. */
 #define UNIT          24
 #define LEVEL_LOWEST  (16u * (UNIT - 17))
 #define DENSITY_STEPS 72                    /* steps of a quarter octave, from 2^-17 to 2 */
 #define ROW_SURE      ((uint64_t)2 << UNIT) /* prior weight of a row's prediction, as activity already seen */
-#define COLUMN_LEAST  3                     /* smallest prior weight of a column, in rows */
-#define COLUMN_MOST   100                   /* rows that a column remembers */
+#define COLUMN_MIN    3                     /* smallest prior weight of a column, in rows */
+#define COLUMN_MAX    100                   /* rows that a column remembers */
 #define SURE          32
 #define SIGN_SURE     40
 #define MODES         4
-#define LOG_MOST      511
+#define LOG_MAX       511
 #define TRIED         (1u << 14) /* integers that the encoder tries first */
 
 /* Weight of neighbours: the smaller, the more they count. The first mode ignores them. */
@@ -77,12 +77,12 @@ static void begin_row(plane_coder *p, bool first) {
 /* How far an integer moves its column's activity after `count` integers, in 1/65536. */
 static uint32_t column_step(const plane_coder *p, uint64_t count) {
     uint32_t sure = (1u << UNIT) / density_of(p->density);
-    sure = sure > COLUMN_LEAST ? sure : COLUMN_LEAST;
-    return 65536u / ((count < COLUMN_MOST ? (uint32_t)count : COLUMN_MOST) + sure + 1);
+    sure = sure > COLUMN_MIN ? sure : COLUMN_MIN;
+    return 65536u / ((count < COLUMN_MAX ? (uint32_t)count : COLUMN_MAX) + sure + 1);
 }
 
 CPU_INLINE uint32_t active_of(int32_t value) {
-    return value == 0 ? 0 : (value >= MOST_ACTIVE || value <= -MOST_ACTIVE ? MOST_ACTIVE : 1);
+    return value == 0 ? 0 : (value >= ACTIVE_MAX || value <= -ACTIVE_MAX ? ACTIVE_MAX : 1);
 }
 
 /* Sums the activity of the known neighbours. The nearest two count twice, so there are eight. */
@@ -110,7 +110,7 @@ CPU_INLINE unsigned level_of(const plane_coder *p, const int32_t *values, size_t
     if (p->mode) {
         uint64_t weight = (uint64_t)neighbour_weight[p->mode] << UNIT;
         uint64_t around = (uint64_t)neighbours(values, i, column, p->plane->columns) << UNIT;
-        uint64_t alone = power_of(log < 0 ? 0 : (log < LOG_MOST ? (unsigned)log : LOG_MOST)) * 8;
+        uint64_t alone = power_of(log < 0 ? 0 : (log < LOG_MAX ? (unsigned)log : LOG_MAX)) * 8;
         log += (int)log_of(around + weight) - (int)log_of(alone + weight);
     }
     int level = (log - (int)LEVEL_LOWEST) / 8;
@@ -267,7 +267,7 @@ void adaptive_plane_encode(bytes *to, const adaptive_plane *plane, const int32_t
     if (plane->count == 0) {
         return;
     }
-    plane_coder *p = plane->count <= MOST_COUNT ? create(plane, scratch, NULL) : NULL;
+    plane_coder *p = plane->count <= COUNT_MAX ? create(plane, scratch, NULL) : NULL;
     if (!p) {
         to->failed = true;
         return;
@@ -297,7 +297,7 @@ static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size
 
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
                                  adaptive_scratch *scratch, ckd_error *err) {
-    if (plane->count > MOST_COUNT) {
+    if (plane->count > COUNT_MAX) {
         return err_set(err, CKD_E_INVALID, "an adaptive stream of %zu integers", plane->count);
     }
     if (plane->count == 0) {

@@ -1,8 +1,8 @@
 /*
  * Change streams, for data with most differences zero: the places of the others (symbols_places.c), and their values.
- * Small floats change far more often than large ones, so elements with low contexts have lists of their own. Most values
- * are 1 or -1, which take a bit. Whoever decodes gets the list of the changes and may apply them in place: time grows
- * with them, not with the integers.
+ * Small floats change far more often than large ones, so elements with low contexts have lists of their own. Most
+ * values are 1 or -1, which take a bit. The decoder returns the list of changes, which may be applied in place: time
+ * grows with them, not with the integers.
  */
 #include <string.h>
 #if defined(__x86_64__)
@@ -197,8 +197,8 @@ static bool add_change(symbols_changing *c, size_t i, uint32_t place, const symb
 }
 
 /*
- * Lists the changes of one list. Of a small negative value the sign is noted, and it is negated. If it is not 1 then, it
- * goes to the others. Returns false if there are too many changes.
+ * Lists the changes of one list. The sign of a small negative value is noted, and the value is negated. If it is not 1
+ * then, it goes to the other values. Returns false if there are too many changes.
  */
 static bool gather(symbols_changing *c, unsigned list, const uint8_t *symbols, const symbols_input *in) {
     const bool low = list + 1u < c->lists;

@@ -74,14 +74,14 @@ static void measure_join(const symbols_workspace *w, const binning *q, group *g,
 }
 
 /*
- * Neighbouring contexts are merged until they have one element in LEAST_SHARE, and enough elements to pay for a table.
+ * Neighbouring contexts are merged until they have one element in SHARE_MIN, and enough elements to pay for a table.
  */
-#define LEAST_SHARE 64
-#define LEAST_COUNT 48
+#define SHARE_MIN 64
+#define COUNT_MIN 48
 
 /* Collects the contexts that occur; `merged` becomes the counts of each. Returns their number. */
 CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
-    size_t count = 0, min = n / LEAST_SHARE < LEAST_COUNT ? LEAST_COUNT : n / LEAST_SHARE;
+    size_t count = 0, min = n / SHARE_MIN < COUNT_MIN ? COUNT_MIN : n / SHARE_MIN;
     group *g = NULL;
     memset(total, 0, SYMBOLS_ALPHABET * sizeof(*total));
     for (unsigned c = w->histogram.first_context; c <= w->histogram.last_context; c++) {

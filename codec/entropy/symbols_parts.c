@@ -5,7 +5,7 @@
 #include "codec/entropy/symbols_work.h"
 
 /* Largest size of a stream in bytes: no integer takes more bits than its own plus a state's. */
-#define SYMBOLS_PARTS_MOST (SYMBOLS_MAX_HEADER + (size_t)SYMBOLS_MAX_COUNT * 10)
+#define SYMBOLS_PARTS_MAX (SYMBOLS_MAX_HEADER + (size_t)SYMBOLS_MAX_COUNT * 10)
 
 /*
  * Would symbols_plan try another kind of stream? It does if few integers are not zero. It may for bytes: a centre is
@@ -127,7 +127,7 @@ ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, unsigned width,
     if (status != CKD_OK || !*dense) {
         return status;
     }
-    if (size == parts->header || stream[size - 1] == 0 || size > SYMBOLS_PARTS_MOST) {
+    if (size == parts->header || stream[size - 1] == 0 || size > SYMBOLS_PARTS_MAX) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
     }
     parts->bits =

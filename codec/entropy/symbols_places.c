@@ -10,7 +10,7 @@
 /* How places are stored. */
 #define PLACES_GAPS 1 /* the number of integers before each */
 #define PLACES_RUNS 2 /* neighbouring places are one run: the number of integers before it, and its length */
-#define MOST_LOW    17
+#define LOW_MAX     17
 
 /* ---- numbers in Golomb-Rice codes: low bits, and the rest in unary ---- */
 
@@ -29,7 +29,7 @@ static uint64_t rice_choose(unsigned *low, const uint32_t *numbers, size_t count
         sum += numbers[i];
     }
     unsigned guess = 0;
-    while (guess < MOST_LOW && (uint64_t)count << (guess + 1) <= sum) {
+    while (guess < LOW_MAX && (uint64_t)count << (guess + 1) <= sum) {
         guess++;
     }
     for (unsigned try = guess > 2 ? guess - 2 : 0; try <= guess; try++) {
@@ -140,7 +140,7 @@ CPU_PLAIN static uint64_t rice_loop_plain(uint32_t *numbers, size_t count, const
 static bool rice_read(uint32_t *numbers, uint64_t *sum, size_t count, bool places, reader *from) {
     rice_code code = {.low = reader_u8(from), .end = from->data + from->size, .places = places};
     code.unary_size = (size_t)wire_varint_max(from, reader_left(from));
-    if (code.low > MOST_LOW || code.unary_size == 0) {
+    if (code.low > LOW_MAX || code.unary_size == 0) {
         return false;
     }
     size_t lows_size = symbols_bytes_for(count * code.low);

@@ -8,7 +8,7 @@
 #include "codec/entropy/adaptive_size.h"
 #include "codec/entropy/symbols_work.h"
 
-#define MOST_PLAIN 15 /* lowest bits of a gap that are not modelled */
+#define PLAIN_MAX  15 /* lowest bits of a gap that are not modelled */
 #define GAP_MORE   205
 #define GAP_SURE   30
 #define VALUE_MORE 48
@@ -67,7 +67,7 @@ static size_t next_nonzero(const uint8_t *values, unsigned width, size_t i, size
 static unsigned plain_bits(size_t n, size_t nonzeros) {
     uint64_t mean = (n - nonzeros) / (nonzeros + 1);
     unsigned plain = 0;
-    while (plain < MOST_PLAIN && mean >= UINT64_C(19) << plain >> 2) {
+    while (plain < PLAIN_MAX && mean >= UINT64_C(19) << plain >> 2) {
         plain++;
     }
     return plain > 0 ? plain - 1 : 0;

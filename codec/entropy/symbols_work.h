@@ -30,12 +30,12 @@ typedef struct symbols_sparse {
 #define SYMBOLS_FEW_MIN 1024  /* with fewer elements, several headers are not worth it */
 
 /* The changes of a change stream, while it is written or read. */
-#define SYMBOLS_CHANGES       0x83u /* first byte of a change stream */
-#define SYMBOLS_CHANGES_MAX   2     /* a decoder accepts at most one change per this many elements */
-#define SYMBOLS_CHANGES_WORTH 4     /* the encoder tries with at most one change per this many */
-#define SYMBOLS_LISTS         3
-#define SYMBOLS_PLACES_MORE   4 /* places written behind the last one */
-#define SYMBOLS_CHANGES_MOST  (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
+#define SYMBOLS_CHANGES          0x83u /* first byte of a change stream */
+#define SYMBOLS_CHANGES_MAX      2     /* a decoder accepts at most one change per this many elements */
+#define SYMBOLS_CHANGES_WORTH    4     /* the encoder tries with at most one change per this many */
+#define SYMBOLS_LISTS            3
+#define SYMBOLS_PLACES_MORE      4 /* places written behind the last one */
+#define SYMBOLS_CHANGES_CAPACITY (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
 /* The elements of a list, 64 to a word, by their place among them. */
 typedef struct symbols_members {
     uint64_t word[SYMBOLS_MAX_COUNT / 64];    /* a bit for each element: whether it is in the list */
@@ -50,15 +50,15 @@ typedef struct symbols_changing {
     reader rest;                /* what is not read yet */
     symbols_members members;    /* of the list being read */
     /* places of changes, and of others among them */
-    uint32_t at[SYMBOLS_CHANGES_MOST + SYMBOLS_PLACES_MORE],
-        other[SYMBOLS_CHANGES_MOST + SYMBOLS_PLACES_MORE];
-    uint32_t gap[SYMBOLS_CHANGES_MOST], length[SYMBOLS_CHANGES_MOST];
-    uint8_t sign[SYMBOLS_CHANGES_MOST / 8];
+    uint32_t at[SYMBOLS_CHANGES_CAPACITY + SYMBOLS_PLACES_MORE],
+        other[SYMBOLS_CHANGES_CAPACITY + SYMBOLS_PLACES_MORE];
+    uint32_t gap[SYMBOLS_CHANGES_CAPACITY], length[SYMBOLS_CHANGES_CAPACITY];
+    uint8_t sign[SYMBOLS_CHANGES_CAPACITY / 8];
     /* of all changes, but of the others only when a stream is written */
-    uint8_t values[(SYMBOLS_CHANGES_MOST + 8) * 8];
-    uint8_t other_values[SYMBOLS_CHANGES_MOST * 8];
-    uint8_t context[SYMBOLS_CHANGES_MOST],
-        all_contexts[SYMBOLS_CHANGES_MOST]; /* of the others, of all changes */
+    uint8_t values[(SYMBOLS_CHANGES_CAPACITY + 8) * 8];
+    uint8_t other_values[SYMBOLS_CHANGES_CAPACITY * 8];
+    uint8_t context[SYMBOLS_CHANGES_CAPACITY],
+        all_contexts[SYMBOLS_CHANGES_CAPACITY]; /* of the others, of all changes */
 } symbols_changing;
 
 /*
@@ -244,7 +244,7 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
 
 /* ---- which elements are in a range of contexts ---- */
 
-/* Of 64 bytes. */
+/* Returns a mask of 64 symbols: which are from `first` to `last`. */
 typedef uint64_t symbols_range_64(const uint8_t *symbols, uint8_t first, uint8_t last);
 
 #if defined(__x86_64__)

@@ -7,7 +7,7 @@
 #include "codec/common/common.h"
 
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
-enum { MOST_SHIFT = 24 };
+enum { SHIFT_MAX = 24 };
 #define FACTOR_MANY  16384 /* integers; with more, adaptive coding is not tried */
 #define FACTOR_WORTH 16
 #define SYMBOLS_MAX  (1u << 18)
@@ -255,7 +255,7 @@ ckd_status lattice_get_columns(lattice_columns *c, lattice_input *from, uint64_t
         return err_set(from->err, CKD_E_CORRUPT,
                        "a lossy block's factor has an impossible number of components");
     }
-    status = get_bounded(&c->shift, from, c->rank, 0, MOST_SHIFT, &from->scratch->shift);
+    status = get_bounded(&c->shift, from, c->rank, 0, SHIFT_MAX, &from->scratch->shift);
     return status == CKD_OK ? lattice_get_factor(&c->factor, from, c->columns, c->rank,
                                                  form & COLUMNS_SYMBOLS, &from->scratch->factor)
                             : status;

@@ -13,8 +13,8 @@
 
 enum { AS_IT_IS, UNWRAPPED, WITHOUT_MODEL, WAYS };
 
-#define NOBODY     SIZE_MAX
-#define MOST_ALIKE 64u /* limit of names examined that are equal apart from wrappers */
+#define NOBODY    SIZE_MAX
+#define ALIKE_MAX 64u /* limit of names examined that are equal apart from wrappers */
 
 typedef struct name_key {
     uint64_t hash;
@@ -116,7 +116,7 @@ static size_t look_up(const roles *r, const name_table *table, const text *sough
             high = middle;
         }
     }
-    for (size_t end = low + MOST_ALIKE; low < table->count && table->keys[low].hash == hash; low++) {
+    for (size_t end = low + ALIKE_MAX; low < table->count && table->keys[low].hash == hash; low++) {
         if (low == end) {
             return found;
         }

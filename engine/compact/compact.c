@@ -11,7 +11,7 @@
 #define DEFAULT_PACK      (UINT64_C(256) << 10)
 #define OLD_BYTES         (UINT64_C(16) << 20)
 #define ROOM_FOR_OLD      (8 * OLD_BYTES)
-#define LAST_PATIENCE_MS  1000 /* for readers of replaced files, at the end */
+#define LAST_TIMEOUT_MS   1000 /* for readers of replaced files, at the end */
 
 /* One call of ckd_compact: a compaction and its result. */
 typedef struct compact_call {
@@ -498,11 +498,11 @@ static ckd_status compact(compact_call *x, ckd_error *err) {
     THEN(status, compact_join_items(x->out, err));
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
-    uint32_t patience = x->c.limits.timeout_ms < LAST_PATIENCE_MS ? x->c.limits.timeout_ms : LAST_PATIENCE_MS;
+    uint32_t timeout_ms = x->c.limits.timeout_ms < LAST_TIMEOUT_MS ? x->c.limits.timeout_ms : LAST_TIMEOUT_MS;
     if (status == CKD_E_NOSPACE && wrote) { /* what was replaced so far makes room */
         (void)remove_old(x, 0, NULL);
     }
-    return status == CKD_OK && wrote ? remove_old(x, patience, err) : status;
+    return status == CKD_OK && wrote ? remove_old(x, timeout_ms, err) : status;
 }
 
 static void end(compact_call *x) {

@@ -10,10 +10,10 @@
 #include "engine/store/store.h"
 #include "engine/compact/gather.h"
 
-#define MOST_TIMES   4u    /* a common file has at most this many times pack_below */
-#define MOST_FILES   64u   /* opening a common file reads its whole index */
-#define LEAST_FILES  4u    /* merging fewer would rewrite common files too often */
-#define LEAST_DEAD   4096u /* bytes */
+#define TIMES_MAX    4u    /* a common file has at most this many times pack_below */
+#define FILES_MAX    64u   /* opening a common file reads its whole index */
+#define FILES_MIN    4u    /* merging fewer would rewrite common files too often */
+#define DEAD_MIN     4096u /* bytes */
 #define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon delete them */
 
 /* ---- the chunk files ---- */
@@ -93,10 +93,10 @@ static ckd_status count_record(void *context, const view *v, const view_block *b
     return hash_set_add(k->met, hash, err);
 }
 
-/* If no file is above the limit, their total is not either. A file system has no blocks smaller than LEAST_DEAD. */
+/* If no file is above the limit, their total is not either. A file system has no blocks smaller than DEAD_MIN. */
 static bool is_wasteful(const gathering *g, const merge_source *s) {
     uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
-    return s->is_asked && dead >= LEAST_DEAD &&
+    return s->is_asked && dead >= DEAD_MIN &&
            (double)dead > (double)s->file.size * g->c->limits.dead_percent / 100;
 }
 
@@ -176,10 +176,10 @@ static bool together(const merge_source *a, const merge_source *b) {
  * tell them apart in one file.
  */
 static ckd_status fill_group(merge_set *x, merge_source **chosen, size_t count, ckd_error *err) {
-    uint64_t max = MOST_TIMES * x->g->c->options.pack_below, live = 0;
+    uint64_t max = TIMES_MAX * x->g->c->options.pack_below, live = 0;
     hash_set owners = {.slots = NULL};
     ckd_status status = CKD_OK;
-    for (; x->count < count && x->count < MOST_FILES && status == CKD_OK; x->count++) {
+    for (; x->count < count && x->count < FILES_MAX && status == CKD_OK; x->count++) {
         const merge_source *s = chosen[x->count];
         bool fits = x->count == 0 || s->first == chosen[x->count - 1]->first ||
                     (together(chosen[0], s) && live + s->live <= max);
@@ -204,7 +204,7 @@ static ckd_status run_groups(gathering *g, merge_source **chosen, size_t count, 
             wasteful = wasteful || chosen[at + i]->is_wasteful;
         }
         at += x.count;
-        if (status == CKD_OK && (x.count >= LEAST_FILES || wasteful)) {
+        if (status == CKD_OK && (x.count >= FILES_MIN || wasteful)) {
             status = compact_merge(&x, err);
         }
     }

@@ -6,7 +6,10 @@
 
 #include "engine/compact/internal.h"
 
-/* Equal ones are of the same checkpoint, in the order of work. What was left is not joined with what was done. */
+/*
+ * Equal ones are of the same checkpoint, in the order of work. Items that were left out are not joined with those that
+ * were done.
+ */
 static int by_checkpoint(const void *a, const void *b) {
     const ckd_compacted *x = *(ckd_compacted *const *)a, *y = *(ckd_compacted *const *)b;
     int order = memcmp(&x->checkpoint.id, &y->checkpoint.id, sizeof(ckd_id));

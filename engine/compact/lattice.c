@@ -9,12 +9,12 @@
 #include "engine/compact/internal.h"
 #include "kernels/scalar_lattice.h"
 
-#define LOWEST     (-149) /* exponent of the lowest bit of a float */
-#define EXPONENTS  (128 - LOWEST)
-#define MOST_UNITS (1 << 24) /* with larger integers any float would lie on the lattice */
-#define MOST_STRAY 64        /* one in this many values may be off the lattice; it becomes an exception */
-#define LEAST      (-120)    /* range of exponents in the format */
-#define MOST       120
+#define LOWEST       (-149) /* exponent of the lowest bit of a float */
+#define EXPONENTS    (128 - LOWEST)
+#define UNITS_MAX    (1 << 24) /* with larger integers any float would lie on the lattice */
+#define STRAY_MAX    64        /* one in this many values may be off the lattice; it becomes an exception */
+#define EXPONENT_MIN (-120)    /* range of exponents in the format */
+#define EXPONENT_MAX 120
 
 /* ---- the spacing ---- */
 
@@ -29,7 +29,7 @@ static int lowest_exponent(uint32_t bits) {
     return (int)(exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa);
 }
 
-/* The finest spacing that at most one in MOST_STRAY values falls below. */
+/* The finest spacing that at most one in STRAY_MAX values falls below. */
 static int find_spacing(const float *values, uint64_t n) {
     uint32_t count[EXPONENTS] = {0};
     uint64_t below = 0;
@@ -41,11 +41,11 @@ static int find_spacing(const float *values, uint64_t n) {
     }
     for (int e = 0; e < EXPONENTS; e++) {
         below += count[e];
-        if (below > n / MOST_STRAY) {
+        if (below > n / STRAY_MAX) {
             return e + LOWEST;
         }
     }
-    return below ? LEAST - 1 : 0; /* nearly all values are zero: not worth coding as a lattice */
+    return below ? EXPONENT_MIN - 1 : 0; /* nearly all values are zero: not worth coding as a lattice */
 }
 
 /* ---- integers ---- */
@@ -61,7 +61,7 @@ static bool units_of(int32_t *q, float value, int spacing, float per_unit) {
         return false;
     }
     float units = value * per_unit;
-    if (!(fabsf(units) < (float)MOST_UNITS)) {
+    if (!(fabsf(units) < (float)UNITS_MAX)) {
         return false;
     }
     *q = (int32_t)units;
@@ -107,7 +107,7 @@ static bool integers(int32_t *q, strays *s, const lattice_try *t, const lattice_
             count++;
         }
     }
-    return count <= t->count / MOST_STRAY && !s->at->failed && !s->bits->failed;
+    return count <= t->count / STRAY_MAX && !s->at->failed && !s->bits->failed;
 }
 
 /* ---- payloads ---- */
@@ -183,7 +183,7 @@ ckd_status compact_lattice(lattice_try *t, compact_worker *w, ckd_error *err) {
         return CKD_E_NOMEM;
     }
     f.spacing = find_spacing(f.now, t->count);
-    if (f.spacing < LEAST || f.spacing > MOST) {
+    if (f.spacing < EXPONENT_MIN || f.spacing > EXPONENT_MAX) {
         return CKD_OK;
     }
     ckd_status status = encode(&t->standalone_possible, &w->standalone, t, &f, w, err);

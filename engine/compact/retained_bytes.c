@@ -9,7 +9,7 @@
 #include "engine/store/store.h"
 #include "engine/compact/internal.h"
 
-#define MOST_READERS 16u /* readers beyond that are not counted */
+#define READERS_MAX 16u /* readers beyond that are not counted */
 
 /* Identifies a record in whatever file it is. */
 static uint64_t hash_of(const record *r) {
@@ -35,7 +35,7 @@ static uint64_t reader_key(uint64_t hash, uint32_t n) {
 
 static uint32_t readers_of(const compaction *c, uint64_t hash) {
     uint32_t n = 0;
-    while (n < MOST_READERS && hash_set_has(&c->readers, reader_key(hash, n))) {
+    while (n < READERS_MAX && hash_set_has(&c->readers, reader_key(hash, n))) {
         n++;
     }
     return n;
@@ -49,7 +49,7 @@ static ckd_status count_reader(void *context, const view *v, const view_block *b
     }
     uint64_t hash = hash_of(b->record);
     uint32_t n = readers_of(c, hash);
-    return n < MOST_READERS ? hash_set_add(&c->readers, reader_key(hash, n), err) : CKD_OK;
+    return n < READERS_MAX ? hash_set_add(&c->readers, reader_key(hash, n), err) : CKD_OK;
 }
 
 ckd_status compact_count_readers(compaction *c, const manifest *m, ckd_error *err) {

@@ -77,7 +77,7 @@ static void move(const lattice_target *to, moves *m, const lattice_run *run, con
         for (size_t i = 0; i < m->count; i++) {
             memcpy(&m->values[i], values + 4 * (size_t)m->at[i], 4);
         }
-        k->lattice_apply_few(m->values, m->q, m->count, run);
+        k->lattice_apply_q8(m->values, m->q, m->count, run);
         for (size_t i = 0; i < m->count; i++) {
             memcpy(values + 4 * (size_t)m->at[i], &m->values[i], 4);
         }
@@ -87,7 +87,7 @@ static void move(const lattice_target *to, moves *m, const lattice_run *run, con
         memcpy(&m->halves[i], values + 2 * (size_t)m->at[i], 2);
     }
     k->widen(m->values, to->dtype, m->halves, m->count);
-    k->lattice_apply_few(m->values, m->q, m->count, run);
+    k->lattice_apply_q8(m->values, m->q, m->count, run);
     k->cast(to->dtype, m->halves, CKD_F32, m->values, m->count);
     for (size_t i = 0; i < m->count; i++) {
         memcpy(values + 2 * (size_t)m->at[i], &m->halves[i], 2);

@@ -199,7 +199,7 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
     lattice_run linear = lattice_row_run(b, w, row);
     linear.column_step = linear.column_step ? linear.column_step + column : NULL;
     if (!products && b->q8) {
-        k->lattice_apply_few(values + first, b->q8 + first, n, &linear);
+        k->lattice_apply_q8(values + first, b->q8 + first, n, &linear);
         return;
     }
     int32_t scratch[RUN];

@@ -6,7 +6,7 @@
 #include "kernels/scalar_lattice.h"
 
 #define HALF_EXACT 2048.0f  /* f16 holds all integers up to this one */
-#define HALF_MOST  65504.0f /* the largest f16 */
+#define F16_MAX    65504.0f /* the largest f16 */
 
 void chain_sides_init(chain_sides *s) {
     s->first = NULL;
@@ -77,7 +77,7 @@ static ckd_dtype factor_dtype(float *largest, uint32_t rank, const int32_t *shif
         largest[k] *= shift ? (float)(1u << shift[k]) : 1;
         max = largest[k] > max ? largest[k] : max;
     }
-    return max <= INT8_MAX ? CKD_I8 : (exact && max <= HALF_MOST ? CKD_F16 : CKD_F32);
+    return max <= INT8_MAX ? CKD_I8 : (exact && max <= F16_MAX ? CKD_F16 : CKD_F32);
 }
 
 /*

@@ -5,8 +5,8 @@
 
 #include "kernels/scalar_lattice.h"
 
-#define LANES 4u
-#define MOST  (UINT64_C(1) << 26) /* integers; heads have no bits for larger offsets */
+#define LANES     4u
+#define COUNT_MAX (UINT64_C(1) << 26) /* integers; heads have no bits for larger offsets */
 
 typedef int32_t four_integers __attribute__((vector_size(4 * LANES)));
 typedef uint32_t four_words __attribute__((vector_size(4 * LANES)));
@@ -94,7 +94,7 @@ uint64_t device_pack_measure(uint32_t *heads, const pack_integers *from) {
     int32_t scratch[DEVICE_GROUP];
     int8_t narrow[DEVICE_GROUP];
     uint64_t size = device_pack_heads(from->count);
-    if (from->count > MOST) {
+    if (from->count > COUNT_MAX) {
         return 0;
     }
     memset(heads, 0, (size_t)size);

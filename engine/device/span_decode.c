@@ -137,7 +137,7 @@ static ckd_status fit_memory(fill_part *p, span_decode *f, ckd_error *err) {
     return status;
 }
 
-#define MOST_STRIDE (UINT64_C(1) << 31) /* bytes */
+#define STRIDE_MAX (UINT64_C(1) << 31) /* bytes */
 
 /* Copies stretches that are all alike. false: their strides are too large. */
 static bool copy_rows(const span_decode *f, const span_place *p, const uint8_t *from, device_failure *why) {
@@ -149,7 +149,7 @@ static bool copy_rows(const span_decode *f, const span_place *p, const uint8_t *
                               .rows = p->rows,
                               .direction = DEVICE_ON_DEVICE,
                               .to_stride = p->to_step * element};
-    if (p->rows == 0 || rows.stride >= MOST_STRIDE || rows.to_stride >= MOST_STRIDE) {
+    if (p->rows == 0 || rows.stride >= STRIDE_MAX || rows.to_stride >= STRIDE_MAX) {
         return false;
     }
     f->lease->backend->copy_rows(&f->lease->queue, &rows, why);

@@ -52,8 +52,8 @@ static mixing mixing_of(const step_source *s) {
 }
 
 /*
- * The gradient divided by its scale, rounded to bf16. What rounding the moment explains is 0: rows of an embedding whose
- * token did not come would get noise otherwise. now: may be unaligned.
+ * The gradient divided by its scale, rounded to bf16. A gradient that the moment's rounding explains is 0. Rows of an
+ * embedding whose token did not occur would get noise otherwise. now: may be unaligned.
  */
 static void find_gradient(float *to, const void *now, const float *parent_values, size_t n, const mixing *by,
                           double scale) {

@@ -8,8 +8,8 @@
 
 /* The size of an exact base of weights or moments, as a share of raw bytes, as bench_exact measures it. */
 #define EXACT_SHARE 0.85
-/* With more than 1/MOST_KEPT of its values as exceptions, a block is stored exactly. */
-#define MOST_KEPT 16
+/* With more than 1/KEPT_MAX of its values as exceptions, a block is stored exactly. */
+#define KEPT_MAX 16
 
 load_cost lossy_base_cost(ckd_dtype dtype, uint64_t raw) {
     return base_cost(ckd_dtype_size(dtype), raw, (uint64_t)(EXACT_SHARE * (double)raw));
@@ -195,8 +195,8 @@ double lossy_copy_bound(const lossy_tile *tile) {
 }
 
 /*
- * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. Of a
- * tile on a device it becomes floats, as lossy_job.decoded.
+ * Measures the updates of a block of moments that is coded exactly or is a duplicate. Its input is on the host. If the
+ * tile is on a device, the input becomes floats, as lossy_job.decoded.
  */
 static ckd_status measure_input(block_job *job, const lossy_tile *tile, uint64_t at, ckd_error *err) {
     const float *input = tile->input.device ? NULL : tile->input.now + at;
@@ -240,7 +240,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
     const lossy_job *made = &job->scratch.lossy;
     /* A lossy base of 16-bit weights is hardly smaller, and the first delta on it corrects its error. */
     bool exact_base = tile->part == LOSSY_WEIGHT && tile->dtype != CKD_F32 && !tile->input.parent_values;
-    if (exact_base || !made->within || made->block.exceptions > job->input.count / MOST_KEPT ||
+    if (exact_base || !made->within || made->block.exceptions > job->input.count / KEPT_MAX ||
         payload->size >= raw) {
         status = fetch_input(job, tile, raw, err);
         THEN(status, measure_input(job, tile, at, err));

@@ -40,12 +40,12 @@ static symbols_mode mode_standalone(ckd_dtype dtype, const void *values, size_t 
 
 /* ---- rows and columns ---- */
 
-#define FEWEST_COLUMNS 32 /* fewer are joined with the next dimension: kernels of a convolution */
+#define COLUMNS_MIN 32 /* fewer are joined with the next dimension: kernels of a convolution */
 
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first) {
     bool box = region->kind == CKD_REGION_BOX;
     symbols_grid grid = {1, 0};
-    for (uint32_t d = g->ndim; d-- > 0 && grid.columns < FEWEST_COLUMNS;) {
+    for (uint32_t d = g->ndim; d-- > 0 && grid.columns < COLUMNS_MIN;) {
         grid.columns *= box ? region->lengths[d] : g->shape[d];
     }
     if (grid.columns) {

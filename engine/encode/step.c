@@ -114,7 +114,7 @@ static step_parameter *find_parameter(step_states *s, const tensor_context *t, c
     return *at;
 }
 
-#define MOST_OF_DISK 4 /* a file takes at most 1/MOST_OF_DISK of the free disk space */
+#define DISK_SHARE 4 /* a file takes at most 1/DISK_SHARE of the free disk space */
 
 /* Uses memory up to the limit, then a file. */
 static void allocate_pinned(pinned_tensor *h, step_states *s, uint64_t size) {
@@ -122,7 +122,7 @@ static void allocate_pinned(pinned_tensor *h, step_states *s, uint64_t size) {
         h->values = malloc((size_t)size + 1);
         h->bytes = h->values ? size : 0;
         s->pinned_bytes += h->bytes;
-    } else if (s->scratch && dir_free_space(s->scratch) / MOST_OF_DISK >= size) {
+    } else if (s->scratch && dir_free_space(s->scratch) / DISK_SHARE >= size) {
         file_scratch_open(&h->file, s->scratch, NULL);
     }
 }
@@ -231,8 +231,9 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
 }
 
 /* Gradients of one training are bf16 throughout, or nowhere but in a few tensors. */
-#define GRADIENT_TRIES  8u
-#define GRADIENT_FEWEST 512u /* elements: of fewer, the inputs that the record names take what is gained */
+#define GRADIENT_TRIES 8u
+#define GRADIENT_ELEMENTS_MIN \
+    512u /* elements: of fewer, the inputs that the record names take what is gained */
 
 static void find_gradient(step_tensor *t, const step_states *states, const ckd_optimizer *o) {
     step_source *s = &t->source;
@@ -269,7 +270,7 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
     }
     if (tensor->role == CKD_ROLE_EXP_AVG) {
         pin_tensor(out, &p->first, tensor, elements);
-        if (t->parent && elements >= GRADIENT_FEWEST) {
+        if (t->parent && elements >= GRADIENT_ELEMENTS_MIN) {
             find_gradient(out, s, o);
         }
     } else if (t->parent) {

@@ -75,7 +75,7 @@ typedef struct step_source {
     step_family family;
     optimizer_group group; /* except its rule, and of a first moment its scale */
     uint32_t first_rule, last_rule, usual;
-    double scale; /* of the gradient, if it was bf16. Of a first moment: of those before; 0: unknown */
+    double scale; /* of the gradient, if it was bf16. For a first moment: that of earlier ones; 0: unknown */
     group_inputs inputs;
     const pinned_tensor *first, *square;
     const view_tensor *parent_first; /* the parent's first moment, if the rules need it */

@@ -46,7 +46,7 @@ void follow_report(ckd_follow *f, const char *what, const ckd_error *why) {
     }
 }
 
-/* Of the run. A manifest appears a moment before the catalog has it. */
+/* Finds the newest checkpoint of the run. A manifest appears a moment before the catalog has it. */
 static ckd_status find_newest(ckd_checkpoint *out, ckd_follow *f, ckd_error *err) {
     ckd_status status, sure;
     ckd_error why;

@@ -1,6 +1,6 @@
 /*
  * Makes the files of a checkpoint beside those that the folder has. A file whose header stays the same is copied, and
- * only the blocks that changed are loaded into the copy. What was written is read back after the sync.
+ * only the blocks that changed are loaded into the copy. All written bytes are read back after the sync.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,8 +19,8 @@
  */
 
 /*
- * parity_sets.c: Removes temporary files of processes that died, unless somebody has the parity lock. What cannot be
- * removed is left to the next writer that opens the store.
+ * parity_sets.c: Removes temporary files of processes that died, unless somebody has the parity lock. A file that
+ * cannot be removed is left to the next writer that opens the store.
  */
 void parity_recover(const ckd_store *store);
 

@@ -138,7 +138,7 @@ uint64_t parity_batch(const parity_group *g);
  */
 ckd_status parity_check_row(const parity_set *s, uint32_t row, const ckd_store *store, damage_list *damage,
                             rate_limiter *p, ckd_error *err);
-/* Reads stripes of a row. Those that cannot be read are zero, which no valid stripe is. */
+/* Reads stripes of a row. Unreadable stripes become zero, which no valid stripe is. */
 void parity_read_readable(parity_file *f, const parity_group *g, uint64_t first, uint64_t count, uint8_t *to);
 /* Do two rows' stripes of this number have the same hashes of the members' pieces? */
 bool parity_hashes_same(const uint8_t *a, const uint8_t *b, const parity_group *g, uint64_t stripe);

@@ -141,7 +141,7 @@ ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_lis
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id group;
         uint32_t row;
-        /* Whoever takes the parity lock next removes what is left of a marked group. Nobody may count on it. */
+        /* The next holder of the parity lock removes the rest of a marked group. Nobody may count on it. */
         if (parity_name_parse(&group, &row, list.names[i]) && !is_marked(&group, store, &list)) {
             status = read_row(out, store, &group, row, damage, err);
         }

@@ -131,13 +131,13 @@ static ckd_status find_own(rewriting *w, const manifest_set *all, const selectio
 }
 
 /*
- * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records
- * into files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that
- * names such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest:
- * one that only this manifest named, or that of another manifest which vanished. Of two equal records the first counts.
- * So such files come before live ones at first: a copy that only this manifest named would otherwise stay behind without
- * a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops files that are not
- * read.
+ * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records into
+ * files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that names
+ * such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest: one
+ * that only this manifest named, or that of another manifest which vanished. If two records are equal, the first
+ * counts. So such files come before live ones at first: a copy that only this manifest named would otherwise stay
+ * behind without a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops
+ * files that are not read.
  */
 static ckd_status find_files(rewriting *w, const selection *s, ckd_error *err) {
     const live_files *live = w->q->live;
@@ -424,15 +424,15 @@ static ckd_status try_generations(rewriting *w, ckd_error *err) {
     w->writers.size = 0;
     ckd_status status = try_files(w, &s, err);
     size_t count = w->writers.size / sizeof(ckd_id), end = count > 1 && count <= WRITERS_MAX ? 2 * count : 0;
-    size_t best = 0, fewest = SIZE_MAX, last = 0;
-    for (size_t i = 1; i <= end && fewest && status == CKD_E_CORRUPT; i++) {
+    size_t best = 0, min = SIZE_MAX, last = 0;
+    for (size_t i = 1; i <= end && min && status == CKD_E_CORRUPT; i++) {
         ckd_error why = {.offset = CKD_NO_OFFSET};
         s = selection_at(i, &writer, &w->writers);
         ckd_status tried = try_files(w, &s, &why);
         size_t left = tried == CKD_OK ? count_left(w) : SIZE_MAX;
         last = i;
-        best = left < fewest ? i : best;
-        fewest = left < fewest ? left : fewest;
+        best = left < min ? i : best;
+        min = left < min ? left : min;
         status = tried == CKD_OK || tried == CKD_E_CORRUPT ? status : err_from(err, tried, &why);
     }
     if (!best) {

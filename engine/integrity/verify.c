@@ -1,6 +1,6 @@
 /*
- * Verification: checks every manifest and setting, every byte of the chunk files that they name, and the rebuilt
- * values of every block. What the catalog says of a checkpoint does not count, but a row without a manifest shows that the
+ * Verification: checks every manifest and setting, every byte of the chunk files that they name, and the rebuilt values
+ * of every block. The catalog's description of a checkpoint does not count, but a row without a manifest shows that the
  * manifest is lost (check_vanished). It goes on after damage, so that all damage is named.
  */
 #include <stdio.h>

@@ -36,8 +36,8 @@ void value_checker_free(value_checker *c);
 typedef ckd_status (*value_progress_fn)(void *context, uint64_t bytes, ckd_error *err);
 /*
  * Decodes everything that the targets list, on all threads, and sets the findings. Targets are in the order of their
- * steps. Of those that share, blocks with the same tensor and region are decoded one after the other, so that a chain
- * is read once. A finding does not depend on the number of threads. Errors: those of `progress`, NOMEM.
+ * steps. If targets share a chain, their blocks with the same tensor and region are decoded one after the other. The
+ * chain is then read once. A finding does not depend on the number of threads. Errors: those of `progress`, NOMEM.
  */
 ckd_status value_check(value_checker *c, value_target *targets, size_t count, value_progress_fn progress,
                        void *context, ckd_error *err);

@@ -12,12 +12,12 @@
 /* ---- begin and end ---- */
 
 /* Rows of panels are copied with a pitch in bytes, which must stay below 2^31. */
-#define MOST_COLUMNS (INT32_MAX / sizeof(float))
+#define COLUMNS_MAX (INT32_MAX / sizeof(float))
 
 bool lossy_device_can_code(const lossy_tile *t, const void *input) {
     size_t size = ckd_dtype_size(t->dtype);
     bool whole = !t->shape.vector && t->shape.phase == 0 && t->shape.count % t->shape.columns == 0 &&
-                 t->shape.columns < MOST_COLUMNS;
+                 t->shape.columns < COLUMNS_MAX;
     bool plain = t->params->effort < 7 && !(t->params->max_error > 0);
     return whole && (uintptr_t)input % size == 0 && plain && t->shape.count >= DEVICE_MIN_ELEMENTS;
 }
@@ -217,7 +217,7 @@ static void take_sums(lattice_sums *to, const device_sums *s) {
                          .moved = s->moved,
                          .weighted = s->weighted,
                          .largest = s->largest,
-                         .least = s->least,
+                         .smallest = s->smallest,
                          .farthest = s->farthest,
                          .finite = s->finite,
                          .compared = s->compared,

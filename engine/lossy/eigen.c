@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-#define PRECISE     1e-11 /* relative to the largest value */
-#define MOST_ROUNDS 50    /* rounds per value; two or three are usual */
+#define PRECISE    1e-11 /* relative to the largest value */
+#define ROUNDS_MAX 50    /* rounds per value; two or three are usual */
 
 /* Row j of the transposed vectors: the inner loops run over contiguous memory. */
 #define V(k, j) m[(j)*n + (k)]
@@ -161,7 +161,7 @@ void eigen_symmetric(double *m, double *values, double *scratch, size_t n) {
     for (size_t l = 0; l < n; l++) {
         double magnitude = fabs(d[l]) + fabs(e[l]);
         largest = magnitude > largest ? magnitude : largest;
-        for (int round = 0; round < MOST_ROUNDS; round++) {
+        for (int round = 0; round < ROUNDS_MAX; round++) {
             size_t end = l;
             while (end + 1 < n && fabs(e[end]) > PRECISE * largest) {
                 end++;

@@ -95,7 +95,7 @@ typedef struct lossy_pair {
     const uint16_t *values;
     struct file_scratch *file; /* holds the values if `values` is NULL; both NULL: unknown */
     uint64_t count;            /* elements of each */
-    /* Of a panel: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel. */
+    /* A panel's layout: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel. */
     uint64_t stride, first, width;
     pair_bound bounds[PAIR_BOUNDS];
     double decoded; /* of a tile on a device: the largest update of its decoded values */

@@ -215,10 +215,10 @@ static uint32_t components_that_pay(const search *s, double lambda, double *bits
     return rank;
 }
 
-#define MOST_ROUNDED (100 * LARGEST_SUM) /* factors with larger integers are not used */
+#define ROUNDED_MAX (100 * LARGEST_SUM) /* factors with larger integers are not used */
 
 static int32_t round_up_late(double v) {
-    double size = fabs(v) < MOST_ROUNDED ? fabs(v) : MOST_ROUNDED;
+    double size = fabs(v) < ROUNDED_MAX ? fabs(v) : ROUNDED_MAX;
     int32_t magnitude = (int32_t)(size + 1 - ROUND_UP);
     return v < 0 ? -magnitude : magnitude;
 }
@@ -254,7 +254,7 @@ static ckd_status round_on_backend(search *s, int which, ckd_error *err) {
     for (size_t k = 0; k < side->count; k++) {
         scale[k] = scale_of(s, k, which);
     }
-    vectors_rounding rounding = {1 - ROUND_UP, MOST_ROUNDED, scale, largest};
+    vectors_rounding rounding = {1 - ROUND_UP, ROUNDED_MAX, scale, largest};
     ckd_status status = s->x->backend->round(s->x->context, side, &rounding, err);
     for (size_t k = 0; k < side->count && status == CKD_OK; k++) {
         s->largest[k][which] = largest[k];

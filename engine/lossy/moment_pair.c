@@ -10,7 +10,7 @@
 #include "kernels/scalar_moments.h"
 
 #define PIECE       512u /* elements at a time */
-#define MOST_CHOSEN 64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
+#define CHOSEN_MAX  64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
 #define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
 
 /* ---- stored values ---- */
@@ -313,7 +313,7 @@ static ckd_status finish_firsts(lossy_job *j, const lossy_elements *e, const flo
     lattice_block *b = &j->block;
     /* Without factors it would use nothing of its shared rows. */
     bool needs_factor = b->shared_rows && !b->row;
-    bool chosen = large <= b->count / MOST_CHOSEN || (b->factor && needs_factor);
+    bool chosen = large <= b->count / CHOSEN_MAX || (b->factor && needs_factor);
     ckd_status status = CKD_OK;
     if (!chosen && b->factor) {
         status = lossy_block_without_factor(j, e, err);

@@ -2,9 +2,9 @@
 
 #include <math.h>
 
-#define LEVELS  34 /* the last level stands for all higher ones */
-#define ROUNDS  4
-#define UP_MOST 0.98
+#define LEVELS 34 /* the last level stands for all higher ones */
+#define ROUNDS 4
+#define UP_MAX 0.98
 
 #define PIECE 512 /* elements at a time */
 
@@ -86,7 +86,7 @@ static float threshold(const levels *l, int n, double lambda) {
     double at = (l->at[n] + l->at[n - 1]) / 2 +
                 lambda * (l->length[n] - l->length[n - 1]) / (2 * (gap > 0.1 ? gap : 0.1));
     double up = at - (n - 1);
-    return (float)(up < 0.5 ? 0.5 : (up > UP_MOST ? UP_MOST : up));
+    return (float)(up < 0.5 ? 0.5 : (up > UP_MAX ? UP_MAX : up));
 }
 
 static void find_below(rate_plan *p, const levels *l) {

@@ -69,7 +69,7 @@ static void rebuild_chunk(stream *s, uint64_t from, uint64_t end) {
     for (row_part r = {.first = from}; next_part(&r, b, end);) {
         if (s->q8) {
             lattice_run run = run_of(s, &r);
-            s->k->lattice_apply_few(s->floats + r.first, s->q8 + r.first, r.n, &run);
+            s->k->lattice_apply_q8(s->floats + r.first, s->q8 + r.first, r.n, &run);
         } else {
             level_run run = level_row_run(b, &s->job->work, r.row, false);
             run.column += b->own.step ? r.column : 0;

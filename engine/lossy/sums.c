@@ -181,7 +181,7 @@ static void add_sums(lattice_sums *to, const lattice_sums *s) {
     to->moved += s->moved;
     to->weighted += s->weighted;
     to->largest = s->largest > to->largest ? s->largest : to->largest;
-    to->least = s->least < to->least ? s->least : to->least;
+    to->smallest = s->smallest < to->smallest ? s->smallest : to->smallest;
     to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
     to->finite += s->finite;
     to->compared += s->compared;

@@ -8,21 +8,21 @@
 #include "kernels/scalar_lattice.h"
 
 #define DEFAULT_EFFORT 5
-#define FEWEST \
+#define ELEMENTS_MIN \
     64u /* elements; a smaller tensor is coded exactly, which is cheap, and small tensors tend to be special */
-#define NARROWEST        8u   /* rows and columns of a matrix that has steps of its own per row and column */
-#define UNITS_MOVED      16.0 /* lattice units in the RMS of the movement */
-#define LEAST_MOVEMENT   0.25 /* of the residual's energy; less is lost in the leftovers */
-#define MOST_CATCHING_UP 4.0
-#define COARSEST         64.0 /* largest step of weights, in lattice units of weights without a parent */
+#define NARROWEST       8u   /* rows and columns of a matrix that has steps of its own per row and column */
+#define UNITS_MOVED     16.0 /* lattice units in the RMS of the movement */
+#define MOVEMENT_MIN    0.25 /* of the residual's energy; less is lost in the leftovers */
+#define CATCHING_UP_MAX 4.0
+#define COARSEST        64.0 /* largest step of weights, in lattice units of weights without a parent */
 #define OF_BOUND \
     1.7 /* largest step per bound; rounded to a quarter octave, and values to the lattice, it is less than 2 */
 #define NOTHING_MOVED 6e-3 /* relative to the error, which is known to three digits */
-#define MOST_LASTING \
+#define LASTING_MAX \
     8 /* error of the parent's values, in lattice units of weights without one; more is made up for */
-#define MOST_COARSER 6   /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
-#define MOST_WEIGHT  108 /* quarter octaves of a row or column; the lattice has no place beyond */
-#define MOST_STEP    400 /* quarter octaves of a block's step */
+#define COARSER_MAX 6   /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
+#define WEIGHT_MAX  108 /* quarter octaves of a row or column; the lattice has no place beyond */
+#define STEP_MAX    400 /* quarter octaves of a block's step */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
     if (!lattice_dtype(dtype)) {
@@ -158,7 +158,7 @@ static ckd_status run_typical(tile_pass *p, lossy_tile *t, const kernels *k, ckd
     bool second = t->part == LOSSY_SECOND;
     t->limits.ordinary = s->finite == t->shape.count &&
                          (!t->input.parent_values || s->compared == t->shape.count) &&
-                         (!second || s->least >= 0);
+                         (!second || s->smallest >= 0);
     t->limits.largest =
         second ? 0
                : s->largest + (t->input.parent_values ? s->farthest : 0); /* also bounds |parent_values| */
@@ -222,8 +222,8 @@ static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
  * as Adam divides by the root.
  */
 static int32_t weight_of(double all, double own) {
-    int32_t weight = round_clamped(all - own, MOST_WEIGHT);
-    return weight < MOST_COARSER ? weight : MOST_COARSER;
+    int32_t weight = round_clamped(all - own, WEIGHT_MAX);
+    return weight < COARSER_MAX ? weight : COARSER_MAX;
 }
 
 static ckd_status weigh(lossy_tile *t, ckd_error *err) {
@@ -265,7 +265,7 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
     t->plan.still = fabs(energy - t->context.parent_error) <= NOTHING_MOVED * t->context.parent_error &&
                     energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
     double share = energy > 0 ? 1 - t->context.parent_error / energy : 0;
-    share = share > LEAST_MOVEMENT ? share : LEAST_MOVEMENT;
+    share = share > MOVEMENT_MIN ? share : MOVEMENT_MIN;
     if (energy > 0 && t->context.expected_movement > 0) {
         double expected_share = t->context.expected_movement * t->context.expected_movement / energy;
         share = expected_share < 1 ? expected_share : 1;
@@ -283,7 +283,7 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
 static double step_refinement(const lossy_tile *t) {
     double leftover =
         t->plan.movement > 0 ? sqrt(t->context.parent_error) / (t->params->leftover * t->plan.movement) : 0;
-    return leftover > 1 ? fmin(leftover * leftover, MOST_CATCHING_UP) : 1;
+    return leftover > 1 ? fmin(leftover * leftover, CATCHING_UP_MAX) : 1;
 }
 
 static ckd_status add_up_weights(lattice_sums *s, lossy_tile *t, const kernels *k, ckd_error *err) {
@@ -317,7 +317,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         step = step < OF_BOUND * t->limits.bound ? step : OF_BOUND * t->limits.bound;
         double max = COARSEST * rms / t->params->root_units;
         step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
-        double lasting = MOST_LASTING * rms / t->params->root_units;
+        double lasting = LASTING_MAX * rms / t->params->root_units;
         t->limits.step = t->context.parent_error > lasting * lasting ? step : max > 0 ? max : INFINITY;
         double spacing = t->plan.movement / UNITS_MOVED,
                fine = step * smallest_weight(t) / (t->params->max_error > 0 ? 16 : 2);
@@ -343,10 +343,10 @@ static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *e
     int32_t *row = (int32_t *)(void *)t->plan.row_memory.data,
             *column = (int32_t *)(void *)t->plan.column_memory.data;
     for (uint64_t i = 0; status == CKD_OK && i < s->rows; i++) {
-        row[i] = round_clamped(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), MOST_WEIGHT);
+        row[i] = round_clamped(LATTICE_STEP_OCTAVE * (s->row[i] - s->all), WEIGHT_MAX);
     }
     for (uint64_t j = 0; status == CKD_OK && j < s->columns; j++) {
-        column[j] = round_clamped(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), MOST_WEIGHT);
+        column[j] = round_clamped(LATTICE_STEP_OCTAVE * (s->column[j] - s->all), WEIGHT_MAX);
     }
     return status;
 }
@@ -426,7 +426,7 @@ static bool levels_suffice(const lossy_tile *t, const lattice_sums *s) {
     for (uint64_t j = 0; t->plan.lattice.own.step && j < t->shape.columns; j++) {
         column = abs(t->plan.lattice.own.step[j]) > column ? abs(t->plan.lattice.own.step[j]) : column;
     }
-    return s->least > 0 && t->plan.lattice.step >= LOSSY_LEVELS_NONE &&
+    return s->smallest > 0 && t->plan.lattice.step >= LOSSY_LEVELS_NONE &&
            row + column < (int32_t)(LOSSY_LEVEL_UP * LOSSY_LEVELS_NONE) - LEVEL_MAX;
 }
 
@@ -458,7 +458,7 @@ static ckd_status prepare_second(lossy_tile *t, const kernels *k, ckd_error *err
 }
 
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err) {
-    *worth = t->shape.count >= FEWEST;
+    *worth = t->shape.count >= ELEMENTS_MIN;
     t->limits.exception_above = t->limits.exception_moved = FLT_MAX;
     t->limits.step = INFINITY;
     t->plan.still = false;
@@ -497,7 +497,7 @@ ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_
     if (steps && !(t->params->max_error > 0)) {
         status = lossy_tile_plan_rate(t, k, err);
     }
-    *worth = t->plan.lattice.step <= MOST_STEP; /* no lattice spans more octaves */
+    *worth = t->plan.lattice.step <= STEP_MAX; /* no lattice spans more octaves */
     return status;
 }
 

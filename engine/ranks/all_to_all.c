@@ -58,7 +58,7 @@ static ckd_status fail_all(collective *t, uint64_t failure, ckd_error *err) {
     ckd_error why = {0};
     if (from >= t->world || status == CKD_OK || status > CKD_E_DEVICE) {
         return err_set(err, CKD_E_CORRUPT,
-                       "the transport's `least` returned a value that no rank can have passed");
+                       "the transport's `all_reduce_min` returned a value that no rank can have passed");
     }
     err_set(&why, status, "%s; there is no memory to say more",
             status == CKD_E_NOMEM ? "out of memory" : ckd_status_name(status));
@@ -72,7 +72,7 @@ ckd_status all_reduce_min(collective *t, uint64_t *min, ckd_status status, const
     if (status != CKD_OK) {
         number = failure_of(t, status, make_text(t, status, why));
     }
-    status = t->transport.least(t->transport.context, &number, err);
+    status = t->transport.all_reduce_min(t->transport.context, &number, err);
     if (status == CKD_OK && number < COLLECTIVE_MIN) {
         return fail_all(t, number, err);
     }
@@ -96,7 +96,7 @@ ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_e
     bool all = t->out && t->received && t->small_items && t->small_in && t->small_out && sizes;
     /* A rank without this memory cannot take part in anything more, not even to say why. */
     uint64_t number = all ? ALL_WELL : failure_of(t, CKD_E_NOMEM, false);
-    ckd_status status = t->transport.least(t->transport.context, &number, err);
+    ckd_status status = t->transport.all_reduce_min(t->transport.context, &number, err);
     t->sizes = sizes;
     if (status == CKD_OK && number < COLLECTIVE_MIN) {
         status = fail_all(t, number & ~UINT64_C(1), err);

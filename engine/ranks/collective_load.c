@@ -99,8 +99,8 @@ static ckd_status prepare(collective_load *j, const collective_request *q, ckd_e
 /* ---- lists of needed payloads, for the directory ranks ---- */
 
 /* Returns the number of directory ranks, given the need of the rank that needs most. All ranks must agree on it. */
-static uint32_t directory_ranks(uint64_t most_nodes, uint64_t seen_by_one, uint32_t world) {
-    uint64_t all = most_nodes > UINT64_MAX / world ? UINT64_MAX : most_nodes * world;
+static uint32_t directory_ranks(uint64_t max_nodes, uint64_t seen_by_one, uint32_t world) {
+    uint64_t all = max_nodes > UINT64_MAX / world ? UINT64_MAX : max_nodes * world;
     return all / seen_by_one < world ? (uint32_t)(all / seen_by_one) + 1 : world;
 }
 
@@ -388,9 +388,10 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport, c
     if (status != CKD_OK) {
         return status;
     }
-    if (!t.exchange || !t.least || t.rank >= t.world || t.world > CKD_WORLD_MAX) {
-        return err_set(err, CKD_E_INVALID,
-                       "to load together, a transport must have exchange, least, and a rank below its world");
+    if (!t.exchange || !t.all_reduce_min || t.rank >= t.world || t.world > CKD_WORLD_MAX) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "to load together, a transport must have exchange, all_reduce_min, and a rank below its world");
     }
     collective_load j = {.load = load,
                          .round_bytes = load->staging / 8,

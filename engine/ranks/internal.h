@@ -103,7 +103,7 @@ hash128 plan_description_hash(const ckd_bytes *description);
 /* Converts a plan to bytes and back. Errors of reading: CORRUPT, UNSUPPORTED, NOMEM. */
 ckd_status plan_bytes(ckd_bytes *out, const ckd_plan *plan, ckd_error *err);
 ckd_status plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *err);
-/* Sets the summary's least_bytes and most_bytes. */
+/* Sets the summary's min_bytes and max_bytes. */
 void plan_find_extremes(ckd_plan *plan);
 
 /* ---- descriptions ---- */

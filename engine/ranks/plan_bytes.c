@@ -68,11 +68,11 @@ int ckd_plan_writes(const ckd_plan *plan, uint32_t rank, size_t index) {
 
 void plan_find_extremes(ckd_plan *plan) {
     ckd_plan_summary *s = &plan->summary;
-    s->least_bytes = s->most_bytes = plan->ranks[0].bytes;
+    s->min_bytes = s->max_bytes = plan->ranks[0].bytes;
     for (uint32_t r = 1; r < s->world; r++) {
         uint64_t load = plan->ranks[r].bytes;
-        s->least_bytes = load < s->least_bytes ? load : s->least_bytes;
-        s->most_bytes = load > s->most_bytes ? load : s->most_bytes;
+        s->min_bytes = load < s->min_bytes ? load : s->min_bytes;
+        s->max_bytes = load > s->max_bytes ? load : s->max_bytes;
     }
 }
 

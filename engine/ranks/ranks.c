@@ -158,10 +158,10 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
         status = m.status;
     }
     ckd_error lost_answer = {0};
-    ckd_status told = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
-    x->agreed = told == CKD_OK;
+    ckd_status sent = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
+    x->agreed = sent == CKD_OK;
     bytes_free(&answer);
-    return status == CKD_OK && !x->commits ? err_from(err, told, &lost_answer) : err_from(err, status, &why);
+    return status == CKD_OK && !x->commits ? err_from(err, sent, &lost_answer) : err_from(err, status, &why);
 }
 
 static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *err) {
@@ -388,8 +388,8 @@ typedef struct commitment {
 } commitment;
 
 /* The answer names the manifest. */
-#define ANSWER_MOST (2 + CKD_RUN_MAX + 8 + 4)
-_Static_assert(ANSWER_MOST <= RANK_MESSAGE_SURE, "a committed checkpoint must not be reported as an error");
+#define ANSWER_MAX (2 + CKD_RUN_MAX + 8 + 4)
+_Static_assert(ANSWER_MAX <= RANK_MESSAGE_SURE, "a committed checkpoint must not be reported as an error");
 static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     commitment *c = context;
     uint32_t world = c->g->world;
@@ -400,9 +400,9 @@ static ckd_status publish_parts(void *context, const ckd_bytes *sent, bytes *ans
     for (uint32_t r = 0; r < world; r++) {
         parts[r] = (ckd_part){sent[r].data, sent[r].size};
     }
-    if (!bytes_extend(answer, ANSWER_MOST)) { /* after the commit point nothing may fail */
+    if (!bytes_extend(answer, ANSWER_MAX)) { /* after the commit point nothing may fail */
         free(parts);
-        return err_nomem(err, ANSWER_MOST, "an answer");
+        return err_nomem(err, ANSWER_MAX, "an answer");
     }
     bytes_clear(answer);
     ckd_status status = save_publish(&c->info, c->save, parts, world, err);

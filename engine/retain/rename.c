@@ -1,8 +1,8 @@
 /*
  * Renames a run. Manifests never change, so each checkpoint gets a manifest of the next generation under the new name,
  * and then its manifest under the old name is removed. Readers may be about to open the old manifest, so the removal
- * needs the exclusive reader lock. A setting in data/n records the rename before all that, and is removed last. Whoever
- * opens the store for writing completes a rename that was interrupted.
+ * needs the exclusive reader lock. A setting in data/n records the rename before all that, and is removed last. The
+ * next process that opens the store for writing completes an interrupted rename.
  */
 #include <stdio.h>
 #include <stdlib.h>

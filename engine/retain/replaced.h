@@ -8,10 +8,11 @@
 bool replaced_any(const ckd_store *store);
 
 /*
- * Chooses generations that have been replaced. The files of the newer one must exist. Those that the older one does not
- * name are read through first, since a compaction may have written them long ago; all of them, if it names fewer and no
- * new one, or others first. If one is damaged, what it replaced stays, and a message says so. checked NULL: files are not read, and count
- * as intact. The caller holds the publish lock. Errors: IO, NOMEM.
+ * Chooses generations that have been replaced. The files of the newer one must exist. Files that the older generation
+ * does not name are read through first, since a compaction may have written them long ago. All files are read if the
+ * newer generation names fewer and no new one, or others first. If one is damaged, what it replaced stays, and a
+ * message says so. checked NULL: files are not read, and count as intact. The caller holds the publish lock. Errors:
+ * IO, NOMEM.
  */
 ckd_status replaced_choose(size_t *count, manifest_set *n, const ckd_store *store, checked_files *checked,
                            ckd_error *err);

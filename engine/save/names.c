@@ -5,7 +5,7 @@
 #include "engine/save/internal.h"
 
 /* A new region is compared with at most this many regions of its tensor. The commit finds any overlap with others. */
-#define COMPARED_MOST 1024u
+#define COMPARED_MAX 1024u
 
 struct saved_name {
     const record_tensor *tensor; /* dtype NONE: a blob */
@@ -57,7 +57,7 @@ static ckd_status check_new(const saved_name *saved, const record_tensor *tensor
     if (elements == 0 || region_global(shape, region, 0) >= saved->end) {
         return CKD_OK;
     }
-    for (uint32_t i = 0; saved && i < COMPARED_MOST; i++, saved = saved->earlier) {
+    for (uint32_t i = 0; saved && i < COMPARED_MAX; i++, saved = saved->earlier) {
         uint64_t count;
         if (region_count(&count, shape, saved->region) && count > 0 &&
             regions_overlap(shape, saved->region, region)) {

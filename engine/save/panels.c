@@ -147,11 +147,11 @@ static bool next_band(held_rows *band, const save_panel *panels, size_t count, s
 }
 
 /* Panels side by side, of which enough rows have room. */
-static size_t group_of(uint64_t *width, const save_panels *panels, size_t first, uint64_t most) {
+static size_t group_of(uint64_t *width, const save_panels *panels, size_t first, uint64_t limit) {
     size_t count = 0;
     *width = 0;
     while (first + count < panels->count &&
-           (count == 0 || *width + panels->items[first + count].rows.width <= most)) {
+           (count == 0 || *width + panels->items[first + count].rows.width <= limit)) {
         *width += panels->items[first + count++].rows.width;
     }
     return count;

@@ -2,9 +2,9 @@
  * Finds out whether a checkpoint that is about to be committed is suspect: values of the model or the optimizer have
  * become NaN or infinite. The coordinator judges for all ranks, as it has the figures of all their files.
  *
- * The reference is the last healthy checkpoint before. What was not finite there may be meant so, such as the minus
- * infinities of an attention mask. A weight that the reference lacks, or has in another shape, may have them from the
- * start, too; a moment or a master may not.
+ * The reference is the last healthy checkpoint before. Values that were not finite there may be meant so, such as the
+ * minus infinities of an attention mask. A weight that the reference lacks, or has in another shape, may have them from
+ * the start, too; a moment or a master may not.
  */
 #include <stdio.h>
 

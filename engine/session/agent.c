@@ -16,7 +16,7 @@ static void disconnect(ckd_session *s) {
     s->agent.connected = s->agent.joint = false;
 }
 
-/* The agent has gone, or shows no sign of life. What it holds it saves when it can. */
+/* The agent has gone, or shows no sign of life. It saves the states that it holds when it can. */
 static void give_up(ckd_session *s, ckd_status status, const ckd_error *why) {
     disconnect(s);
     store_message(s->saver.store, "%s: this session saves by itself from now on",
@@ -487,7 +487,7 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
     return status == CKD_OK && found;
 }
 
-/* What is in memory is exact, and what is stored may be lossy: replicas must not differ. */
+/* All ranks take their values from memory, or none does: stored ones may be lossy, and replicas must not differ. */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pthread_mutex_lock(&s->shared.mutex);

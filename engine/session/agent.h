@@ -52,7 +52,8 @@ bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *
 bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id);
 /*
  * Takes a checkpoint's values from the agent's memory, each verified. Returns false if they must be loaded, also after
- * some were taken. The caller holds store_turn. Of ranks, all take them or none does: collective. tries: this one may.
+ * some were taken. The caller holds store_turn. With several ranks it is collective: all take them, or none does.
+ * tries: this one may.
  */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries);
 /*

@@ -82,8 +82,8 @@ static bool is_weight(const session_item *item) {
 }
 
 /*
- * Returns false if the snapshot has no weights, or some on a device: those that are not may be frozen. Of large ones, every
- * nth piece counts.
+ * Returns false if the snapshot has no weights, or some on a device: those that are not may be frozen. Large weights
+ * are sampled: every nth piece counts.
  */
 static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
     uint64_t total = 0;

@@ -10,7 +10,7 @@
 #define ACCOUNT_COSTS    1.0 /* unspent time is capped at this many saves: no bursts after a pause */
 #define PAUSE_STEPS      8   /* An iteration of at least this many steps' time, */
 #define PAUSE_S          1   /* and this many seconds, contains something else: a validation, a debugger. */
-#define PAUSES_MOST      4   /* consecutive ones */
+#define PAUSES_MAX       4   /* consecutive ones */
 #define CLEAN_SHARE \
     0.25 /* share of a save's duration to leave before the next one, to measure iterations without a save */
 
@@ -37,7 +37,7 @@ static void add_clean(interval *v, double seconds) {
     }
     uint32_t samples = v->clean - WARM_UP;
     if (samples > CLEAN_ENOUGH && is_pause(v, seconds)) {
-        if (++v->pauses < PAUSES_MOST) {
+        if (++v->pauses < PAUSES_MAX) {
             return;
         }
         v->clean = WARM_UP + 1; /* not pauses: iterations have become longer */

@@ -122,7 +122,10 @@ ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *
 
 /* ---- slot_part.c: what one rank has of a state, in a store that only the caller writes to ---- */
 
-/* Who connects, or whose part it is. run "": somebody who asks something. world 0: a session of one process. */
+/*
+ * The peer that connects, or the owner of a part. run "": somebody who asks something. world 0: a session of one
+ * process.
+ */
 typedef struct slot_peer {
     const char *run;
     uint32_t rank, world;

@@ -13,7 +13,7 @@
  * Writers of a store wait for each other at the publish lock. Only foreign programs hold SQLite's own locks longer than
  * this.
  */
-#define SQLITE_PATIENCE_MS 1000
+#define SQLITE_TIMEOUT_MS 1000
 
 /*
  * Drops our catalog if a rebuild, by any process, has put another file in its place. Asks by name only: closing any
@@ -43,7 +43,7 @@ static ckd_status use_file(ckd_store *store, const char *name, ckd_error *err) {
     store->catalog_compared = false;
     pathname p = path_in(store->path, name);
     ckd_status status = catalog_open(&store->catalog, p.text, mode_for(store, name, p.text), &store->id,
-                                     SQLITE_PATIENCE_MS, err);
+                                     SQLITE_TIMEOUT_MS, err);
     store->catalog_number = status == CKD_OK ? file_inode(p.text) : 0;
     return status;
 }
@@ -182,7 +182,7 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
     bool ignored;
     ckd_error why = {0};
     ckd_status status = vanished_save_found(store, &why);
-    /* Of a damaged catalog nothing more can be kept. Any other one stays until its lost checkpoints are kept. */
+    /* Nothing more can be kept of a damaged catalog. Any other one stays until its lost checkpoints are kept. */
     if (status == CKD_E_NOMEM || (status != CKD_OK && on_request)) {
         return err_from(err, status, &why);
     }

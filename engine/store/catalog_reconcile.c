@@ -446,9 +446,9 @@ static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, boo
 }
 
 /*
- * A reader holds no lock against a compaction, which replaces manifests. A listing of the folder may then show neither the
- * old manifest nor the new one, or a manifest may be gone when it is read. What a try has added stays in the catalog, so
- * the next try reads only what has changed since.
+ * A reader holds no lock against a compaction, which replaces manifests. A listing of the folder may then show neither
+ * the old manifest nor the new one, or a manifest may be gone when it is read. Rows that a try has added stay in the
+ * catalog, so the next try reads only what has changed since.
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
     enum { TRIES = 20 };

@@ -28,21 +28,21 @@ typedef struct walk {
     size_t count, capacity;
     item *todo; /* a stack; a record that several others build on may be there several times */
     size_t todo_count, todo_capacity;
-    slot few_slots[32]; /* so that the walk along one block's chain allocates nothing */
-    item few_todo[8];
+    slot inline_slots[32]; /* so that the walk along one block's chain allocates nothing */
+    item inline_todo[8];
 } walk;
 
 static void walk_begin(walk *w, view_cache *cache, closure_fn visit, void *context) {
     *w = (walk){.cache = cache, .visit = visit, .context = context};
-    w->slots = w->few_slots;
-    w->capacity = sizeof(w->few_slots) / sizeof(*w->few_slots);
-    w->todo = w->few_todo;
-    w->todo_capacity = sizeof(w->few_todo) / sizeof(*w->few_todo);
+    w->slots = w->inline_slots;
+    w->capacity = sizeof(w->inline_slots) / sizeof(*w->inline_slots);
+    w->todo = w->inline_todo;
+    w->todo_capacity = sizeof(w->inline_todo) / sizeof(*w->inline_todo);
 }
 
 static void walk_end(walk *w) {
-    free(w->slots == w->few_slots ? NULL : w->slots);
-    free(w->todo == w->few_todo ? NULL : w->todo);
+    free(w->slots == w->inline_slots ? NULL : w->slots);
+    free(w->todo == w->inline_todo ? NULL : w->todo);
 }
 
 static slot *slot_of(slot *slots, size_t capacity, const record *r) {
@@ -66,7 +66,7 @@ static ckd_status grow_slots(walk *w, ckd_error *err) {
             *slot_of(slots, capacity, w->slots[i].record) = w->slots[i];
         }
     }
-    free(w->slots == w->few_slots ? NULL : w->slots);
+    free(w->slots == w->inline_slots ? NULL : w->slots);
     w->slots = slots;
     w->capacity = capacity;
     return CKD_OK;
@@ -79,13 +79,13 @@ static visited state_of(const walk *w, const record *r) {
 static ckd_status push(walk *w, const view *v, const view_block *b, ckd_error *err) {
     if (w->todo_count == w->todo_capacity) {
         size_t capacity = 2 * w->todo_capacity;
-        bool few = w->todo == w->few_todo;
-        item *grown = realloc(few ? NULL : w->todo, capacity * sizeof(*grown));
+        bool is_inline = w->todo == w->inline_todo;
+        item *grown = realloc(is_inline ? NULL : w->todo, capacity * sizeof(*grown));
         if (!grown) {
             return err_nomem(err, capacity * sizeof(*grown), "the records of a load");
         }
-        if (few) {
-            memcpy(grown, w->few_todo, sizeof(w->few_todo));
+        if (is_inline) {
+            memcpy(grown, w->inline_todo, sizeof(w->inline_todo));
         }
         w->todo = grown;
         w->todo_capacity = capacity;

@@ -184,7 +184,10 @@ typedef struct record_runs {
     bool *intact; /* of each record: it was read and is right */
 } record_runs;
 
-/* Each run has a reader of its own, as a reader's buffer serves one thread. What fails is checked again, in order. */
+/*
+ * Each run has a reader of its own, as a reader's buffer serves one thread. Files that fail are checked again, in
+ * order.
+ */
 static ckd_status read_run(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     (void)err;

@@ -4,7 +4,7 @@
 
 #include "engine/store/handle.h"
 
-#define TELL_AFTER_MS 1000
+#define REPORT_AFTER_MS 1000
 
 typedef struct holder_text {
     char text[160];
@@ -38,7 +38,7 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
                            uint32_t timeout_ms, ckd_error *err) {
     pathname p = path_in(store->path, name);
     bool create = kind == LOCK_EXCLUSIVE || store->mode != CKD_OPEN_READ;
-    uint32_t first = timeout_ms < TELL_AFTER_MS ? timeout_ms : TELL_AFTER_MS;
+    uint32_t first = timeout_ms < REPORT_AFTER_MS ? timeout_ms : REPORT_AFTER_MS;
     ckd_error why = {0};
     ckd_status status = lock_acquire(out, p.text, kind, create, first, &why);
     if (status == CKD_E_BUSY && timeout_ms > first) {
@@ -98,7 +98,7 @@ ckd_status store_lock_unlinker(file_lock **out, unlinker_wait *w, const ckd_stor
     }
     uint64_t now = clock_monotonic_ns();
     w->begun_ns = w->begun_ns ? w->begun_ns : now;
-    if (!w->reported && (now - w->begun_ns) / 1000000 >= TELL_AFTER_MS) {
+    if (!w->reported && (now - w->begun_ns) / 1000000 >= REPORT_AFTER_MS) {
         w->reported = true;
         store_message(store,
                       "waiting for loads and saves that may read the files to be removed: %s is held by %s",

@@ -32,8 +32,8 @@ static ckd_status find_owners(const transfer *t, transfer_item *item, ckd_error 
 }
 
 /*
- * Does the item need records of this checkpoint in a file? It needs its own. Of others it needs those that it builds
- * on: compaction packs several checkpoints into a file, and some of them may be deleted.
+ * Does the item need records of this checkpoint in a file? It needs its own records, and those that it builds on:
+ * compaction packs several checkpoints into a file, and some of them may be deleted.
  */
 static ckd_status needs(bool *out, const transfer *t, transfer_item *item, const ckd_id *checkpoint,
                         ckd_error *err) {

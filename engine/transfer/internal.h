@@ -89,7 +89,7 @@ ckd_status transfer_replace(const transfer *t, const transfer_file *f, ckd_error
  */
 ckd_status transfer_skip_blocked(transfer *t, ckd_error *err);
 /*
- * Restores the RESTORED items from the destination's trash, repaired. Those that cannot be restored become LEFT. The
+ * Restores the RESTORED items from the destination's trash, repaired. Items that cannot be restored become LEFT. The
  * caller holds the destination's reader lock, and not its publish lock.
  */
 ckd_status transfer_restore(transfer *t, ckd_error *err);

@@ -17,10 +17,10 @@ typedef struct write_arguments {
 /* ---- tables ---- */
 
 DEVICE_FN device_code code_of(const device_symbol *s, uint32_t log) {
-    uint32_t n = s->states, most = n == 1 ? log : log - floor_log2(n - 1);
+    uint32_t n = s->states, max = n == 1 ? log : log - floor_log2(n - 1);
     device_code code;
     code.base = s->base;
-    code.add_bits = (most << 16) - (n << most);
+    code.add_bits = (max << 16) - (n << max);
     code.next = (int16_t)((int32_t)s->before - (int32_t)n);
     code.low = s->low;
     code.unused = 0;

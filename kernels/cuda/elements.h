@@ -215,7 +215,7 @@ static inline elements_launch cast_launch_of(ckd_dtype to, ckd_dtype from) {
     return from == CKD_F64 && to == CKD_F32 ? cast_f64_f32_launch : NULL;
 }
 
-/* Of rules that know the gradient. */
+/* Returns the launch of a rule that knows the gradient; NULL: there is none. */
 static inline step_launch gradient_launch_of(uint32_t rule) {
     switch (rule) {
     case 49:
@@ -336,17 +336,17 @@ static device_result run_elements(const device_queue *queue, bool *known, const 
     size_t size = elements_size(what->dtype);
     elements_launch launch = size ? elements_launch_of(what, size) : NULL;
     step_launch step = what->operation == DEVICE_STEP ? step_launch_of(what->rule->rule) : NULL;
-    uint64_t most = 0;
+    uint64_t max = 0;
     step_spans all;
     *known = launch || step;
     for (uint32_t i = 0; i < count && i < DEVICE_SPANS; i++) {
         all.span[i] = spans[i];
-        most = spans[i].n > most ? spans[i].n : most;
+        max = spans[i].n > max ? spans[i].n : max;
     }
-    if (!*known || most == 0) {
+    if (!*known || max == 0) {
         return DEVICE_DONE;
     }
-    uint32_t blocks = launch_blocks((most + ELEMENT_BYTES / size - 1) / (ELEMENT_BYTES / size));
+    uint32_t blocks = launch_blocks((max + ELEMENT_BYTES / size - 1) / (ELEMENT_BYTES / size));
     if (step) {
         all.step = scalar_step_of(what->rule->coefficients);
         return step(queue, blocks, count, &all, why);

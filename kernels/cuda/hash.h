@@ -235,12 +235,12 @@ KERNEL_IN_PHASES(hash_pieces, hash_spans, hash_shared, hash_own, 3)
 static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
                               device_failure *why) {
     hash_spans all;
-    uint64_t most = 0;
+    uint64_t max = 0;
     for (uint32_t i = 0; i < count && i < DEVICE_SPANS; i++) {
         all.span[i] = spans[i];
-        most = spans[i].bytes > most ? spans[i].bytes : most;
+        max = spans[i].bytes > max ? spans[i].bytes : max;
     }
-    uint64_t pieces = (most + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
+    uint64_t pieces = (max + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
     return pieces ? hash_pieces_launch(queue, launch_blocks(pieces * HASH_LANES), count, &all, why)
                   : DEVICE_DONE;
 }

@@ -192,7 +192,7 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f), parent_values = load_four_floats(t->parent_values, &f),
                 low = tile_low_four(t, &f);
-    four_bytes few = {{0, 0, 0, 0}};
+    four_bytes q8 = {{0, 0, 0, 0}};
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
             float residual;
@@ -203,7 +203,7 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
                 q = 0;
             }
             int32_t level = q < 0 ? -q : q;
-            few.at[j] = (int8_t)(level < 128 ? q : 0);
+            q8.at[j] = (int8_t)(level < 128 ? q : 0);
             seen->misfits += level > 127;
             float gap = (float)level - scalar_magnitude(residual);
             int64_t units = level < 128 ? (int64_t)(gap * LEVEL_SUM_UNIT) : 0;
@@ -215,7 +215,7 @@ DEVICE_FN void quantise_four(const place *at, const device_tile *t, quantise_see
             lattice_next(&here, t->columns);
         }
     }
-    store_four_bytes(t->q8, &f, &few);
+    store_four_bytes(t->q8, &f, &q8);
 }
 
 DEVICE_FN void quantise_all(const place *at, const device_tile *t, quantise_shared *s) {
@@ -376,14 +376,14 @@ DEVICE_FN uint32_t pack_code(int32_t q) {
     return q == 0 ? 0 : q == 1 ? 1 : q == -1 ? 2 : 3;
 }
 
-DEVICE_FN void pack_load(sixteen_bytes *few, const device_packing *p, uint64_t first) {
+DEVICE_FN void pack_load(sixteen_bytes *q8, const device_packing *p, uint64_t first) {
     uint32_t n = p->count - first < PACK_EACH ? (uint32_t)(p->count - first) : PACK_EACH;
     if (n == PACK_EACH && (uintptr_t)p->q8 % PACK_EACH == 0) {
-        *few = *(const sixteen_bytes *)(const void *)(p->q8 + first);
+        *q8 = *(const sixteen_bytes *)(const void *)(p->q8 + first);
         return;
     }
     UNROLL for (uint32_t j = 0; j < PACK_EACH; j++) {
-        few->at[j] = j < n ? p->q8[first + j] : 0;
+        q8->at[j] = j < n ? p->q8[first + j] : 0;
     }
 }
 
@@ -426,7 +426,7 @@ DEVICE_FN void pack_others(const device_packing *p, uint64_t word, uint64_t to, 
     }
 }
 
-DEVICE_FN void pack_few(const place *at, const device_packing *p, pack_shared *s, pack_own *own, int phase) {
+DEVICE_FN void pack_q8(const place *at, const device_packing *p, pack_shared *s, pack_own *own, int phase) {
     uint64_t word = (uint64_t)at->block * LAUNCH_THREADS + at->thread;
     if (phase == 0) {
         pack_word(p, word, own);
@@ -437,7 +437,7 @@ DEVICE_FN void pack_few(const place *at, const device_packing *p, pack_shared *s
         pack_others(p, word, s->first + s->others[at->thread], own);
     }
 }
-KERNEL_IN_PHASES(pack_few, device_packing, pack_shared, pack_own, 3)
+KERNEL_IN_PHASES(pack_q8, device_packing, pack_shared, pack_own, 3)
 
 /* ---- unpacking from the host ---- */
 
@@ -469,9 +469,9 @@ DEVICE_FN four_integers unpack_four(const uint32_t *packed, const lattice_four *
 }
 
 /* Returns the integers of a thread, from bytes or from packed groups. */
-DEVICE_FN four_integers tile_integers(const int8_t *few, const uint32_t *packed, const lattice_four *f,
+DEVICE_FN four_integers tile_integers(const int8_t *q8, const uint32_t *packed, const lattice_four *f,
                                       uint32_t *width) {
-    four_bytes bytes = load_four_bytes(few, f);
+    four_bytes bytes = load_four_bytes(q8, f);
     four_integers q;
     *width = 8;
     if (packed) {
@@ -527,7 +527,7 @@ DEVICE_FN bool levels_keep(const device_levels *t, float now) {
 DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
     lattice_four f = lattice_four_of(at, t->count, t->columns, t->phase), here = f;
     four_floats now = load_four_floats(t->now, &f);
-    four_bytes few = {{0, 0, 0, 0}};
+    four_bytes q8 = {{0, 0, 0, 0}};
     uint32_t misfits = 0;
     UNROLL for (uint32_t j = 0; j < LATTICE_EACH; j++) {
         if (j < f.n) {
@@ -538,13 +538,13 @@ DEVICE_FN void quantise_levels(const place *at, const device_levels *t) {
                 fits = true;
                 q = 0;
             }
-            few.at[j] = (int8_t)(q == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : fits ? q : 0);
+            q8.at[j] = (int8_t)(q == LEVEL_ZERO ? DEVICE_LEVEL_ZERO : fits ? q : 0);
             misfits += !fits && t->q8;
             lattice_next(&here, t->columns);
         }
     }
     if (t->q8) {
-        store_four_bytes(t->q8, &f, &few);
+        store_four_bytes(t->q8, &f, &q8);
     }
     if (misfits) {
         add_u64(t->misfits, misfits);

@@ -67,7 +67,7 @@ static device_result run_gather(const device_queue *queue, const device_gatherin
 
 static device_result run_pack(const device_queue *queue, const device_packing *packing, device_failure *why) {
     uint64_t words = (packing->count + PACK_EACH - 1) / PACK_EACH;
-    return words ? pack_few_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
+    return words ? pack_q8_launch(queue, launch_blocks(words), 1, packing, why) : DEVICE_DONE;
 }
 
 static device_result run_round(const device_queue *queue, const device_rounding *rounding,
@@ -119,22 +119,22 @@ static device_result run_updates(const device_queue *queue, const device_updates
 }
 
 static device_result run_classify(const device_queue *queue, const device_classes *all, uint32_t count,
-                                  uint32_t most, device_failure *why) {
+                                  uint32_t max, device_failure *why) {
     class_arguments a = {all};
     device_result result = DEVICE_DONE;
-    if (count && most) {
-        result = count_classes_launch(queue, (most + CLASS_ALL - 1) / CLASS_ALL, count, &a, why);
+    if (count && max) {
+        result = count_classes_launch(queue, (max + CLASS_ALL - 1) / CLASS_ALL, count, &a, why);
     }
-    return count && most && result == DEVICE_DONE
+    return count && max && result == DEVICE_DONE
                ? list_counts_launch(queue, launch_blocks(DEVICE_SYMBOLS * DEVICE_SYMBOLS), count, &a, why)
                : result;
 }
 
 static device_result run_split(const device_queue *queue, device_split_step step, const device_split *all,
-                               uint32_t count, uint32_t most, device_failure *why) {
+                               uint32_t count, uint32_t max, device_failure *why) {
     split_arguments a = {all};
-    uint32_t blocks = DEVICE_EXTENTS(most);
-    if (count == 0 || most == 0) {
+    uint32_t blocks = DEVICE_EXTENTS(max);
+    if (count == 0 || max == 0) {
         return DEVICE_DONE;
     }
     return step == DEVICE_SPLIT_EXTENT  ? find_extents_launch(queue, blocks, count, &a, why)
@@ -144,20 +144,20 @@ static device_result run_split(const device_queue *queue, device_split_step step
 
 /* States come first, as only they depend on each other. The numbers of bits then tell each thread where to write. */
 static device_result run_encode(const device_queue *queue, const device_encoding *all, uint32_t count,
-                                uint32_t most, device_failure *why) {
+                                uint32_t max, device_failure *why) {
     write_arguments a = {all, count};
     device_result result = DEVICE_DONE;
-    if (count && most) {
+    if (count && max) {
         result = write_tables_launch(queue, DEVICE_STREAM_TABLES, count, &a, why);
     }
-    if (count && most && result == DEVICE_DONE) {
+    if (count && max && result == DEVICE_DONE) {
         result = write_states_launch(queue, spread_blocks(count), 1, &a, why);
     }
-    if (count && most && result == DEVICE_DONE) {
-        result = write_sizes_launch(queue, DEVICE_WRITE_GROUPS(most), count, &a, why);
+    if (count && max && result == DEVICE_DONE) {
+        result = write_sizes_launch(queue, DEVICE_WRITE_GROUPS(max), count, &a, why);
     }
-    if (count && most && result == DEVICE_DONE) {
-        result = write_bits_launch(queue, DEVICE_WRITE_GROUPS(most), count, &a, why);
+    if (count && max && result == DEVICE_DONE) {
+        result = write_bits_launch(queue, DEVICE_WRITE_GROUPS(max), count, &a, why);
     }
     return result;
 }

@@ -13,8 +13,8 @@
 #define BLOCK_TREE 8   /* phases that join the threads of a block: 2^8 = 256 */
 
 DEVICE_FN device_sums sums_none(void) {
-    const float most = scalar_float(UINT32_C(0x7f800000));
-    device_sums s = {0, 0, 0, 0, 0, 0, most, 0, most, 0, 0};
+    const float limit = scalar_float(UINT32_C(0x7f800000));
+    device_sums s = {0, 0, 0, 0, 0, 0, limit, 0, limit, 0, 0};
     return s;
 }
 
@@ -25,15 +25,15 @@ DEVICE_FN void sums_add(device_sums *to, const device_sums *s) {
     to->finite += s->finite;
     to->compared += s->compared;
     to->largest = s->largest > to->largest ? s->largest : to->largest;
-    to->least = s->least < to->least ? s->least : to->least;
+    to->smallest = s->smallest < to->smallest ? s->smallest : to->smallest;
     to->farthest = s->farthest > to->farthest ? s->farthest : to->farthest;
     to->lowest = s->lowest < to->lowest ? s->lowest : to->lowest;
     to->parent_bits |= s->parent_bits;
 }
 
-/* Compares bits: NaN, and magnitudes above `most`, are not within. */
-DEVICE_FN bool sums_within(float v, float most) {
-    return (scalar_bits(v) & UINT32_C(0x7fffffff)) <= scalar_bits(most);
+/* Compares bits: NaN, and magnitudes above `limit`, are not within. */
+DEVICE_FN bool sums_within(float v, float limit) {
+    return (scalar_bits(v) & UINT32_C(0x7fffffff)) <= scalar_bits(limit);
 }
 
 /* The value of the lowest bit of a float; 0 for zero. */
@@ -50,7 +50,7 @@ DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float p
     bool finite = sums_within(now, p->max[0]);
     float kept = finite ? now : 0.0f, size = scalar_magnitude(kept);
     s->largest = size > s->largest ? size : s->largest;
-    s->least = finite && now < s->least ? now : s->least;
+    s->smallest = finite && now < s->smallest ? now : s->smallest;
     s->finite += finite;
     s->now += (double)kept * (double)kept;
     if (p->parent_values) {
@@ -71,10 +71,10 @@ DEVICE_FN void pass_add(device_sums *s, const device_pass *p, float now, float p
     s->weighted += (double)kept * (double)kept;
 }
 
-/* Returns the element (or its magnitude) if it counts for its row and column: positive and at most `most`. Else 0. */
-DEVICE_FN float pass_counted(float now, bool magnitudes, float most) {
+/* Returns the element (or its magnitude) if it counts for its row and column: positive and at most `limit`. Else 0. */
+DEVICE_FN float pass_counted(float now, bool magnitudes, float limit) {
     int32_t bits = (int32_t)(scalar_bits(now) & (magnitudes ? UINT32_C(0x7fffffff) : UINT32_MAX));
-    return bits > 0 && bits <= (int32_t)scalar_bits(most) ? scalar_float((uint32_t)bits) : 0.0f;
+    return bits > 0 && bits <= (int32_t)scalar_bits(limit) ? scalar_float((uint32_t)bits) : 0.0f;
 }
 
 typedef struct pass_shared {
@@ -167,10 +167,10 @@ DEVICE_FN float error_rounded(float v, ckd_dtype to) {
 }
 
 DEVICE_FN void error_add(device_sums *s, float given, float decoded, bool rounded) {
-    const float most = scalar_float(UINT32_C(0x7f7fffff));
-    if (sums_within(given, most)) {
+    const float limit = scalar_float(UINT32_C(0x7f7fffff));
+    if (sums_within(given, limit)) {
         float error = scalar_magnitude(given - decoded);
-        bool within = sums_within(error, most);
+        bool within = sums_within(error, limit);
         s->finite++;
         s->compared += !within;
         s->now += (double)given * (double)given;

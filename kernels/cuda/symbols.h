@@ -126,12 +126,12 @@ DEVICE_FN void count_classes(const place *at, const class_arguments *a, class_sh
 /* A thread handles one counter. */
 DEVICE_FN void list_counts(const place *at, const class_arguments *a) {
     const device_classes *c = &a->all[at->span];
-    const uint32_t i = at->block * LAUNCH_THREADS + at->thread, most = (1u << DEVICE_ENTRY_BITS) - 1;
+    const uint32_t i = at->block * LAUNCH_THREADS + at->thread, max = (1u << DEVICE_ENTRY_BITS) - 1;
     if (!c->entries || i >= DEVICE_SYMBOLS * DEVICE_SYMBOLS) {
         return;
     }
     for (uint32_t left = c->counts[i]; left;) {
-        uint32_t n = left < most ? left : most;
+        uint32_t n = left < max ? left : max;
         uint64_t entry = count_u64(c->entered, 1);
         if (entry < c->capacity) {
             c->entries[entry] = i << DEVICE_ENTRY_BITS | n;

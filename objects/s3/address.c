@@ -117,10 +117,10 @@ void s3_query(bytes *out, const char *const *pairs) {
     }
 }
 
-uint64_t s3_part_size(uint64_t least, uint64_t size) {
+uint64_t s3_part_size(uint64_t min, uint64_t size) {
     const uint64_t unit = UINT64_C(1) << 20, needed = size / S3_PARTS_MAX + (size % S3_PARTS_MAX != 0);
     uint64_t part = (needed + unit - 1) / unit * unit;
-    return part > least ? part : least;
+    return part > min ? part : min;
 }
 
 bool s3_sha256(char out[65], const void *data, size_t size) {

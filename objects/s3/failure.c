@@ -32,7 +32,7 @@ static bool wrong_region(const s3_place *p, const s3_request *r) {
            (r->status == 301 || r->status == 307 || r->status == 400 || r->status == 403);
 }
 
-/* What a status alone says: a HEAD has no body. */
+/* Judges by the status alone, as a HEAD has no body. */
 static advice by_status(const s3_request *r) {
     switch (r->status) {
     case 301:

@@ -88,7 +88,7 @@ static ckd_status find_keys(s3_wallet *w, s3_keys *out, ckd_error *err) {
     if (status != CKD_OK || out->id) {
         return status;
     }
-    /* What follows would give the keys of a role that is not the one that was meant. */
+    /* The sources below would give the keys of another role than the one that was meant. */
     if (variable("AWS_WEB_IDENTITY_TOKEN_FILE")) {
         return err_set(
             err, CKD_E_UNSUPPORTED,

@@ -91,9 +91,9 @@ ckd_status s3_probe(void *place, bool *honoured, const object_call *call, ckd_er
     char mark[S3_WRITER_SIZE], keys[ROUNDS_MAX][2][64];
     race x = {.status = CKD_OK};
     verdict found = UNCLEAR;
-    uint32_t rounds = 0, most = p->attempts < ROUNDS_MAX ? p->attempts : ROUNDS_MAX;
+    uint32_t rounds = 0, max = p->attempts < ROUNDS_MAX ? p->attempts : ROUNDS_MAX;
     ckd_status status = s3_writer_make(mark, err);
-    while (status == CKD_OK && found == UNCLEAR && rounds < most) {
+    while (status == CKD_OK && found == UNCLEAR && rounds < max) {
         if (rounds > 0) {
             status = object_call_sleep(call, s3_pause_ns(p, rounds, 0), "a probe", err);
         }

@@ -26,9 +26,9 @@ bool s3_decode(char *text);
  */
 enum { S3_QUERY_MAX = 8 };
 void s3_query(bytes *out, const char *const *pairs);
-/* The size of an upload's parts: `least`, or more if there would be more than S3_PARTS_MAX of them. */
+/* The size of an upload's parts: `min`, or more if there would be more than S3_PARTS_MAX of them. */
 enum { S3_PARTS_MAX = 10000 };
-uint64_t s3_part_size(uint64_t least, uint64_t size);
+uint64_t s3_part_size(uint64_t min, uint64_t size);
 /* Lower-case hexadecimal digits of the SHA-256. False if libcrypto fails. */
 bool s3_sha256(char out[65], const void *data, size_t size);
 /* The MD5 in base 64, as Content-MD5 has it. False if libcrypto has none, as in FIPS mode. */

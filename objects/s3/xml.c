@@ -1,4 +1,4 @@
-/* Answers in XML, parsed by expat. What a server says is not trusted: sizes are bounded, and entities are refused. */
+/* Answers in XML, parsed by expat. Servers are not trusted: sizes are bounded, and entities are refused. */
 #include "objects/s3/s3.h"
 
 #include <expat.h>

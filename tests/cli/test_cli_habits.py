@@ -92,6 +92,17 @@ def test_the_run_follows_the_store(store, command, tmp_path):
     assert "it has: a, b" in run(command, store.path, "c", expect=NOT_FOUND).err
 
 
+def test_one_thing_is_not_many(store):
+    store.save(1, state(1))
+    assert run("verify", store.path).out.startswith("verified 1 checkpoint, 1 file, ")
+    assert run("scrub", store.path).out.startswith("read 1 file, ")
+    assert "would rewrite 0 of 1 checkpoint: " in run("compact", store.path, "-n").out
+    store.save(2, state(1, 2))
+    assert run("verify", store.path).out.startswith("verified 2 checkpoints, 2 files, ")
+    run("delete", store.path, "a@2")
+    assert run("trash", store.path, "--empty", "--all").out.startswith("removed 1 checkpoint, 1 file, ")
+
+
 # ------------------------------------------------------------------------------------------------------ stores
 
 
@@ -163,6 +174,16 @@ def test_a_named_store_takes_precedence(ambient, tmp_path):
     assert steps_of("other") == [8]
     run("save", "--run", "a", "--step", 1, file)
     assert steps_of() == [1]
+
+
+def test_a_new_store_needs_its_slash(ambient, tmp_path):
+    file = ambient.file(state(1))
+    layout = tmp_path / "layout"
+    for command in (["save"], ["import", "--layout", layout]):
+        err = run(*command, "fresh", "a@1", file, expect=USAGE).err
+        assert "there is no file 'fresh'; the name of a new STORE ends with a slash, as in fresh/" in err
+    assert "say which checkpoint this is" in run("save", file, "a@1", expect=USAGE).err
+    assert not (tmp_path / "cwd/fresh").exists() and not ambient.path.exists()
 
 
 def test_copies_name_one_store_or_two(ambient, tmp_path):

@@ -93,6 +93,20 @@ def test_files_that_comments_name_are_there():
     assert len(sources) > 500 and not stale
 
 
+def test_comments_begin_with_their_subject():
+    """No sentence of a comment is a riddle that begins with a relative clause, or with what something is of."""
+    riddles, sentences = [], 0
+    for path in (p for folder in ("include", "base", "objects", "codec", "catalog", "kernels", "engine", "peers", "agent", "supervise", "mpi", "cli")
+                 for p in (ROOT / folder).rglob("*") if p.suffix in (".c", ".h", ".cu")):
+        for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
+            text = re.sub(r"\n\s*\*? ?", " ", comment).strip()
+            for sentence in re.split(r"(?<=[.!?:])\s+", text):
+                sentences += 1
+                if re.match(r"(What|Who|Whoever|Whom|Of|Those (of|that|who)|The same of)\b", sentence):
+                    riddles.append(f"{path.relative_to(ROOT)}: {sentence}")
+    assert sentences > 10000 and not riddles
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_named_functions_are_there(document):
     """`file.c: function` in a document: the function stands in that file of its folder, of engine/, or of the root."""
@@ -124,6 +138,21 @@ def test_rooms_are_those_that_are_enforced():
     assert {room: set(uses.replace(",", " ").split()) for room, uses in rows} == check_layers.ROOMS["engine"]
     order = [room for room, _ in rows]
     assert all(order.index(used) > order.index(room) for room, uses in rows for used in uses.replace(",", " ").split())
+
+
+def test_folders_of_the_library_say_what_they_are_for():
+    """The README of each folder of the library, and of each room, says what it is for, and names only files that it has."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import check_layers
+    folders = sorted({*check_layers.LIBRARY, "cli", "supervise", "mpi", *(f"{f}/{r}" for f, rooms in check_layers.ROOMS.items() for r in rooms)})
+    assert len(folders) > 30
+    for folder in folders:
+        page = ROOT / folder / "README.md"
+        assert page.is_file(), f"{folder}/ has no README.md"
+        text = page.read_text()
+        assert text.startswith(f"# {folder}\n") and len(text.splitlines()) <= 60, folder
+        for name in re.findall(r"`([\w.]+\.(?:c|h|sql))`", text):
+            assert any((ROOT / f / name).is_file() for f in (folder, "include", ".")), f"{page}: {name}"
 
 
 # What the excerpts take for granted. MPI itself is not needed to see whether they fit the headers.

@@ -278,9 +278,9 @@ static void test_apply_few(void **state) {
             lattice_run run = any_run(form & 1 ? floats(&steps) : NULL);
             words other = words_new(n, 2);
             memcpy(other.at, p.at, n * 4);
-            k->lattice_apply_few(floats(&p), q, n, &run);
+            k->lattice_apply_q8(floats(&p), q, n, &run);
             k->lattice_apply(floats(&other), integers(&wide), NULL, n, &run);
-            same_bits(&p, other.at, k, "lattice_apply_few");
+            same_bits(&p, other.at, k, "lattice_apply_q8");
             free(q);
             words_free(&p);
             words_free(&other);

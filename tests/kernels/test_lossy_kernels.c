@@ -91,7 +91,7 @@ static void test_apply_few(void **state) {
                 for (size_t t = 0; t < table_count; t++) {
                     float values[MOST + GUARD];
                     memcpy(values, from, sizeof(from));
-                    tables[t]->lattice_apply_few(values, few, n, &run);
+                    tables[t]->lattice_apply_q8(values, few, n, &run);
                     assert_bits(values, expected, (n + GUARD) * sizeof(float));
                     memcpy(values, from, sizeof(from));
                     tables[t]->lattice_apply(values, wide, NULL, n, &run);
@@ -342,7 +342,7 @@ static lattice_sums plain_sums(const float *now, const float *before, const floa
         if (fabsf(now[i]) <= most[0]) {
             s.now += (double)now[i] * (double)now[i];
             s.largest = fabsf(now[i]) > s.largest ? fabsf(now[i]) : s.largest;
-            s.least = now[i] < s.least ? now[i] : s.least;
+            s.smallest = now[i] < s.smallest ? now[i] : s.smallest;
             s.finite++;
         }
         if (fabsf(v) <= (before ? most[1] : most[0])) {
@@ -404,7 +404,7 @@ static void test_sums(void **state) {
                 tables[t]->sums_of(&s, &(sums_run){now, b, w, 0.7f, most, lattice}, n);
                 assert_true(close_to(s.now, expected.now) && close_to(s.moved, expected.moved));
                 assert_true(close_to(s.weighted, expected.weighted));
-                assert_true(s.largest == expected.largest && s.least == expected.least &&
+                assert_true(s.largest == expected.largest && s.smallest == expected.smallest &&
                             s.farthest == expected.farthest);
                 assert_int_equal(s.finite, expected.finite);
                 assert_int_equal(s.compared, expected.compared);

@@ -876,7 +876,7 @@ static void compare_sums(const device_sums *got, const lattice_sums *want) {
     assert_int_equal(got->finite, want->finite);
     assert_int_equal(got->compared, want->compared);
     assert_true(scalar_bits(got->largest) == scalar_bits(want->largest));
-    assert_true(got->least == want->least);
+    assert_true(got->smallest == want->smallest);
     assert_true(scalar_bits(got->farthest) == scalar_bits(want->farthest));
     assert_int_equal(got->parent_bits, want->parent_bits);
     int32_t lowest = got->lowest < INFINITY ? ilogbf(got->lowest) : INT32_MAX;

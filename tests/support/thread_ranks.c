@@ -145,7 +145,7 @@ void thread_ranks_run(thread_ranks *t, uint32_t world, thread_rank_fn act, void 
         transport->rank = i;
         transport->world = world;
         transport->exchange = exchange;
-        transport->least = least;
+        transport->all_reduce_min = least;
     }
     for (uint32_t i = 0; i < world; i++) {
         assert_int_equal(pthread_create(&t->ranks[i].thread, NULL, be_rank, &t->ranks[i]), 0);

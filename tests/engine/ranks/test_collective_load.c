@@ -895,7 +895,7 @@ static void test_unusable_transports(void **state) {
     assert_int_equal(ckd_load_begin(&load, store, &k.id, NULL), CKD_OK);
     ckd_transport t = CKD_TRANSPORT_INIT;
     t.world = 1;
-    t.least = fail_to_call;
+    t.all_reduce_min = fail_to_call;
     assert_int_equal(ckd_load_all_together(load, &t, NULL, 0, 0, NULL), CKD_E_INVALID);
     t.struct_size = offsetof(ckd_transport, exchange); /* as if compiled before `exchange` existed */
     t.exchange = (ckd_status(*)(void *, const ckd_pieces *, const ckd_bytes *, ckd_error *))(void *)&t;

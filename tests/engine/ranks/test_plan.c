@@ -249,7 +249,7 @@ static void check_summary(const ckd_plan *plan, const holdings *h, const layout 
     assert_int_equal(s.written, written);
     assert_int_equal(s.written + s.replicas + s.empty, regions);
     assert_int_equal(s.raw_bytes, raw);
-    assert_true(s.least_bytes <= raw / h->world && s.most_bytes >= (raw + h->world - 1) / h->world);
+    assert_true(s.min_bytes <= raw / h->world && s.max_bytes >= (raw + h->world - 1) / h->world);
 }
 
 static void test_against_marking(void **state) {

@@ -45,8 +45,8 @@ static void test_replicas_are_spread(void **state) {
     assert_int_equal(s.raw_bytes, 17 * 4000);
     assert_int_equal(s.replicas, 16 * 3);
     /* 68000 bytes in all, of which 17000 per rank would be even. */
-    assert_int_equal(s.most_bytes, 4 * 4000 + 2500);
-    assert_int_equal(s.least_bytes, 4 * 4000 + 500);
+    assert_int_equal(s.max_bytes, 4 * 4000 + 2500);
+    assert_int_equal(s.min_bytes, 4 * 4000 + 500);
     ckd_plan_free(plan);
 }
 
