@@ -171,7 +171,7 @@ static double typical_link(const load_budget *b, view_cache *views, bool lossy) 
     return bases > 0 ? links / bases : USUAL_LINK;
 }
 
-/* What one more step added to the chain of the parent's block; less than 0: nothing is known of it. */
+/* The work that one more step added to the chain of the parent's block; less than 0: unknown. */
 static double step_link(view_cache *views, const view *parent, const view_block *b) {
     const view_block *before;
     const view *owner;
@@ -247,7 +247,7 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 #define LONG_FIRST  0.9
 #define LONG_SQUARE 0.75 /* of a second moment, whose weights take a third more */
 
-/* Whether a chain of the parameter would soon exceed its own bound. What ends for one of them ends for all. */
+/* Whether a chain of the parameter would soon exceed its own bound. Then all of its chains end. */
 static bool is_too_long(const load_budget *b, const record *parent_block) {
     const record *first, *leading = leading_record(&first, b->planned, parent_block);
     double bases = leading == first ? LONG_FIRST : 3 * LONG_SQUARE; /* of all three tensors */
