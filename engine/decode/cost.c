@@ -11,7 +11,7 @@
  */
 #define WORK_VERIFY 0.08 /* checksum, content hash, copy */
 #define WORK_APPLY  0.06 /* context and ordered difference of a delta */
-#define WORK_STEP   0.12 /* an optimizer step: arithmetic, its group, hashes of its inputs */
+#define WORK_STEP   0.2  /* an optimizer step: arithmetic, its group, hashes of its inputs */
 #define WORK_LZ4    0.35
 #define WORK_ZSTD   0.9
 #define WORK_PLANES 0.15
