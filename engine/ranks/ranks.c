@@ -19,6 +19,7 @@ struct ckd_ranks {
     bytes message, reply;  /* what this rank sends, and rank 0's answer */
     ckd_bytes *all, *sent; /* rank 0: one for each rank */
     bool broken;           /* an exchange did not complete: ranks do not know where the others are */
+    ckd_error lost;        /* if broken: why */
 };
 
 ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
@@ -160,6 +161,7 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     ckd_error lost_answer = {0};
     ckd_status sent = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
     x->agreed = sent == CKD_OK;
+    g->lost = gathered == CKD_OK ? lost_answer : *lost;
     bytes_free(&answer);
     return status == CKD_OK && !x->commits ? err_from(err, sent, &lost_answer) : err_from(err, status, &why);
 }
@@ -177,16 +179,17 @@ static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *e
 
 static ckd_status participate(exchange *x, const ckd_bytes *message, ckd_error *err) {
     ckd_ranks *g = x->g;
-    ckd_status status = g->transport.gather(g->transport.context, message, NULL, err);
-    THEN(status, g->transport.broadcast(g->transport.context, &x->message, err));
+    g->lost = (ckd_error){.offset = CKD_NO_OFFSET};
+    ckd_status status = g->transport.gather(g->transport.context, message, NULL, &g->lost);
+    THEN(status, g->transport.broadcast(g->transport.context, &x->message, &g->lost));
     if (status == CKD_OK) {
-        rank_message m = rank_message_read(&x->message, err);
+        rank_message m = rank_message_read(&x->message, &g->lost);
         x->agreed = m.readable;
         x->over = m.over;
         x->answer = m.inside;
         status = m.status;
     }
-    return status;
+    return err_from(err, status, &g->lost);
 }
 
 /* own: CKD_OK to send `data`, or an error with `why`. */
@@ -201,6 +204,10 @@ static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why
     ckd_status status = x->g->rank == 0 ? coordinate(x, &message, err) : participate(x, &message, err);
     x->g->broken = !x->agreed || x->over;
     return status;
+}
+
+ckd_status ranks_check(const ckd_ranks *g, ckd_error *err) {
+    return g->broken ? err_from(err, g->lost.status, &g->lost) : CKD_OK;
 }
 
 static void end_exchange(exchange *x) {

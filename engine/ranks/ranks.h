@@ -15,6 +15,11 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
  */
 ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
                        ckd_error *err);
+/*
+ * Can the ranks go on with this group? Errors: why an exchange was not completed. No further one will be, and the others may
+ * wait for this rank until it leaves.
+ */
+ckd_status ranks_check(const ckd_ranks *g, ckd_error *err);
 /* As ckd_ranks_join. stop: of waiting for the other ranks in the store's directory; NULL: only the timeout ends it. */
 ckd_status ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                       const cancel_check *stop, ckd_error *err);

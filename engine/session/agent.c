@@ -57,7 +57,7 @@ static ckd_status agree_on_agents(ckd_session *s, ckd_status own, ckd_error *why
     return status;
 }
 
-void session_agent_open(ckd_session *s) {
+ckd_status session_agent_open(ckd_session *s, ckd_error *lost) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, err;
     const char *where = wanted(s);
     s->agent.link.fd = -1;
@@ -70,6 +70,7 @@ void session_agent_open(ckd_session *s) {
             store_message(s->saver.store, "no agent takes this session, it saves by itself: %s", err.message);
         }
     }
+    return s->saver.ranks ? ranks_check(s->saver.ranks, lost) : CKD_OK;
 }
 
 /* An agent that lives, and could not store what only other nodes have, goes on trying. */

@@ -30,8 +30,11 @@ typedef struct session_agent {
 
 struct session_slot;
 
-/* Connects if the session is to have an agent. The saver, when it has opened the store. Collective for ranks. */
-void session_agent_open(ckd_session *s);
+/*
+ * Connects if the session is to have an agent. The saver, when it has opened the store. Collective for ranks. Errors: the
+ * ranks have lost each other, so they can save nothing.
+ */
+ckd_status session_agent_open(ckd_session *s, ckd_error *lost);
 /* At the first step: takes memory for so many snapshots. Returns false if the session must make its own. Collective. */
 bool session_agent_take_memory(ckd_session *s, uint32_t count);
 /* The memory of a snapshot; NULL: the session's own. */

@@ -392,8 +392,8 @@ static void open_store(ckd_session *s) {
     if (status == CKD_OK && s->options.ranks) {
         status = ckd_ranks_join(&s->saver.ranks, s->saver.store, s->options.ranks, &s->shared.open_error);
     }
+    THEN(status, session_agent_open(s, &s->shared.open_error));
     if (status == CKD_OK) {
-        session_agent_open(s);
         s->saver.store->keeps_workspace = true;
         begin_launch_check(s);
         s->saver.store->device_reference_bytes = s->options.device_reference_bytes;

@@ -23,11 +23,25 @@
 #include "tests/support/trainers.h"
 
 /* All threads are stopped when it returns. */
-static void stop_process(pid_t process) {
+static void await_stop(pid_t process) {
     int status;
-    kill(process, SIGSTOP);
     assert_int_equal(waitpid(process, &status, WUNTRACED), process);
     assert_true(WIFSTOPPED(status));
+}
+
+/* kill() alone is not enough: a thread of the process may go on, and end a save, until another one takes the signal. */
+static void stop_process(pid_t process) {
+    kill(process, SIGSTOP);
+    await_stop(process);
+}
+
+/*
+ * From now on the session gives an agent up so soon. Before, it waits as usual: on a loaded machine an agent that is not
+ * stopped may take long to answer.
+ */
+static void wait_no_longer_than(ckd_session *s, uint32_t wait_ms) {
+    assert_true(s->agent.connected);
+    s->agent.link.wait_ms = wait_ms;
 }
 
 /* Trainers that die while they wait for what another one has left do not wait for each other for ever. */
@@ -83,7 +97,6 @@ static void test_a_stopped_agent(void **state) {
         pid_t agent = start_agent(0);
         ckd_session_options o = options_with(agent_socket);
         ckd_error err;
-        setenv("CKPTDELTA_AGENT_WAIT", "1", 1);
         trainer *t = trainer_new(ROWS);
         ckd_session *s = session_of(*state, &o, t);
         if (last) {
@@ -91,6 +104,8 @@ static void test_a_stopped_agent(void **state) {
         }
         iterate_through(s, t, last + 1, last + 2);
         must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+        wait_no_longer_than(s, 1000);
+        setenv("CKPTDELTA_AGENT_WAIT", "1", 1);
         if (in_save) {
             make_file(slow_path);
             iterate_through(s, t, last + 3, last + 3);
@@ -131,11 +146,11 @@ static void test_a_state_is_saved_once(void **state) {
     pid_t agent = start_agent(0);
     ckd_session_options o = options_with(agent_socket);
     ckd_error err;
-    o.agent_wait_s = 0.5;
     trainer *t = trainer_new(ROWS);
     ckd_session *s = session_of(*state, &o, t);
     iterate_through(s, t, 1, 2);
     must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    wait_no_longer_than(s, 500);
     stop_process(agent);
     stopped = agent;
     file_set_fault_hook(agent_is_faster, &step);
@@ -149,8 +164,8 @@ static void test_a_state_is_saved_once(void **state) {
     check_saved_once(*state, agent, 5);
 }
 
-/* A launch whose saves may begin branches. Restores if there is something, and iterates from there. */
-static ckd_session *branching_session(trainer *t) {
+/* A launch whose saves may begin branches. */
+static ckd_session *branching_session(trainer *t, double agent_wait_s) {
     static ckd_save_options save;
     ckd_session_options o = options_with(agent_socket);
     ckd_session *s;
@@ -158,36 +173,72 @@ static ckd_session *branching_session(trainer *t) {
     save = *o.save;
     save.on_duplicate = CKD_DUPLICATE_BRANCH;
     o.save = &save;
-    o.agent_wait_s = 1;
+    o.agent_wait_s = agent_wait_s;
     o.snapshot = CKD_SNAPSHOT_LAZY;
     return ckd_session_open(&s, store, &o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK ? s
                                                                                                      : NULL;
 }
 
-/* Dies with a state that the agent, which is stopped, has not saved. */
-static void die_with_state(pid_t agent) {
-    ckd_error err;
+/* Waits until the state of this step is whole in memory that the agent has. */
+static void await_in_memory(const ckd_session *s, uint64_t step) {
+    for (bool there = false; !there;) {
+        clock_sleep_ns(UINT64_C(5000000));
+        for (uint32_t i = 0; i < s->agent.count && !there; i++) {
+            slot_content content;
+            there = slot_read(&content, &s->agent.slots[i], NULL) == CKD_OK &&
+                    content.request.options.step == step;
+            slot_content_free(&content);
+        }
+    }
+}
+
+/* Comes to the step that it leaves behind. Snapshots are lazy, so nobody saves that one before the fence. */
+typedef bool comes_to(ckd_session *s, trainer *t, uint64_t step);
+
+/* It stops itself where the agent is to be stopped. It waits so long for the agent that it never saves by itself. */
+static void die_with_state(comes_to *come_to, uint64_t step) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nothing behind */
+    alarm(60);                        /* instead of waiting for ever */
     trainer *t = trainer_new(ROWS);
-    ckd_session *s = branching_session(t);
-    bool good = s && iterate_and_wait(s, t, 1, &err) == CKD_OK && iterate_and_wait(s, t, 2, &err) == CKD_OK;
-    kill(agent, SIGSTOP);
-    good = good && iterate(s, t, 3, &err) == CKD_OK;
+    ckd_session *s = branching_session(t, 1000);
+    if (!s || !come_to(s, t, step)) {
+        _exit(1);
+    }
+    raise(SIGSTOP);
     ckd_session_fence(s);
-    clock_sleep_ns(UINT64_C(300000000)); /* until it is in the agent's memory */
-    _exit(good ? 0 : 1);
+    await_in_memory(s, step);
+    _exit(0);
+}
+
+/* Stops the agent. A trainer has died then, and left a state that the agent has not saved. */
+static void stop_with_state(pid_t agent, comes_to *come_to, uint64_t step) {
+    pid_t process = fork();
+    if (process == 0) {
+        die_with_state(come_to, step);
+    }
+    await_stop(process);
+    stop_process(agent);
+    kill(process, SIGCONT);
+    end_process(process, 0);
+}
+
+static bool go_on(ckd_session *s, trainer *t, uint64_t step) {
+    ckd_error err;
+    bool good = true;
+    for (uint64_t i = 1; i < step && good; i++) {
+        good = iterate_and_wait(s, t, i, &err) == CKD_OK;
+    }
+    return good && iterate(s, t, step, &err) == CKD_OK;
 }
 
 /* What the agent saves late does not become the newest state: a restart has gone further. */
 static void test_a_late_state_is_not_the_newest(void **state) {
     ckd_error err;
     ckd_checkpoint from;
-    pid_t agent = start_agent(0), process = fork();
-    if (process == 0) {
-        die_with_state(agent);
-    }
-    end_process(process, 0);
+    pid_t agent = start_agent(0);
+    stop_with_state(agent, go_on, 3);
     trainer *t = trainer_new(ROWS);
-    ckd_session *s = branching_session(t);
+    ckd_session *s = branching_session(t, 1);
     must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
     assert_int_equal(from.step, 2);
     iterate_through(s, t, 3, 6);
@@ -200,17 +251,9 @@ static void test_a_late_state_is_not_the_newest(void **state) {
     restore_and_check(*state, "", 6);
 }
 
-/* Goes back to step 1, and dies with a state that the agent, which is stopped, has not saved. */
-static void go_back_and_die(pid_t agent) {
+static bool go_back(ckd_session *s, trainer *t, uint64_t step) {
     ckd_error err;
-    trainer *t = trainer_new(ROWS);
-    ckd_session *s = branching_session(t);
-    bool good = s && ckd_session_restore(NULL, s, 1, &err) == CKD_OK;
-    good = good && iterate(s, t, 2, &err) == CKD_OK;
-    kill(agent, SIGSTOP);
-    ckd_session_fence(s);
-    clock_sleep_ns(UINT64_C(300000000)); /* until it is in the agent's memory */
-    _exit(good ? 0 : 1);
+    return ckd_session_restore(NULL, s, step - 1, &err) == CKD_OK && iterate(s, t, step, &err) == CKD_OK;
 }
 
 /* The checkpoint from which a state comes is deleted before the agent saves the state, which needs it no more. */
@@ -218,12 +261,9 @@ static void test_a_parent_is_deleted(void **state) {
     ckd_error err;
     trainer_run(*state, ROWS, 1, 3);
     pid_t agent = start_agent(0);
-    pid_t process = fork();
-    if (process == 0) {
-        go_back_and_die(agent);
-    }
-    end_process(process, 0);
+    stop_with_state(agent, go_back, 2);
     ckd_checkpoint first = checkpoint_of(*state, TRAINER_RUN, 1);
+    assert_int_equal(count_of(*state, TRAINER_RUN "~2"), 0);
     ckd_store *opened = store_reopen(*state, CKD_OPEN_WRITE);
     must(ckd_store_delete(opened, &first.id, 1, NULL, &err), &err);
     ckd_store_close(opened);

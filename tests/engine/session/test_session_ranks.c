@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "engine/session/session.h"
@@ -131,6 +132,42 @@ static void expect_error(const team *t, ckd_status status, const char *what) {
         assert_int_equal(m->status, status);
         assert_non_null(strstr(m->err.message, what));
         assert_int_equal(m->from.step, 0);
+    }
+}
+
+/* ---- opening ---- */
+
+static _Atomic uint32_t failures;
+static const char *failing;
+
+static int fail_one_message(void *context, file_op step, const char *path) {
+    (void)context;
+    const char *end = strstr(path, "/data/r/") ? strrchr(path, '/') + CKD_ID_TEXT : "";
+    return step == FILE_OP_WRITE && strcmp(end, failing) == 0 && failures++ == 0 ? ENOSPC : 0;
+}
+
+/* A rank that cannot send its part, or rank 0 its answer, does not go on: the others would wait for it. */
+static void test_an_opening_without_room(void **state) {
+    static const char *const messages[] = {".1.tmp", ".2.tmp"};
+    char dir[4096];
+    for (size_t i = 0; i < 2; i++) {
+        team t;
+        uint32_t without_room = 0;
+        failing = messages[i];
+        failures = 0;
+        snprintf(dir, sizeof(dir), "%s/%zu", (char *)*state, i);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        file_set_fault_hook(fail_one_message, NULL);
+        run_team(&t, dir, NULL);
+        for (uint32_t r = 0; r < WORLD; r++) {
+            const member *m = &t.members[r];
+            bool own = m->status == CKD_E_NOSPACE;
+            assert_true(own || m->status == CKD_E_STATE);
+            assert_non_null(strstr(m->err.message, own ? "No space left" : "has died or left"));
+            assert_true(!own || (r == 0) == (i == 1));
+            without_room += own;
+        }
+        assert_int_equal(without_room, 1);
     }
 }
 
@@ -267,6 +304,7 @@ static void test_a_rank_that_finds_another_launch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        tempdir_test(test_an_opening_without_room),
         tempdir_test(test_all_restore),
         tempdir_test(test_a_step),
         tempdir_test(test_a_step_that_does_not_exist),
