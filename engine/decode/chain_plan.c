@@ -245,7 +245,7 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 
 /* Shares of the bound on a chain of steps at which all chains of the parameter end. */
 #define LONG_FIRST  0.9
-#define LONG_SQUARE 0.75 /* of a second moment, whose weights take a third more */
+#define LONG_SQUARE 0.7 /* of a second moment, whose weights take a third more */
 
 /* Whether a chain of the parameter would soon exceed its own bound. Then all of its chains end. */
 static bool is_too_long(const load_budget *b, const record *parent_block) {
