@@ -190,6 +190,28 @@ static double step_growth(view_cache *views, const view *parent, const view_bloc
                                     : fmax(0, step_share(parent, r).work - record_base(r).work) / r->depth;
 }
 
+/* Whether a chain of steps may begin with the block, as one may have ended there. */
+static bool may_begin_steps(const record *r) {
+    int role = (int)r->tensor->role;
+    return r->predictor == PREDICT_NONE && r->tensor->dtype == CKD_F32 && r->coding != CODING_LATTICE &&
+           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_EXP_AVG_SQ);
+}
+
+/* The work that all chains of steps will grow by. Those that begin are expected to grow like the others. */
+static double expected_steps(const load_budget *b, view_cache *views) {
+    const view *parent = b->planned;
+    double growth = 0, growing = 0, beginning = 0; /* the last two: base loads */
+    for (size_t i = 0; i < parent->block_count; i++) {
+        const view_block *block = &parent->blocks[i];
+        bool planned = is_planned(b, block), step = planned && is_step_chain(block->record);
+        double base = planned ? record_base(block->record).work : 0;
+        growth += step ? step_growth(views, parent, block) : 0;
+        growing += step ? base : 0;
+        beginning += may_begin_steps(block->record) ? base : 0;
+    }
+    return growing > 0 ? growth * (1 + beginning / growing) : 0;
+}
+
 /* Whether this rank of as many saved some of the parent; it probably saves the same regions again. */
 static bool saved_before(const view *parent, rank_of_world by) {
     bool found = false;
@@ -201,7 +223,6 @@ static bool saved_before(const view *parent, rank_of_world by) {
 
 void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
     double exact = 0, lossy = 0, share = 1; /* exact, lossy: base loads of chains that grow */
-    double steps = 0;                       /* what chains of steps will grow by */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;
     b->ending = 0;
@@ -214,10 +235,9 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_o
             load_cost_add(&b->rest_base, &base);
             exact += is_chain(r, false) ? base.work : 0;
             lossy += is_chain(r, true) ? base.work : 0;
-            steps += is_step_chain(r) ? step_growth(views, parent, &parent->blocks[i]) : 0;
         }
     }
-    double bound = PLAN_MARGIN * b->limit * b->rest_base.work;
+    double bound = PLAN_MARGIN * b->limit * b->rest_base.work, steps = expected_steps(b, views);
     if (b->rest_chain.work + exact + lossy + steps > bound) { /* may be near */
         double links = steps + (exact > 0 ? exact * typical_link(b, views, false) : 0) +
                        (lossy > 0 ? lossy * typical_link(b, views, true) : 0);
