@@ -197,7 +197,7 @@ static bool may_begin_steps(const record *r) {
            (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_EXP_AVG_SQ);
 }
 
-/* The work that all chains of steps will grow by. Those that begin are expected to grow like the others. */
+/* The work that all chains of steps will grow by. New ones are expected to grow like the others. */
 static double expected_steps(const load_budget *b, view_cache *views) {
     const view *parent = b->planned;
     double growth = 0, growing = 0, beginning = 0; /* the last two: base loads */
