@@ -1,8 +1,8 @@
 /*
- * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists
- * mostly of files. A policy's compaction does so only with files of deleted checkpoints. A file with too many dead bytes is replaced by a new one with its live records. Records are
- * copied unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a
- * next generation that names the new one.
+ * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists mostly
+ * of files. A policy's compaction does so only with files of deleted checkpoints. A file with too many dead bytes is
+ * replaced by a new one with its live records. Records are copied unchanged, whichever checkpoint they were written
+ * for. Then each manifest that names an old file gets a next generation that names the new one.
  */
 #include <stdlib.h>
 

@@ -61,7 +61,7 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
 #define WINDOW_GAP \
     (1u << 10) /* most bytes between payloads that follow each other: the next record's header */
 #define WINDOW_FIRST (4u << 10)  /* bytes of a window; one that continues the last has twice as many, ... */
-#define WINDOW_MOST  (64u << 10) /* ... up to this */
+#define WINDOW_MAX   (64u << 10) /* ... up to this */
 
 /* The window of the file; if there is none, the least recently used one. */
 static payload_window *window_of(decoder *d, const file_reader *file) {
@@ -90,14 +90,15 @@ static bool in_window(payload_window *w, const chunk *c, const record *r) {
         return true;
     }
     bool continues = follows && w->data.size && at <= w->at + w->data.size + WINDOW_GAP;
-    uint64_t most = continues ? 2 * w->data.size : WINDOW_FIRST;
-    most = most < r->stored_size ? r->stored_size : most < WINDOW_MOST ? most : WINDOW_MOST;
+    uint64_t length = continues ? 2 * w->data.size : WINDOW_FIRST;
+    length = length < WINDOW_MAX ? length : WINDOW_MAX;
+    length = length < r->stored_size ? r->stored_size : length;
     w->file = c->file;
     bytes_clear(&w->data);
     if (!follows) {
         return false;
     }
-    size = size - at < most ? size - at : most;
+    size = size - at < length ? size - at : length;
     void *to = bytes_extend(&w->data, size);
     bool good = to && file_read_at(c->file, at, to, size, NULL) == CKD_OK;
     w->at = at;
