@@ -11,7 +11,7 @@
 
 typedef struct cli_outputs cli_outputs;
 
-/* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. */
+/* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. FILE - is standard input or output. */
 
 /* The blob in which `save` stores its files' metadata. No --blob may have this name. */
 #define METADATA_BLOB "safetensors.metadata"
@@ -35,8 +35,10 @@ ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err);
 ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err);
 /* Loads all blobs into memory. Blobs loaded before are released. */
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err);
-/* Writes the loaded blobs, and adds their files to those that appear together (see below). */
+/* Writes the loaded blobs, those to standard output last, and adds their files to those that appear together (see below). */
 ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err);
+/* Returns how many of them have the FILE -. */
+size_t cli_blobs_standard(const cli_blobs *blobs);
 void cli_blobs_free(cli_blobs *blobs);
 
 /* Casts between f64, f32, f16 and bf16, and means of them; rounded once, to nearest even. */
