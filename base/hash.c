@@ -1,4 +1,4 @@
-/* XXH3 is compiled in: small pieces are hashed often, and a call into the library would cost. */
+/* XXH3 is compiled in: small pages are hashed often, and a call into the library would cost. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "base/hash_avx2.h"
 
-#define PIECES_AT_ONCE 256
+#define PAGES_AT_ONCE 256
 
 static hash128 canonical(XXH128_hash_t h) {
     XXH128_canonical_t c;
@@ -31,7 +31,7 @@ static hash_fn fastest(void) {
 }
 
 uint64_t hash64(const void *data, size_t size) {
-    return size < CONTENT_PIECE ? hash64_plain(data, size) : fastest()(data, size);
+    return size < CONTENT_PAGE ? hash64_plain(data, size) : fastest()(data, size);
 }
 
 hash128 hash128_of(const void *data, size_t size) {
@@ -44,18 +44,18 @@ bool hash128_equal(const hash128 *a, const hash128 *b) {
 
 hash128 content_hash(const void *data, size_t size) {
     const uint8_t *at = data;
-    uint8_t pieces[PIECES_AT_ONCE * 8];
+    uint8_t pages[PAGES_AT_ONCE * 8];
     size_t count = 0;
-    hash_fn piece_hash = fastest();
+    hash_fn page_hash = fastest();
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
     while (size > 0) {
-        size_t piece = size < CONTENT_PIECE ? size : CONTENT_PIECE;
-        store_le64(pieces + 8 * count++, piece_hash(at, piece));
-        at += piece;
-        size -= piece;
-        if (count == PIECES_AT_ONCE || size == 0) {
-            XXH3_128bits_update(&state, pieces, 8 * count);
+        size_t page = size < CONTENT_PAGE ? size : CONTENT_PAGE;
+        store_le64(pages + 8 * count++, page_hash(at, page));
+        at += page;
+        size -= page;
+        if (count == PAGES_AT_ONCE || size == 0) {
+            XXH3_128bits_update(&state, pages, 8 * count);
             count = 0;
         }
     }

@@ -16,10 +16,10 @@ uint64_t hash64(const void *data, size_t size);
 hash128 hash128_of(const void *data, size_t size);
 bool hash128_equal(const hash128 *a, const hash128 *b);
 
-#define CONTENT_PIECE 4096
+#define CONTENT_PAGE 4096
 /*
  * Returns the content hash of a block's values: XXH3-128 over the little-endian XXH3-64 values of its consecutive 4 KiB
- * pieces. The last piece may be shorter. For size 0 it is the XXH3-128 of nothing. A device can hash the pieces in
+ * pages. The last page may be shorter. For size 0 it is the XXH3-128 of nothing. A device can hash the pages in
  * parallel.
  */
 hash128 content_hash(const void *data, size_t size);

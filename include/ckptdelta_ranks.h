@@ -77,10 +77,10 @@ CKD_API ckd_plan_summary ckd_plan_summarise(const ckd_plan *plan);
 typedef struct ckd_ranks ckd_ranks;
 
 /* Several memory areas, taken as one sequence of bytes. */
-typedef struct ckd_pieces {
+typedef struct ckd_buffers {
     const ckd_bytes *items;
     size_t count;
-} ckd_pieces;
+} ckd_buffers;
 
 /*
  * How bytes travel between the ranks, if not through the store's directory. Rank 0 coordinates. All functions except
@@ -102,11 +102,11 @@ typedef struct ckd_transport {
     ckd_status (*broadcast)(void *context, ckd_bytes *data, ckd_error *err);
     void (*leave)(void *context); /* ends the use; may be NULL */
     /*
-     * Sends bytes from each rank to each other one. The pieces of out[r] go to rank r, into in[this rank] there, which
+     * Sends bytes from each rank to each other one. The buffers of out[r] go to rank r, into in[this rank] there, which
      * has exactly their total size. out[this rank] is ignored. Any of them may be empty. It must not fail for lack of
      * memory.
      */
-    ckd_status (*exchange)(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err);
+    ckd_status (*exchange)(void *context, const ckd_buffers *out, const ckd_bytes *in, ckd_error *err);
     /* Sets *number to the minimum over all ranks. It must not fail for lack of memory. */
     ckd_status (*all_reduce_min)(void *context, uint64_t *number, ckd_error *err);
 } ckd_transport;

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define WIDE_MIN 256 /* columns or depth of a whole piece of a matrix (engine/lossy/low_rank_products.h) */
+#define WIDE_MIN 256 /* columns or depth of a whole submatrix (engine/lossy/low_rank_products.h) */
 
 /* Constants of CBLAS. */
 enum { ROW_MAJOR = 101, AS_IT_IS = 111 };

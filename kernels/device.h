@@ -91,11 +91,11 @@ typedef struct device_elements {
  * Writes the XXH3-64 of each 4 KiB of `bytes` bytes, and of the rest, to `to`. values: any address; multiples
  * of 8 are fastest.
  */
-typedef struct device_pieces {
+typedef struct device_hash_span {
     const void *values;
     uint64_t bytes;
     uint64_t *to;
-} device_pieces;
+} device_hash_span;
 #define DEVICE_HASH_PAGE 4096u
 
 /* ---- operations on lossy tiles ---- */
@@ -202,15 +202,15 @@ typedef struct device_residuals {
 #define DEVICE_BINS 2048u
 
 /* `n` elements from `first` on, copied to offset `to` of the result. */
-typedef struct device_piece {
+typedef struct device_slice {
     uint64_t first;
     uint32_t to, n;
-} device_piece;
+} device_slice;
 typedef struct device_gathering {
     float *to;
     const float *from;
-    const device_piece *piece;
-    uint64_t pieces;
+    const device_slice *slice;
+    uint64_t slices;
 } device_gathering;
 
 /*
@@ -436,7 +436,7 @@ typedef struct device_backend {
     /* Takes up to DEVICE_SPANS spans. *known = false: there is no such operation for these dtypes. */
     device_result (*elements)(const device_queue *queue, bool *known, const device_elements *what,
                               const device_span *spans, uint32_t count, device_failure *why);
-    device_result (*hash)(const device_queue *queue, const device_pieces *spans, uint32_t count,
+    device_result (*hash)(const device_queue *queue, const device_hash_span *spans, uint32_t count,
                           device_failure *why);
     device_result (*quantise)(const device_queue *queue, const device_tile *tile, device_failure *why);
     device_result (*move)(const device_queue *queue, const device_tile *tile, device_failure *why);

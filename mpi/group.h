@@ -4,7 +4,7 @@
 
 #include "ckptdelta_mpi.h"
 
-#define MPI_PIECE ((size_t)1 << 30) /* bytes per message: MPI counts are ints */
+#define MESSAGE_MAX ((size_t)1 << 30) /* bytes per message: MPI counts are ints */
 
 /* Fills err; `why` is the argument of the format. */
 ckd_status mpi_failed(ckd_error *err, ckd_status status, const char *format, const char *why);

@@ -8,7 +8,7 @@
 #include "group.h"
 
 #define TAG   8
-#define SMALL ((size_t)1 << 16) /* smaller pieces travel together */
+#define SMALL ((size_t)1 << 16) /* smaller buffers travel together */
 
 typedef struct mpi_load {
     MPI_Comm comm;
@@ -17,31 +17,31 @@ typedef struct mpi_load {
     unsigned char together[SMALL];
 } mpi_load;
 
-/* The unsent rest of a list of pieces. */
+/* The unsent rest of a list of buffers. */
 typedef struct cursor {
-    const ckd_pieces *from;
-    size_t piece, at;
+    const ckd_buffers *from;
+    size_t buffer, at;
 } cursor;
 
 static void skip_empty(cursor *c) {
-    while (c->piece < c->from->count && c->at == c->from->items[c->piece].size) {
-        c->piece++;
+    while (c->buffer < c->from->count && c->at == c->from->items[c->buffer].size) {
+        c->buffer++;
         c->at = 0;
     }
 }
 
 /*
- * Makes the next message: a part of a large piece in place, or several small ones copied together. Empty: it was the
+ * Makes the next message: a part of a large buffer in place, or several small ones copied together. Empty: it was the
  * last one.
  */
 static ckd_bytes next_message(cursor *c, unsigned char *together) {
     ckd_bytes message = {together, 0};
-    for (skip_empty(c); c->piece < c->from->count; skip_empty(c)) {
-        const ckd_bytes *piece = &c->from->items[c->piece];
-        const char *data = (const char *)piece->data + c->at;
-        size_t size = piece->size - c->at;
+    for (skip_empty(c); c->buffer < c->from->count; skip_empty(c)) {
+        const ckd_bytes *buffer = &c->from->items[c->buffer];
+        const char *data = (const char *)buffer->data + c->at;
+        size_t size = buffer->size - c->at;
         if (size >= SMALL && message.size == 0) {
-            message = (ckd_bytes){(void *)data, size < MPI_PIECE ? size : MPI_PIECE};
+            message = (ckd_bytes){(void *)data, size < MESSAGE_MAX ? size : MESSAGE_MAX};
             c->at += message.size;
             return message;
         }
@@ -58,7 +58,7 @@ static ckd_bytes next_message(cursor *c, unsigned char *together) {
 }
 
 /* Sends everything to one rank while receiving everything from another. */
-static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int from, const ckd_bytes *in,
+static ckd_status exchange_with(mpi_load *g, int to, const ckd_buffers *out, int from, const ckd_bytes *in,
                                 ckd_error *err) {
     cursor c = {out, 0, 0};
     size_t received = 0;
@@ -73,10 +73,10 @@ static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int 
         ckd_status status = CKD_OK;
         if (receiving) {
             size_t left = in->size - received;
-            status =
-                mpi_check(MPI_Irecv((char *)in->data + received, (int)(left < MPI_PIECE ? left : MPI_PIECE),
-                                    MPI_BYTE, from, TAG, g->comm, &requests[0]),
-                          err);
+            status = mpi_check(MPI_Irecv((char *)in->data + received,
+                                         (int)(left < MESSAGE_MAX ? left : MESSAGE_MAX), MPI_BYTE, from, TAG,
+                                         g->comm, &requests[0]),
+                               err);
         }
         if (status == CKD_OK && message.size) {
             status = mpi_check(
@@ -96,7 +96,7 @@ static ckd_status exchange_with(mpi_load *g, int to, const ckd_pieces *out, int 
     }
 }
 
-static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err) {
+static ckd_status exchange(void *context, const ckd_buffers *out, const ckd_bytes *in, ckd_error *err) {
     mpi_load *g = context;
     ckd_status status = CKD_OK;
     for (int d = 1; d < g->world && status == CKD_OK; d++) {

@@ -1,5 +1,5 @@
 /*
- * The ranks' messages over MPI: sizes first, then bytes in pieces that fit an MPI count. Nobody sends before those who
+ * The ranks' messages over MPI: sizes first, then bytes in messages that fit an MPI count. Nobody sends before those who
  * receive have the memory, and a rank without it still takes part in every call of MPI. Otherwise others would wait.
  * Rank 0 commits between the two halves of an exchange. So the memory for its answer is reserved in the first half: a
  * rank without it fails the save there, and cannot miss the outcome.
@@ -60,8 +60,8 @@ static ckd_status reserve_answer(mpi_group *g, ckd_bytes *out, uint64_t size, ck
 
 static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < out->size && status == CKD_OK; at += MPI_PIECE) {
-        int count = (int)(out->size - at < MPI_PIECE ? out->size - at : MPI_PIECE);
+    for (size_t at = 0; at < out->size && status == CKD_OK; at += MESSAGE_MAX) {
+        int count = (int)(out->size - at < MESSAGE_MAX ? out->size - at : MESSAGE_MAX);
         status = mpi_check(
             MPI_Recv((char *)out->data + at, count, MPI_BYTE, from, TAG, g->comm, MPI_STATUS_IGNORE), err);
     }
@@ -70,8 +70,8 @@ static ckd_status receive(mpi_group *g, ckd_bytes *out, int from, ckd_error *err
 
 static ckd_status send(mpi_group *g, const ckd_bytes *data, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t at = 0; at < data->size && status == CKD_OK; at += MPI_PIECE) {
-        int count = (int)(data->size - at < MPI_PIECE ? data->size - at : MPI_PIECE);
+    for (size_t at = 0; at < data->size && status == CKD_OK; at += MESSAGE_MAX) {
+        int count = (int)(data->size - at < MESSAGE_MAX ? data->size - at : MESSAGE_MAX);
         status = mpi_check(MPI_Send((const char *)data->data + at, count, MPI_BYTE, 0, TAG, g->comm), err);
     }
     return status;
@@ -141,8 +141,8 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
                    ? room
                    : mpi_failed(err, CKD_E_NOMEM, "out of memory for %s", "an answer, on another rank");
     }
-    for (size_t at = 0; at < size && status == CKD_OK; at += MPI_PIECE) {
-        int count = (int)(size - at < MPI_PIECE ? size - at : MPI_PIECE);
+    for (size_t at = 0; at < size && status == CKD_OK; at += MESSAGE_MAX) {
+        int count = (int)(size - at < MESSAGE_MAX ? size - at : MESSAGE_MAX);
         status = mpi_check(MPI_Bcast((char *)data->data + at, count, MPI_BYTE, 0, g->comm), err);
     }
     return status;

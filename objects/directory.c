@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PIECE = 4 << 20 }; /* copied at a time; between two, the call's limits are checked */
+enum { SLICE = 4 << 20 }; /* copied at a time; between two, the call's limits are checked */
 
 char *directory_path(const directory *d, const char *key, ckd_error *err) {
     size_t size = strlen(d->root) + strlen(key) + 2;
@@ -56,7 +56,7 @@ static ckd_status copy_source(directory *d, file_writer *to, const object_source
     bytes scratch = {0};
     ckd_status status = object_call_check(call, "a put", err);
     for (uint64_t at = 0; at < from->size && status == CKD_OK;) {
-        size_t size = from->size - at < PIECE ? (size_t)(from->size - at) : (size_t)PIECE;
+        size_t size = from->size - at < SLICE ? (size_t)(from->size - at) : (size_t)SLICE;
         ckd_error why = {0};
         status = object_rate_wait(&d->rate, size, call, "a put", err);
         if (status != CKD_OK) {
@@ -207,7 +207,7 @@ static ckd_status directory_get(void *place, const char *key, const object_range
                              file_path(file));
     }
     for (size_t at = 0; at < range->size && status == CKD_OK;) {
-        size_t size = range->size - at < PIECE ? range->size - at : (size_t)PIECE;
+        size_t size = range->size - at < SLICE ? range->size - at : (size_t)SLICE;
         status = object_rate_wait(&d->rate, size, call, "a get", err);
         THEN(status, file_read_at(file, range->offset + at, (uint8_t *)range->to + at, size, err));
         at += size;

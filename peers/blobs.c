@@ -257,16 +257,16 @@ ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_ent
     return status;
 }
 
-ckd_status arrival_add(arrival *a, const bytes *piece, ckd_error *err) {
+ckd_status arrival_add(arrival *a, const bytes *packet, ckd_error *err) {
     uint64_t left = a->entry.size - a->done;
-    if (piece->size != (left < PEER_PIECE ? left : PEER_PIECE) || left == 0) {
-        return err_set(err, CKD_E_INVALID, "a piece of %s has another length than announced", a->entry.name);
+    if (packet->size != (left < PEER_PACKET ? left : PEER_PACKET) || left == 0) {
+        return err_set(err, CKD_E_INVALID, "a packet of %s has another length than announced", a->entry.name);
     }
-    hash128 hash = hash128_of(piece->data, piece->size);
+    hash128 hash = hash128_of(packet->data, packet->size);
     bytes_put(&a->hashes, hash.bytes, sizeof(hash.bytes));
-    a->done += piece->size;
+    a->done += packet->size;
     return a->hashes.failed ? err_nomem(err, a->hashes.size, "hashes")
-                            : file_append(a->file, piece->data, piece->size, err);
+                            : file_append(a->file, packet->data, packet->size, err);
 }
 
 static ckd_status publish(arrival *a, ckd_error *err) {
@@ -329,23 +329,23 @@ ckd_status blobs_keep(blobs *b, const char *set, const char *name, const char *p
 
 /* ---- files as they are sent ---- */
 
-typedef ckd_status (*piece_fn)(void *context, const uint8_t *data, size_t size, ckd_error *err);
+typedef ckd_status (*packet_fn)(void *context, const uint8_t *data, size_t size, ckd_error *err);
 
-static ckd_status each_piece(hash128 *hash, const char *path, const peer_range *range, piece_fn use,
-                             void *context, ckd_error *err) {
+static ckd_status each_packet(hash128 *hash, const char *path, const peer_range *range, packet_fn use,
+                              void *context, ckd_error *err) {
     uint64_t size = range->size;
     file_reader *f = NULL;
     bytes hashes = {.size = 0};
-    uint8_t *piece = malloc(PEER_PIECE);
+    uint8_t *packet = malloc(PEER_PACKET);
     ckd_status status =
-        piece ? file_open_read(&f, path, err) : err_nomem(err, PEER_PIECE, "a piece of a file");
-    for (uint64_t at = 0; at < size && status == CKD_OK; at += PEER_PIECE) {
-        size_t length = size - at < PEER_PIECE ? (size_t)(size - at) : PEER_PIECE;
-        status = file_read_at(f, range->offset + at, piece, length, err);
+        packet ? file_open_read(&f, path, err) : err_nomem(err, PEER_PACKET, "a packet of a file");
+    for (uint64_t at = 0; at < size && status == CKD_OK; at += PEER_PACKET) {
+        size_t length = size - at < PEER_PACKET ? (size_t)(size - at) : PEER_PACKET;
+        status = file_read_at(f, range->offset + at, packet, length, err);
         if (status == CKD_OK) {
-            hash128 one = hash128_of(piece, length);
+            hash128 one = hash128_of(packet, length);
             bytes_put(&hashes, one.bytes, sizeof(one.bytes));
-            status = use ? use(context, piece, length, err) : CKD_OK;
+            status = use ? use(context, packet, length, err) : CKD_OK;
         }
     }
     if (status == CKD_OK && hashes.failed) {
@@ -354,13 +354,13 @@ static ckd_status each_piece(hash128 *hash, const char *path, const peer_range *
     *hash = hash128_of(hashes.data, hashes.size);
     bytes_free(&hashes);
     file_close_read(f);
-    free(piece);
+    free(packet);
     return status;
 }
 
 ckd_status blob_range_hash(blob_entry *out, const char *path, const peer_range *range, ckd_error *err) {
     out->size = range->size;
-    return each_piece(&out->hash, path, range, NULL, NULL, err);
+    return each_packet(&out->hash, path, range, NULL, NULL, err);
 }
 
 ckd_status blob_file_hash(blob_entry *out, const char *path, ckd_error *err) {
@@ -383,7 +383,7 @@ typedef struct sending {
     bucket *limit;
 } sending;
 
-static ckd_status send_piece(void *context, const uint8_t *data, size_t size, ckd_error *err) {
+static ckd_status send_packet(void *context, const uint8_t *data, size_t size, ckd_error *err) {
     const sending *s = context;
     ckd_status status = s->limit ? bucket_take(s->limit, size, err) : CKD_OK;
     THEN(status, frame_send(s->to, FRAME_DATA, data, size, err));
@@ -393,5 +393,5 @@ static ckd_status send_piece(void *context, const uint8_t *data, size_t size, ck
 ckd_status blob_send(hash128 *hash, wire *w, const char *path, const peer_range *range, bucket *limit,
                      ckd_error *err) {
     sending s = {w, limit};
-    return each_piece(hash, path, range, send_piece, &s, err);
+    return each_packet(hash, path, range, send_packet, &s, err);
 }

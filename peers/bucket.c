@@ -10,7 +10,7 @@
 #define BURST_S  0.1
 #define PAUSE_MS 20
 #define BUSY_NS \
-    UINT64_C(100000000) /* for which a piece waits at most: training may never say that it is idle */
+    UINT64_C(100000000) /* for which a packet waits at most: training may never say that it is idle */
 #define LOOK_MS 2
 
 void bucket_init(bucket *b, const peer_options *options, int stop) {
@@ -23,7 +23,7 @@ void bucket_init(bucket *b, const peer_options *options, int stop) {
     pthread_mutex_init(&b->mutex, NULL);
 }
 
-/* A piece may be larger than the bucket: it is taken when the bucket is not in debt, and leaves the debt behind. */
+/* A packet may be larger than the bucket: it is taken when the bucket is not in debt, and leaves the debt behind. */
 static bool take(bucket *b, uint64_t size) {
     pthread_mutex_lock(&b->mutex);
     uint64_t now_ns = clock_monotonic_ns();

@@ -113,28 +113,28 @@ ckd_status frame_answer(wire *w, ckd_status status, const ckd_error *why, const 
     bytes_put_u64(&head, size);
     ckd_status sent = head.failed ? err_nomem(err, 64, "an answer")
                                   : frame_send(w, FRAME_ANSWER, head.data, head.size, err);
-    for (size_t at = 0; at < size && sent == CKD_OK; at += PEER_PIECE) {
-        size_t piece = size - at < PEER_PIECE ? size - at : PEER_PIECE;
-        sent = frame_send(w, FRAME_DATA, body->data + at, piece, err);
+    for (size_t at = 0; at < size && sent == CKD_OK; at += PEER_PACKET) {
+        size_t packet = size - at < PEER_PACKET ? size - at : PEER_PACKET;
+        sent = frame_send(w, FRAME_DATA, body->data + at, packet, err);
     }
     bytes_free(&head);
     return sent;
 }
 
 static ckd_status take_body(bytes *body, wire *w, uint64_t size, ckd_error *err) {
-    bytes piece = {.size = 0};
+    bytes packet = {.size = 0};
     ckd_status status = CKD_OK;
     while (body->size < size && status == CKD_OK) {
-        status = frame_expect(&piece, w, FRAME_DATA, err);
-        if (status == CKD_OK && (piece.size == 0 || piece.size > size - body->size)) {
+        status = frame_expect(&packet, w, FRAME_DATA, err);
+        if (status == CKD_OK && (packet.size == 0 || packet.size > size - body->size)) {
             status = err_set(err, CKD_E_INVALID, "another node's answer has another length than announced");
         }
         if (status == CKD_OK) {
-            bytes_put(body, piece.data, piece.size);
+            bytes_put(body, packet.data, packet.size);
             status = body->failed ? err_nomem(err, (size_t)size, "an answer of another node") : CKD_OK;
         }
     }
-    bytes_free(&piece);
+    bytes_free(&packet);
     return status;
 }
 

@@ -121,8 +121,8 @@ ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *se
 /* ---- frame.c ---- */
 
 #define PEER_PROTOCOL 5
-#define PEER_PIECE    (1u << 20) /* bytes of a blob that travel together and share a hash */
-#define FRAME_MAX     (PEER_PIECE + 4096)
+#define PEER_PACKET   (1u << 20) /* bytes of a blob that travel together and share a hash */
+#define FRAME_MAX     (PEER_PACKET + 4096)
 #define HELLO_MAX     1024u
 #define ANSWER_MAX    (64u << 20)
 
@@ -130,8 +130,8 @@ typedef enum frame_kind {
     FRAME_HELLO = 1, /* name, nonce; answered with a nonce and the proof that this node has the secret */
     FRAME_PROOF,     /* that whoever connects has it, too; answered */
     FRAME_PING,
-    FRAME_PUT,    /* set, blob, u64 size, hash; answered, then the pieces, then answered again */
-    FRAME_FETCH,  /* set, blob; answered with size and hash, then the pieces, then an answer */
+    FRAME_PUT,    /* set, blob, u64 size, hash; answered, then the packets, then answered again */
+    FRAME_FETCH,  /* set, blob; answered with size and hash, then the packets, then an answer */
     FRAME_LIST,   /* set */
     FRAME_DELETE, /* set, blob */
     FRAME_ASK,    /* what the agent understands */
@@ -199,7 +199,7 @@ typedef struct arrival {
 } arrival;
 /* Errors: NOSPACE (the budget), INVALID (a name), IO, NOMEM. */
 ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err);
-ckd_status arrival_add(arrival *a, const bytes *piece, ckd_error *err);
+ckd_status arrival_add(arrival *a, const bytes *packet, ckd_error *err);
 /* Errors: CORRUPT (not the announced bytes). Always releases the arrival. */
 ckd_status arrival_end(arrival *a, ckd_status so_far, ckd_error *err);
 /* Errors: NOT_FOUND. */
@@ -214,7 +214,7 @@ ckd_status blob_range_hash(blob_entry *out, const char *path, const peer_range *
 ckd_status blobs_list(blob_list *out, blobs *b, const char *set, ckd_error *err);
 ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err);
 void blobs_remove_below(blobs *b, const char *set, const char *folder);
-/* Sends a part of a file in pieces. hash: of what was sent. limit: asked before each piece; NULL: no limit. */
+/* Sends a part of a file in packets. hash: of what was sent. limit: asked before each packet; NULL: no limit. */
 ckd_status blob_send(hash128 *hash, wire *w, const char *path, const peer_range *range, bucket *limit,
                      ckd_error *err);
 

@@ -167,8 +167,8 @@ static ckd_status ask_about(call *c, frame_kind kind, const char *set, const cha
 
 /* ---- calls ---- */
 
-static ckd_status put_pieces(uint64_t *sent, call *c, const char *path, const peer_range *range,
-                             ckd_error *err) {
+static ckd_status put_packets(uint64_t *sent, call *c, const char *path, const peer_range *range,
+                              ckd_error *err) {
     hash128 hash;
     c->answered = false;
     ckd_status status = blob_send(&hash, c->wire, path, range, &c->to->node->limit, err);
@@ -191,31 +191,31 @@ ckd_status peer_put(uint64_t *sent, peer_node *node, size_t host, const peer_cop
     THEN(status, ask_about(&c, FRAME_PUT, copy->set, copy->blob, &entry, err));
     bool wanted = c.answer.size == 1 && c.answer.data[0];
     if (status == CKD_OK && wanted) {
-        status = put_pieces(sent, &c, copy->path, &range, err);
+        status = put_packets(sent, &c, copy->path, &range, err);
     }
     return end_call(&c, status, err);
 }
 
-static ckd_status take_pieces(file_writer *f, call *c, const blob_entry *entry, ckd_error *err) {
-    bytes piece = {.size = 0}, hashes = {.size = 0};
+static ckd_status take_packets(file_writer *f, call *c, const blob_entry *entry, ckd_error *err) {
+    bytes packet = {.size = 0}, hashes = {.size = 0};
     ckd_status status = CKD_OK;
-    for (uint64_t done = 0; done < entry->size && status == CKD_OK; done += piece.size) {
-        status = frame_expect(&piece, c->wire, FRAME_DATA, err);
+    for (uint64_t done = 0; done < entry->size && status == CKD_OK; done += packet.size) {
+        status = frame_expect(&packet, c->wire, FRAME_DATA, err);
         uint64_t left = entry->size - done;
-        if (status == CKD_OK && piece.size != (left < PEER_PIECE ? left : PEER_PIECE)) {
-            status = err_set(err, CKD_E_INVALID, "a piece has another length than announced");
+        if (status == CKD_OK && packet.size != (left < PEER_PACKET ? left : PEER_PACKET)) {
+            status = err_set(err, CKD_E_INVALID, "a packet has another length than announced");
         }
         if (status == CKD_OK) {
-            hash128 hash = hash128_of(piece.data, piece.size);
+            hash128 hash = hash128_of(packet.data, packet.size);
             bytes_put(&hashes, hash.bytes, sizeof(hash.bytes));
-            status = file_append(f, piece.data, piece.size, err);
+            status = file_append(f, packet.data, packet.size, err);
         }
     }
     hash128 all = hash128_of(hashes.data, hashes.size);
     if (status == CKD_OK && (hashes.failed || !hash128_equal(&all, &entry->hash))) {
         status = err_set(err, CKD_E_CORRUPT, "a copy does not have the bytes that it had when it was made");
     }
-    bytes_free(&piece);
+    bytes_free(&packet);
     bytes_free(&hashes);
     return status;
 }
@@ -235,7 +235,7 @@ static ckd_status fetch_into(call *c, const char *path, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    status = take_pieces(f, c, &entry, err);
+    status = take_packets(f, c, &entry, err);
     THEN(status, take_answer(c, err));
     if (status != CKD_OK) {
         file_discard(f);

@@ -70,7 +70,7 @@ ckd_status peer_secret_read(peer_secret *out, const char *path, ckd_error *err);
 typedef struct blob_entry {
     char name[PEER_BLOB_MAX + 1];
     uint64_t size;
-    hash128 hash; /* of its pieces' hashes */
+    hash128 hash; /* of its packets' hashes */
 } blob_entry;
 typedef struct blob_list {
     blob_entry *items;

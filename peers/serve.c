@@ -10,7 +10,7 @@
 
 #define CONNECTIONS_MAX 1024
 #define HELLO_MS        5000
-#define PIECE_MS        300000 /* senders may be throttled */
+#define PACKET_MS       300000 /* senders may be throttled */
 #define LINGER_MS       1000
 #define PAUSE_MS        50
 
@@ -44,10 +44,10 @@ static ckd_status read_about(char set[PEER_SET_MAX + 1], blob_entry *entry, cons
                : CKD_OK;
 }
 
-/* A piece that is damaged does not end the connection: its length was right. */
-static bool take_pieces(served *s, arrival *a, ckd_status *status, ckd_error *why) {
+/* A packet that is damaged does not end the connection: its length was right. */
+static bool take_packets(served *s, arrival *a, ckd_status *status, ckd_error *why) {
     uint64_t left = a->entry.size;
-    wire_limits limits = limits_of(s->node, PIECE_MS);
+    wire_limits limits = limits_of(s->node, PACKET_MS);
     wire_set_limits(s->wire, &limits);
     while (left > 0) {
         frame_kind kind;
@@ -56,7 +56,7 @@ static bool take_pieces(served *s, arrival *a, ckd_status *status, ckd_error *wh
         bool whole = (one == CKD_OK || (one == CKD_E_CORRUPT && s->body.size > 0)) && s->body.size <= left &&
                      s->body.size > 0;
         if (!whole || (one == CKD_OK && kind != FRAME_DATA)) {
-            *status = one == CKD_OK ? err_set(why, CKD_E_INVALID, "not a piece of a copy")
+            *status = one == CKD_OK ? err_set(why, CKD_E_INVALID, "not a packet of a copy")
                                     : err_from(why, one, &now);
             return false;
         }
@@ -86,7 +86,7 @@ static bool take_put(served *s, ckd_error *why) {
     if (!goes_on) {
         status = err_set(why, CKD_E_IO, "the sender is gone");
     } else {
-        goes_on = take_pieces(s, &a, &status, why);
+        goes_on = take_packets(s, &a, &status, why);
     }
     status = arrival_end(&a, status, why);
     return answer(s, status, why, NULL) && goes_on;

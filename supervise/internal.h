@@ -1,4 +1,23 @@
-/* Shared by the files in supervise/. */
+/* Shared by the files in supervise/. Indented files serve the one above them:
+
+     supervise.c     the loop: choose a checkpoint, start, wait, record, decide
+       candidates.c    the checkpoints of a run and its branches, newest first; verifies them until one is whole
+       process.c       starts the command below a keeper
+         keeper.c        a process that ends everything below the command, even if the supervisor has been killed
+       journal.c       STORE/attempts.jsonl: two lines for each attempt; the lock of a run
+       decide.c        what to do next: a pure function of the attempts so far
+       progress.c      the shared memory in which the command's processes write their steps
+       watch.c         looks at steps and at checkpoints until the command hangs or has to be ended
+         anomaly.c       checkpoints that become suspect meanwhile, and alarms of the command's processes
+         liveness.c      does a rank hang? a pure function of the steps so far
+         trace.c         stack traces of a command that hangs
+       nodes.c         checks the hosts of an attempt, and takes bad ones out
+         hosts.c         lists of hosts: Slurm's, and files
+       devices.c       waits until devices have the memory of the last attempt back
+       agent.c         waits until the agent has stored what the last attempt left in its memory
+       requeue.c       asks Slurm to start the job again
+     helper.c        short commands of the supervisor itself, with a time limit
+     common.c        errors, messages, times, names of signals */
 #ifndef SUPERVISE_INTERNAL_H
 #define SUPERVISE_INTERNAL_H
 

@@ -76,7 +76,7 @@ static device_result step(arrays *a) {
     return a->backend->elements(&a->queue, &known, &what, &whole_span, 1, &a->why);
 }
 static device_result hash(arrays *a) {
-    device_pieces all = {a->now, a->n * sizeof(float), a->small};
+    device_hash_span all = {a->now, a->n * sizeof(float), a->small};
     return a->backend->hash(&a->queue, &all, 1, &a->why);
 }
 

@@ -7,7 +7,7 @@
 #include "bench/support/support.h"
 #include "kernels/kernels.h"
 
-enum { PIECE = 1 << 16, COLUMNS = 2048, GROUP = 8, RANK = 64, MAX_OPERATIONS = 32 };
+enum { SLICE = 1 << 16, COLUMNS = 2048, GROUP = 8, RANK = 64, MAX_OPERATIONS = 32 };
 
 typedef struct arrays {
     const kernels *k;
@@ -184,7 +184,7 @@ static void *array(size_t n, size_t size) {
 
 static arrays arrays_new(size_t n) {
     uint64_t seed = 88172645463325252u;
-    arrays a = {kernels_cpu(), array(n, 4), array(n, 4), array(n, 4), array(n, 4), array(PIECE * RANK, 4),
+    arrays a = {kernels_cpu(), array(n, 4), array(n, 4), array(n, 4), array(n, 4), array(SLICE * RANK, 4),
                 array(n, 4),   array(n, 4), array(n, 4), array(n, 4), array(n, 1)};
     for (size_t i = 0; i < n; i++) {
         a.before[i] = bench_normal(&seed);
@@ -196,7 +196,7 @@ static arrays arrays_new(size_t n) {
         a.step[i] = 1;
         a.column[i] = 0;
     }
-    for (size_t i = 0; i < PIECE * RANK; i++) {
+    for (size_t i = 0; i < SLICE * RANK; i++) {
         a.factor[i] = (float)(int32_t)(4 * bench_normal(&seed));
     }
     return a;
@@ -215,11 +215,11 @@ typedef struct turn {
     const operation *what;
 } turn;
 
-static ckd_status run_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status run_slice(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     (void)err;
     turn *t = context;
-    t->what->run(t->a, index * PIECE, PIECE);
+    t->what->run(t->a, index * SLICE, SLICE);
     return CKD_OK;
 }
 
@@ -227,7 +227,7 @@ static ckd_status run_piece(void *context, size_t index, uint32_t worker, ckd_er
 static double time_of(thread_pool *pool, const arrays *a, const operation *what, size_t n) {
     turn t = {a, what};
     double start = pool_threads(pool) > 1 ? bench_seconds() : bench_cpu_seconds();
-    pool_run(pool, n / PIECE, run_piece, &t, NULL);
+    pool_run(pool, n / SLICE, run_slice, &t, NULL);
     return (pool_threads(pool) > 1 ? bench_seconds() : bench_cpu_seconds()) - start;
 }
 

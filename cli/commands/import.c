@@ -91,6 +91,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case ARGP_KEY_END:
         check_complete(a, state);
+        cli_saving_check_standard_input(&a->saving, a->files, a->file_count, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -31,7 +31,7 @@ static const struct argp_option options_table[] = {
      2},
     {"tensor", OPT_TENSOR, "GLOB", 0, "Only tensors whose names match; may be given several times", 2},
     {"blob", OPT_BLOB, "NAME=FILE", 0,
-     "Also write the blob NAME, stored by save --blob or a program, to FILE. Without --out, only blobs are written. May be repeated",
+     "Also write the blob NAME, stored by save --blob or a program, to FILE. -: standard output. Without --out, only blobs are written. May be repeated",
      2},
     {"force", OPT_FORCE, 0, 0, "Replace FILE if it exists", 2},
     {"or-older", OPT_OLDER, 0, 0,
@@ -82,10 +82,22 @@ static bool writes_all_ranks(const arguments *a) {
     return a->layout_path && !a->choice.regions.shards;
 }
 
+/* Returns how many outputs go to standard output. */
+static size_t standard_outputs(const arguments *a) {
+    return (a->out && cli_output_is_standard(a->out)) + cli_blobs_standard(&a->blobs);
+}
+
 /* Standard output takes one file and nothing else, and bytes written to it cannot be taken back. */
 static void check_standard_output(const arguments *a, struct argp_state *state) {
+    if (standard_outputs(a) > 1) {
+        argp_error(state,
+                   "standard output takes one file; let --out or one --blob be '-', and name the others");
+    }
     if (a->common.json) {
         argp_error(state, "--json writes to standard output itself; leave out one of them");
+    }
+    if (!a->out || !cli_output_is_standard(a->out)) {
+        return; /* blobs are written when everything is verified */
     }
     if (writes_all_ranks(a)) {
         argp_error(state, "standard output takes the file of one rank: say --shard I/N");
@@ -99,11 +111,6 @@ static void check_blobs(const arguments *a, struct argp_state *state) {
     const load_choice *c = &a->choice;
     if (a->explain) {
         argp_error(state, "--explain is about tensors; leave out --blob");
-    }
-    for (size_t i = 0; i < a->blobs.count; i++) {
-        if (cli_output_is_standard(a->blobs.items[i].path)) {
-            argp_error(state, "--blob needs the name of a file, not '-'");
-        }
     }
     if (!a->out && (c->glob_count || c->regions.count || c->regions.shards || a->layout_path)) {
         argp_error(state, "--out names the FILE for tensors; --blob alone writes none");
@@ -120,7 +127,7 @@ static void check_together(const arguments *a, struct argp_state *state) {
     if (a->out && a->explain) {
         argp_error(state, "--explain writes nothing; leave out --out");
     }
-    if (a->out && cli_output_is_standard(a->out)) {
+    if (standard_outputs(a)) {
         check_standard_output(a, state);
     }
     if (a->choice.regions.dim_given && !a->choice.regions.shards) {
@@ -203,9 +210,9 @@ static void count_written(written *w, const file_content *c) {
     w->data_bytes += c->data_size;
 }
 
-/* If the file goes to standard output, text must not be mixed into it. */
+/* If a file goes to standard output, text must not be mixed into it. */
 static bool talks(const arguments *a) {
-    return cli_prints_text(&a->common) && !(a->out && cli_output_is_standard(a->out));
+    return cli_prints_text(&a->common) && !standard_outputs(a);
 }
 
 static ckd_status print_result(const arguments *a, const written *w, ckd_store *store, const ckd_load *load,

@@ -51,6 +51,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         if (a->file_count == 0) {
             argp_error(state, "name the safetensors FILEs to save");
         }
+        cli_saving_check_standard_input(&a->saving, a->files, a->file_count, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

@@ -51,7 +51,7 @@ static const struct argp_option options_table[] = {
      "optimizer.state.X.exp_avg_sq and so on belong to X",
      3},
     {"blob", OPT_BLOB, "NAME=FILE", 0,
-     "Store FILE with it, up to 1 GiB, as NAME: a configuration, a data loader's position. May be repeated",
+     "Store FILE with it, up to 1 GiB, as NAME: a configuration, a data loader's position. -: standard input. May be repeated",
      3},
     {"metric", OPT_METRIC, "NAME=VALUE", 0, "Record a figure with it, for example val_loss=2.71", 3},
     {0, 0, 0, 0, "The optimizer step since the previous checkpoint, if it was exactly one (see below):", 5},
@@ -166,6 +166,18 @@ void cli_saving_check_store(cli_saving *a, const char *first, const char *argume
     if (access(first, F_OK) != 0 && cli_saving_take_ref(a, argument)) {
         argp_error(state, "there is no file '%s'; the name of a new STORE ends with a slash, as in %s/",
                    first, first);
+    }
+}
+
+void cli_saving_check_standard_input(const cli_saving *a, char *const *files, size_t count,
+                                     struct argp_state *state) {
+    size_t uses = cli_blobs_standard(&a->blobs);
+    for (size_t i = 0; i < count; i++) {
+        uses += strcmp(files[i], "-") == 0;
+    }
+    if (uses > 1) {
+        argp_error(state,
+                   "standard input is read once only; let one FILE or --blob be '-', and name the others");
     }
 }
 

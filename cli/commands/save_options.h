@@ -33,6 +33,9 @@ bool cli_saving_take_ref(cli_saving *s, const char *argument);
  * Refuses a new store without a slash: CKPTDELTA_STORE is set, so `first` was taken for a file, and a RUN@STEP follows.
  */
 void cli_saving_check_store(cli_saving *s, const char *first, const char *argument, struct argp_state *state);
+/* Refuses a second use of standard input, by FILEs or blobs named -. */
+void cli_saving_check_standard_input(const cli_saving *s, char *const *files, size_t count,
+                                     struct argp_state *state);
 void cli_saving_free(cli_saving *s);
 
 /* Orders the inputs as required by fidelity and optimizers, and notes options that match nothing. */

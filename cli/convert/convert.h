@@ -9,7 +9,7 @@
 #include "cli/layout/layout.h"
 #include "cli/output/output.h"
 
-/* A safetensors file made from a checkpoint: tensors are loaded piece by piece, verified, and written. */
+/* A safetensors file made from a checkpoint: tensors are loaded slice by slice, verified, and written. */
 
 /* The content to write. Names belong to the load. Zero-initialise; release with file_content_free. */
 typedef struct file_content {
@@ -104,7 +104,7 @@ bool export_replaceable(const char *path, const char *name, bool folder);
  *
  * import_plan_make   opens the files, identifies their tensors and checks that everything fits together
  *                    (import_plan.c, import_flat.c, import_check.c, import_tile.c)
- * import_pieces_make finds the elements of one tensor in the files
+ * import_fragments_make finds the elements of one tensor in the files
  * import_read        reads its values; all copies are compared or averaged (import_read.c)
  *
  * Memory: a few hundred bytes per tensor and rank; no values.

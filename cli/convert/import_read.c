@@ -1,5 +1,5 @@
 /*
- * Reads values of a checkpoint's tensor from the ranks' files. Neighbouring elements of a piece in the checkpoint's
+ * Reads values of a checkpoint's tensor from the ranks' files. Neighbouring elements of a fragment in the checkpoint's
  * tensor are also neighbours in the rank's tensor or flat buffer, as far as both agree in the last dimensions. They are
  * read in runs. The file has runs in the same order as the tensor, so short runs that are close together are read with
  * one call.
@@ -20,8 +20,8 @@
 
 struct import_reader {
     const import_plan *plan;
-    const import_tensor *tensor; /* the tensor whose pieces were computed */
-    import_pieces pieces;
+    const import_tensor *tensor; /* the tensor whose fragments were computed */
+    import_fragments fragments;
     uint64_t compared; /* elements from the first on that were found equal */
     char *window;      /* elements window_first ... + window_count - 1 of a rank's tensor */
     const safetensors_tensor *window_of;
@@ -48,7 +48,7 @@ ckd_status import_reader_new(import_reader **out, const import_plan *plan, ckd_e
 
 void import_reader_free(import_reader *r) {
     if (r) {
-        import_pieces_free(&r->pieces);
+        import_fragments_free(&r->fragments);
         free(r->window);
         free(r->copy);
         free(r->means);
@@ -56,10 +56,10 @@ void import_reader_free(import_reader *r) {
     }
 }
 
-/* ---- runs of a piece ---- */
+/* ---- runs of a fragment ---- */
 
 typedef struct runs {
-    const import_piece *p;
+    const import_fragment *p;
     const safetensors_tensor *local;
     uint32_t ndim, outer; /* dimensions before `outer` enumerate the runs */
     uint64_t length, count;
@@ -67,7 +67,7 @@ typedef struct runs {
     uint64_t global_step[CKD_MAX_DIMS], local_step[CKD_MAX_DIMS];
 } runs;
 
-static runs runs_of(const import_piece *p, const safetensors_tensor *global) {
+static runs runs_of(const import_fragment *p, const safetensors_tensor *global) {
     runs r = {.p = p, .local = p->entry->tensor, .ndim = global->ndim, .length = 1, .count = 1};
     uint64_t g = 1, l = 1;
     for (uint32_t d = r.ndim; d-- > 0;) {
@@ -152,9 +152,9 @@ static ckd_status read_window(import_reader *r, const import_entry *e, const ele
     return CKD_OK;
 }
 
-/* Reads those of the elements that the piece has; adds their number to *found. */
-static ckd_status read_piece(uint64_t *found, import_reader *r, const import_piece *p, const elements *range,
-                             ckd_error *err) {
+/* Reads those of the elements that the fragment has; adds their number to *found. */
+static ckd_status read_fragment(uint64_t *found, import_reader *r, const import_fragment *p,
+                                const elements *range, ckd_error *err) {
     runs all = runs_of(p, &r->tensor->tensor);
     size_t element = ckd_dtype_size(all.local->dtype);
     uint64_t first = range->first, end = first + range->count, begin_run = first_run(&all, first);
@@ -182,13 +182,13 @@ static ckd_status read_piece(uint64_t *found, import_reader *r, const import_pie
 }
 
 /* Reads the elements that the copy has; adds their number to *found. */
-static ckd_status read_pieces(uint64_t *found, import_reader *r, size_t copy, const elements *range,
-                              ckd_error *err) {
+static ckd_status read_fragments(uint64_t *found, import_reader *r, size_t copy, const elements *range,
+                                 ckd_error *err) {
     *found = 0;
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < r->pieces.count && status == CKD_OK; i++) {
-        if (r->pieces.items[i].copy == copy) {
-            status = read_piece(found, r, &r->pieces.items[i], range, err);
+    for (size_t i = 0; i < r->fragments.count && status == CKD_OK; i++) {
+        if (r->fragments.items[i].copy == copy) {
+            status = read_fragment(found, r, &r->fragments.items[i], range, err);
         }
     }
     return status;
@@ -199,7 +199,7 @@ static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint6
                             ckd_error *err) {
     uint64_t found;
     elements range = {first, count, to};
-    ckd_status status = read_pieces(&found, r, copy, &range, err);
+    ckd_status status = read_fragments(&found, r, copy, &range, err);
     if (status == CKD_OK && found != count) {
         status = layout_error(r->plan->layout, r->tensor->entries->rule->line, err, CKD_E_MISMATCH,
                               "of %" PRIu64 " elements the ranks have %" PRIu64, count, found);
@@ -212,8 +212,8 @@ static ckd_status read_copy(import_reader *r, size_t copy, uint64_t first, uint6
 
 /* Returns the entry of this copy that has the element. */
 static const import_entry *owner_of(const import_reader *r, size_t copy, uint64_t element) {
-    for (size_t i = 0; i < r->pieces.count; i++) {
-        const import_piece *p = &r->pieces.items[i];
+    for (size_t i = 0; i < r->fragments.count; i++) {
+        const import_fragment *p = &r->fragments.items[i];
         uint64_t rest = element;
         bool inside = p->copy == copy;
         for (uint32_t d = r->tensor->tensor.ndim; d-- > 0;) {
@@ -243,7 +243,7 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
     uint64_t found;
     memcpy(r->copy, with, (size_t)count * element); /* so elements that the copy lacks compare as equal */
     elements range = {first, count, r->copy};
-    ckd_status status = read_pieces(&found, r, copy, &range, err);
+    ckd_status status = read_fragments(&found, r, copy, &range, err);
     if (status == CKD_OK && memcmp(r->copy, with, (size_t)count * element) != 0) {
         uint64_t i = 0;
         while (memcmp(r->copy + i * element, with + i * element, element) == 0) {
@@ -260,28 +260,28 @@ static ckd_status average_copies(import_reader *r, uint64_t first, uint64_t coun
     for (size_t i = 0; i < count; i++) {
         r->means[i] = -0.0; /* adds nothing to a sum, not even a sign */
     }
-    for (size_t copy = 0; copy < r->pieces.copies && status == CKD_OK; copy++) {
+    for (size_t copy = 0; copy < r->fragments.copies && status == CKD_OK; copy++) {
         status = read_copy(r, copy, first, count, r->copy, err);
         if (status == CKD_OK) {
             cli_mean_add(r->means, r->copy, dtype, (size_t)count);
         }
     }
     if (status == CKD_OK) {
-        cli_mean_end(to, r->means, dtype, (size_t)count, r->pieces.copies);
+        cli_mean_end(to, r->means, dtype, (size_t)count, r->fragments.copies);
     }
     return status;
 }
 
 static ckd_status read_some(import_reader *r, uint64_t first, uint64_t count, char *to, ckd_error *err) {
     const layout_rule *rule = r->tensor->entries->rule;
-    if (rule->kind == LAYOUT_AVERAGED && r->pieces.copies > 1) {
+    if (rule->kind == LAYOUT_AVERAGED && r->fragments.copies > 1) {
         return average_copies(r, first, count, to, err);
     }
     ckd_status status = read_copy(r, 0, first, count, to, err);
     if (rule->take_first || first + count <= r->compared) {
         return status;
     }
-    for (size_t copy = 1; copy < r->pieces.copies && status == CKD_OK; copy++) {
+    for (size_t copy = 1; copy < r->fragments.copies && status == CKD_OK; copy++) {
         status = compare_copy(r, copy, first, count, to, err);
     }
     if (status == CKD_OK && first <= r->compared) {
@@ -294,10 +294,10 @@ ckd_status import_read(import_reader *r, const import_tensor *t, uint64_t first,
                        ckd_error *err) {
     ckd_status status = CKD_OK;
     if (r->tensor != t) {
-        import_pieces_free(&r->pieces);
+        import_fragments_free(&r->fragments);
         r->tensor = NULL;
         r->compared = 0;
-        status = import_pieces_make(&r->pieces, r->plan, t, err);
+        status = import_fragments_make(&r->fragments, r->plan, t, err);
         r->tensor = status == CKD_OK ? t : NULL;
     }
     size_t element = ckd_dtype_size(t->tensor.dtype);

@@ -4,15 +4,15 @@
 
 #include "cli/convert/internal.h"
 
-/* ---- pieces ---- */
+/* ---- fragments ---- */
 
-void import_pieces_free(import_pieces *p) {
+void import_fragments_free(import_fragments *p) {
     free(p->items);
-    *p = (import_pieces){0};
+    *p = (import_fragments){0};
 }
 
 /* Intersects a box of the rank's tensor with a stretch that begins at `at`. Returns false if they do not meet. */
-static bool intersect(import_piece *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
+static bool intersect(import_fragment *p, const layout_share *s, const layout_stretch *stretch, uint64_t at,
                       const ckd_region *box) {
     uint64_t low = box->offsets[s->dim], high = low + box->lengths[s->dim];
     uint64_t begin = at > low ? at : low, end = at + stretch->length < high ? at + stretch->length : high;
@@ -31,9 +31,9 @@ static bool intersect(import_piece *p, const layout_share *s, const layout_stret
 }
 
 /* Adds what the entry's part has in a box of the rank's tensor. first: number of its set's first copy. */
-static ckd_status add_pieces(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
-                             const ckd_region *box, ckd_error *err) {
-    import_piece *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
+static ckd_status add_fragments(import_fragments *out, const import_entry *e, const layout_share *s,
+                                size_t first, const ckd_region *box, ckd_error *err) {
+    import_fragment *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));
     if (!grown) {
         return cli_error_nomem(err);
     }
@@ -42,15 +42,15 @@ static ckd_status add_pieces(import_pieces *out, const import_entry *e, const la
     size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
     for (size_t i = 0; i < s->count; i++) {
         const layout_stretch *stretch = &s->stretches[i];
-        import_piece *p = &out->items[out->count];
-        *p = (import_piece){.entry = e, .copy = first + stretch->copy};
+        import_fragment *p = &out->items[out->count];
+        *p = (import_fragment){.entry = e, .copy = first + stretch->copy};
         out->count += stretch->part == part && intersect(p, s, stretch, at, box);
         at += stretch->length;
     }
     return CKD_OK;
 }
 
-static void count_copies(import_pieces *out, const import_entry *e, const layout_share *s, size_t first) {
+static void count_copies(import_fragments *out, const import_entry *e, const layout_share *s, size_t first) {
     size_t part = e->part == LAYOUT_NONE ? 0 : e->part;
     for (size_t i = 0; i < s->count; i++) {
         if (s->stretches[i].part == part && out->copies < first + s->stretches[i].copies) {
@@ -60,7 +60,7 @@ static void count_copies(import_pieces *out, const import_entry *e, const layout
 }
 
 /* Adds everything that the rank's file has of it. */
-static ckd_status add_entry(import_pieces *out, const import_entry *e, const layout_share *s, size_t first,
+static ckd_status add_entry(import_fragments *out, const import_entry *e, const layout_share *s, size_t first,
                             ckd_error *err) {
     const safetensors_tensor *t = e->tensor;
     ckd_status status = CKD_OK;
@@ -68,14 +68,14 @@ static ckd_status add_entry(import_pieces *out, const import_entry *e, const lay
     for (uint64_t done = 0, n; done < e->range.count && status == CKD_OK; done += n) {
         ckd_region box;
         n = layout_next_box(&box, t->ndim, t->shape, e->range.first + done, e->range.count - done);
-        status = add_pieces(out, e, s, first, &box, err);
+        status = add_fragments(out, e, s, first, &box, err);
     }
     return status;
 }
 
-ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const import_tensor *t,
-                              ckd_error *err) {
-    *out = (import_pieces){0};
+ckd_status import_fragments_make(import_fragments *out, const import_plan *plan, const import_tensor *t,
+                                 ckd_error *err) {
+    *out = (import_fragments){0};
     uint64_t *totals = NULL;
     size_t first = 0;
     ckd_status status = CKD_OK;
@@ -97,7 +97,7 @@ ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const
     }
     free(totals);
     if (status != CKD_OK) {
-        import_pieces_free(out);
+        import_fragments_free(out);
     }
     return status;
 }
@@ -110,7 +110,7 @@ typedef struct rank_regions {
     size_t count;
 } rank_regions;
 
-static ckd_status add_region(rank_regions *to, const import_tensor *t, const import_piece *p,
+static ckd_status add_region(rank_regions *to, const import_tensor *t, const import_fragment *p,
                              ckd_error *err) {
     if (to->count % 64 == 0) {
         ckd_tensor *grown = realloc(to->tensors, (to->count + 64) * sizeof(*grown));
@@ -135,16 +135,16 @@ static ckd_status add_region(rank_regions *to, const import_tensor *t, const imp
 static ckd_status gather_regions(rank_regions *of_rank, import_plan *plan, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < plan->count && status == CKD_OK; i++) {
-        import_pieces pieces;
-        status = import_pieces_make(&pieces, plan, &plan->tensors[i], err);
-        plan->tensors[i].copies = pieces.copies;
-        for (size_t k = 0; status == CKD_OK && k < pieces.count; k++) {
-            const import_piece *p = &pieces.items[k];
+        import_fragments fragments;
+        status = import_fragments_make(&fragments, plan, &plan->tensors[i], err);
+        plan->tensors[i].copies = fragments.copies;
+        for (size_t k = 0; status == CKD_OK && k < fragments.count; k++) {
+            const import_fragment *p = &fragments.items[k];
             if (p->copy == 0) {
                 status = add_region(&of_rank[p->entry->rank], &plan->tensors[i], p, err);
             }
         }
-        import_pieces_free(&pieces);
+        import_fragments_free(&fragments);
     }
     return status;
 }

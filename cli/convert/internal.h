@@ -40,21 +40,21 @@ ckd_status import_check(import_plan *plan, import_tensor *t, ckd_error *err);
 ckd_status import_check_coverage(import_plan *plan, ckd_error *err);
 
 /* A box that is contiguous as a box both in the checkpoint's tensor and in the rank's. */
-typedef struct import_piece {
+typedef struct import_fragment {
     const import_entry *entry;
     size_t copy;                    /* 0, 1, ...; copy 0 is complete, others may have some parts only */
     uint64_t offsets[CKD_MAX_DIMS]; /* in the checkpoint's tensor */
     uint64_t lengths[CKD_MAX_DIMS];
     uint64_t local[CKD_MAX_DIMS]; /* its start in the rank's tensor */
-} import_piece;
+} import_fragment;
 
-typedef struct import_pieces {
-    import_piece *items; /* by rule and set, each with its own copies; no piece is empty */
+typedef struct import_fragments {
+    import_fragment *items; /* by rule and set, each with its own copies; no fragment is empty */
     size_t count, copies;
-} import_pieces;
-ckd_status import_pieces_make(import_pieces *out, const import_plan *plan, const import_tensor *t,
-                              ckd_error *err);
-void import_pieces_free(import_pieces *p);
+} import_fragments;
+ckd_status import_fragments_make(import_fragments *out, const import_plan *plan, const import_tensor *t,
+                                 ckd_error *err);
+void import_fragments_free(import_fragments *p);
 
 /* Computes the shape of a rank's tensor, and its content by the rule. Release with layout_share_free. */
 ckd_status import_share(layout_share *out, const layout *l, const layout_rule *rule, uint32_t rank,

@@ -5,7 +5,7 @@
 
 #include "cli/files/files.h"
 
-#define PIECE_BYTES (UINT64_C(16) << 20)
+#define SLICE_BYTES (UINT64_C(16) << 20)
 
 void file_content_free(file_content *c) {
     free(c->tensors);
@@ -58,7 +58,7 @@ static ckd_status flush(file_writing *w, ckd_error *err) {
 
 /* Provides space behind what the buffer has. */
 static ckd_status make_space(file_writing *w, size_t size, ckd_error *err) {
-    return w->filled + size > PIECE_BYTES ? flush(w, err) : CKD_OK;
+    return w->filled + size > SLICE_BYTES ? flush(w, err) : CKD_OK;
 }
 
 static ckd_status add_filled(file_writing *w, size_t size, ckd_error *err) {
@@ -68,26 +68,26 @@ static ckd_status add_filled(file_writing *w, size_t size, ckd_error *err) {
                                                                 : CKD_OK;
 }
 
-/* ---- pieces ---- */
+/* ---- slices ---- */
 
-typedef struct piece_context {
+typedef struct slice_context {
     file_writing *writing;
     const safetensors_tensor *tensor;
     const rank_tensor *of_rank; /* NULL: no layout */
     ckd_dtype stored;
-} piece_context;
+} slice_context;
 
-static ckd_status load_piece(const piece_context *p, const ckd_region *piece, uint64_t elements,
+static ckd_status load_slice(const slice_context *p, const ckd_region *slice, uint64_t elements,
                              ckd_error *err) {
     file_writing *w = p->writing;
     char *to = w->buffer + w->filled;
     if (p->of_rank) {
-        return rank_tensor_load(to, w->scratch, p->of_rank, piece, w->load, err);
+        return rank_tensor_load(to, w->scratch, p->of_rank, slice, w->load, err);
     }
     bool cast = p->stored != p->tensor->dtype;
     ckd_load_request request = CKD_LOAD_REQUEST_INIT;
     request.name = p->tensor->name;
-    request.region = *piece;
+    request.region = *slice;
     request.data = cast ? w->scratch : to;
     request.size = (size_t)(elements * ckd_dtype_size(p->stored));
     ckd_status status = ckd_load_tensor(w->load, &request, err);
@@ -97,23 +97,23 @@ static ckd_status load_piece(const piece_context *p, const ckd_region *piece, ui
     return status;
 }
 
-static ckd_status copy_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
-    piece_context *p = context;
+static ckd_status copy_slice(void *context, const ckd_region *slice, uint64_t elements, ckd_error *err) {
+    slice_context *p = context;
     size_t size = (size_t)(elements * ckd_dtype_size(p->tensor->dtype));
     ckd_status status = make_space(p->writing, size, err);
-    THEN(status, load_piece(p, piece, elements, err));
+    THEN(status, load_slice(p, slice, elements, err));
     return status == CKD_OK ? add_filled(p->writing, size, err) : status;
 }
 
 /* Cuts a whole tensor at its block boundaries, so that no block is decoded twice. */
-static ckd_status copy_whole(piece_context *p, uint64_t max, ckd_error *err) {
+static ckd_status copy_whole(slice_context *p, uint64_t max, ckd_error *err) {
     const safetensors_tensor *t = p->tensor;
     max -= max % CKD_BLOCK_ELEMENTS;
     ckd_status status = CKD_OK;
     for (uint64_t first = 0; first < t->elements && status == CKD_OK; first += max) {
         uint64_t count = t->elements - first < max ? t->elements - first : max;
-        ckd_region piece = {.kind = CKD_REGION_FLAT, .start = first, .count = count};
-        status = copy_piece(p, &piece, count, err);
+        ckd_region slice = {.kind = CKD_REGION_FLAT, .start = first, .count = count};
+        status = copy_slice(p, &slice, count, err);
     }
     return status;
 }
@@ -124,16 +124,16 @@ static ckd_dtype stored_as(const file_content *c, const safetensors_tensor *t) {
 
 static ckd_status copy_tensor(file_writing *w, const file_content *c, const safetensors_tensor *t,
                               ckd_error *err) {
-    piece_context p = {w, t, NULL, stored_as(c, t)};
+    slice_context p = {w, t, NULL, stored_as(c, t)};
     size_t element = ckd_dtype_size(t->dtype), before = ckd_dtype_size(p.stored);
-    uint64_t max = PIECE_BYTES / (before > element ? before : element);
+    uint64_t max = SLICE_BYTES / (before > element ? before : element);
     if (c->of_rank.items) {
         p.of_rank = &c->of_rank.items[t->number];
         ckd_region all = {.kind = CKD_REGION_BOX};
         memcpy(all.lengths, p.of_rank->share.lengths, sizeof(all.lengths));
-        return cli_cut_box(&all, t->ndim, max, copy_piece, &p, err);
+        return cli_cut_box(&all, t->ndim, max, copy_slice, &p, err);
     }
-    return c->regions ? cli_cut_box(&c->regions[t->number], t->ndim, max, copy_piece, &p, err)
+    return c->regions ? cli_cut_box(&c->regions[t->number], t->ndim, max, copy_slice, &p, err)
                       : copy_whole(&p, max, err);
 }
 
@@ -160,7 +160,7 @@ static tensor_batch next_batch(const file_content *c, size_t first) {
     for (size_t i = first; i < c->count && !c->of_rank.items && b.count < BATCH_TENSORS; i++, b.count++) {
         const safetensors_tensor *t = &c->tensors[i];
         uint64_t uncast = uncast_size(c, t);
-        if (t->size > PIECE_BYTES - b.size || uncast > PIECE_BYTES - b.uncast) {
+        if (t->size > SLICE_BYTES - b.size || uncast > SLICE_BYTES - b.uncast) {
             break;
         }
         b.size += (size_t)t->size;
@@ -220,15 +220,15 @@ static ckd_status copy_batch(file_writing *w, const tensor_batch *b, ckd_error *
 
 ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total,
                               const cli_options *options, ckd_error *err) {
-    *w = (file_writing){.load = load, .total = total, .memory = malloc(3 * PIECE_BYTES)};
+    *w = (file_writing){.load = load, .total = total, .memory = malloc(3 * SLICE_BYTES)};
     cli_progress_begin(&w->progress, verb, options->quiet);
     cli_interrupt_catch();
     if (!w->memory) {
         return cli_error_nomem(err);
     }
     w->buffer = w->memory;
-    w->other = w->buffer + PIECE_BYTES;
-    w->scratch = w->other + PIECE_BYTES;
+    w->other = w->buffer + SLICE_BYTES;
+    w->scratch = w->other + SLICE_BYTES;
     w->writer = options->threads == 1 ? NULL : cli_writer_new();
     return CKD_OK;
 }

@@ -67,11 +67,14 @@ static ckd_status save_one(const cli_blob *blob, ckd_save *save, ckd_error *err)
     char *data = NULL;
     size_t size = 0;
     /* Without O_NONBLOCK, a pipe that nobody writes to is waited for in open(), which no signal ends. */
-    int fd = open(blob->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    bool standard = strcmp(blob->path, "-") == 0;
+    const char *path = standard ? "standard input" : blob->path;
+    int fd =
+        standard ? fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3) : open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
-        return cli_error_sys(err, errno, blob->path, "cannot open a blob's file");
+        return cli_error_sys(err, errno, path, "cannot open a blob's file");
     }
-    ckd_status status = read_all(&data, &size, fd, blob->path, err);
+    ckd_status status = read_all(&data, &size, fd, path, err);
     close(fd);
     THEN(status, ckd_save_blob(save, blob->name, data, size, err));
     free(data);
@@ -99,11 +102,23 @@ ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err) {
 
 ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t i = 0; i < blobs->count && status == CKD_OK; i++) {
-        const cli_blob *blob = &blobs->items[i];
-        status = cli_output_bytes(blob->path, force, blob->data, blob->size, set, err);
+    for (int standard = 0; standard <= 1; standard++) {
+        for (size_t i = 0; i < blobs->count && status == CKD_OK; i++) {
+            const cli_blob *blob = &blobs->items[i];
+            if (cli_output_is_standard(blob->path) == standard) {
+                status = cli_output_bytes(blob->path, force, blob->data, blob->size, set, err);
+            }
+        }
     }
     return status;
+}
+
+size_t cli_blobs_standard(const cli_blobs *blobs) {
+    size_t count = 0;
+    for (size_t i = 0; i < blobs->count; i++) {
+        count += strcmp(blobs->items[i].path, "-") == 0;
+    }
+    return count;
 }
 
 void cli_blobs_free(cli_blobs *blobs) {

@@ -11,7 +11,7 @@
 
 typedef struct cli_outputs cli_outputs;
 
-/* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. */
+/* --blob NAME=FILE: files saved as blobs, and blobs loaded into files. FILE - is standard input or output. */
 
 /* The blob in which `save` stores its files' metadata. No --blob may have this name. */
 #define METADATA_BLOB "safetensors.metadata"
@@ -35,8 +35,10 @@ ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err);
 ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err);
 /* Loads all blobs into memory. Blobs loaded before are released. */
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err);
-/* Writes the loaded blobs, and adds their files to those that appear together (see below). */
+/* Writes the loaded blobs, those to standard output last, and adds their files to those that appear together (see below). */
 ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err);
+/* Returns how many of them have the FILE -. */
+size_t cli_blobs_standard(const cli_blobs *blobs);
 void cli_blobs_free(cli_blobs *blobs);
 
 /* Casts between f64, f32, f16 and bf16, and means of them; rounded once, to nearest even. */
@@ -87,7 +89,7 @@ void cli_roles_free(cli_roles *roles);
  * bytes. Source: github.com/huggingface/safetensors, README ("Format") and safetensors/src/tensor.rs.
  *
  * Files are hostile input. Everything in a header is checked against the file's size before it is used; data is read in
- * pieces with pread. Errors name the file, the tensor and the offset. A violation of the format is CORRUPT; valid
+ * slices with pread. Errors name the file, the tensor and the offset. A violation of the format is CORRUPT; valid
  * content unknown to this program (a dtype, a field) is UNSUPPORTED.
  */
 
@@ -167,7 +169,7 @@ char *safetensors_metadata_text(json_t *metadata);
 /* Parses and checks such text. UNSUPPORTED if it is not an object of strings. */
 ckd_status safetensors_metadata_parse(json_t **out, const char *text, size_t size, ckd_error *err);
 
-/* Reads what is small in large pieces, 1 MiB at a time in all (read_ahead.c). Returns NULL if out of memory. */
+/* Reads what is small in large slices, 1 MiB at a time in all (read_ahead.c). Returns NULL if out of memory. */
 typedef struct cli_read_ahead cli_read_ahead;
 cli_read_ahead *cli_read_ahead_new(void);
 /* As safetensors_read_bytes, of bytes that are in the file. */
@@ -346,10 +348,10 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
                             const ckd_tensor_info *info, ckd_error *err);
 
 /*
- * Cuts a box into pieces of at most `max` elements, but at least one, in row-major order. Calls `each` until it fails.
+ * Cuts a box into slices of at most `max` elements, but at least one, in row-major order. Calls `each` until it fails.
  */
-typedef ckd_status (*cli_piece_fn)(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err);
-ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn visit, void *context,
+typedef ckd_status (*cli_box_fn)(void *context, const ckd_region *slice, uint64_t elements, ckd_error *err);
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_box_fn visit, void *context,
                        ckd_error *err);
 
 #endif

@@ -118,16 +118,16 @@ static size_t free_room(int fd) {
 ckd_status cli_output_write(cli_output *o, const void *data, size_t size, ckd_error *err) {
     const char *at = data;
     while (size > 0) {
-        size_t piece = size;
+        size_t slice = size;
         if (o->blocks) {
             /* A reader may never read. So wait where a signal ends the wait, then write what does not block. */
             if (!cli_wait_for(o->fd, POLLOUT)) {
                 return cli_output_interrupted(o, err);
             }
             size_t room = free_room(o->fd);
-            piece = piece < room ? piece : room;
+            slice = slice < room ? slice : room;
         }
-        ssize_t written = write(o->fd, at, piece);
+        ssize_t written = write(o->fd, at, slice);
         if (written < 0 && errno != EINTR && errno != EAGAIN) {
             return cli_error_sys(err, errno, o->temporary, "cannot write the output");
         }

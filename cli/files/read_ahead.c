@@ -1,6 +1,6 @@
 /*
- * Reads the values of small tensors in large pieces. A save takes tensors in an order of its own: all in turn, or each
- * weight with its moments. So a few places in the files are followed at a time, and a piece is read ahead only where
+ * Reads the values of small tensors in large slices. A save takes tensors in an order of its own: all in turn, or each
+ * weight with its moments. So a few places in the files are followed at a time, and a slice is read ahead only where
  * one read ends where the next begins.
  */
 #include <stdlib.h>
@@ -66,17 +66,17 @@ ckd_status cli_read_ahead_read(cli_read_ahead *a, const safetensors_file *file, 
     ckd_status status = CKD_OK;
     p->used = ++a->reads;
     if (begin + size > p->end) {
-        uint64_t piece = p->file ? AHEAD_BYTES : FIRST_BYTES, left = file->size - begin;
-        piece = piece < size ? size : piece;
-        piece = piece < left ? piece : left;
+        uint64_t slice = p->file ? AHEAD_BYTES : FIRST_BYTES, left = file->size - begin;
+        slice = slice < size ? size : slice;
+        slice = slice < left ? slice : left;
         p->begin = p->end = begin;
         p->file = file;
-        status = safetensors_read_bytes(file, begin, p->bytes, (size_t)piece, err);
+        status = safetensors_read_bytes(file, begin, p->bytes, (size_t)slice, err);
         if (status != CKD_OK &&
-            piece > size) { /* what is wanted may be readable, or else the error names it */
+            slice > size) { /* what is wanted may be readable, or else the error names it */
             return safetensors_read_bytes(file, begin, to, size, err);
         }
-        p->end += status == CKD_OK ? piece : 0;
+        p->end += status == CKD_OK ? slice : 0;
     }
     if (status == CKD_OK) {
         memcpy(to, p->bytes + (begin - p->begin), size);

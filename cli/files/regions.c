@@ -206,9 +206,9 @@ ckd_status cli_regions_find(ckd_region *out, uint64_t lengths[CKD_MAX_DIMS], con
     return status;
 }
 
-/* ---- pieces ---- */
+/* ---- slices ---- */
 
-ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_piece_fn visit, void *context,
+ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_box_fn visit, void *context,
                        ckd_error *err) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < ndim; d++) {
@@ -222,13 +222,13 @@ ckd_status cli_cut_box(const ckd_region *box, uint32_t ndim, uint64_t max, cli_p
         dim++;
     }
     uint64_t rows = max / (elements / box->lengths[dim]);
-    ckd_region piece = *box;
+    ckd_region slice = *box;
     ckd_status status = CKD_OK;
-    for (uint64_t at = 0; at < box->lengths[dim] && status == CKD_OK; at += piece.lengths[dim]) {
+    for (uint64_t at = 0; at < box->lengths[dim] && status == CKD_OK; at += slice.lengths[dim]) {
         uint64_t left = box->lengths[dim] - at;
-        piece.offsets[dim] = box->offsets[dim] + at;
-        piece.lengths[dim] = rows == 0 ? 1 : left < rows ? left : rows;
-        status = cli_cut_box(&piece, ndim, max, visit, context, err);
+        slice.offsets[dim] = box->offsets[dim] + at;
+        slice.lengths[dim] = rows == 0 ? 1 : left < rows ? left : rows;
+        status = cli_cut_box(&slice, ndim, max, visit, context, err);
     }
     return status;
 }

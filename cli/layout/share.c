@@ -116,15 +116,15 @@ static ckd_status allocate_stretches(layout_share *s, uint64_t count, ckd_error 
     return s->stretches ? CKD_OK : cli_error_nomem(err);
 }
 
-static void add(layout_share *s, size_t part, span piece) {
-    s->stretches[s->count++] = (layout_stretch){part, piece.offset, piece.length, piece.copy, piece.copies};
-    s->lengths[s->dim] += piece.length;
+static void add(layout_share *s, size_t part, span slice) {
+    s->stretches[s->count++] = (layout_stretch){part, slice.offset, slice.length, slice.copy, slice.copies};
+    s->lengths[s->dim] += slice.length;
 }
 
 /* A place's length is a multiple of pad; everything after the last element is padding. */
 static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total) {
     uint64_t places = c->places, step, whole = 0;
-    span piece = {0};
+    span slice = {0};
     if (c->cut->kind == LAYOUT_SIZES) {
         for (uint32_t i = 0; i < places; i++) {
             whole += c->cut->sizes[i];
@@ -140,12 +140,12 @@ static ckd_status share_padded(layout_share *s, const cutting *c, uint64_t total
                             "%" PRIu64 " elements cannot be padded that way", total);
     }
     ckd_status status = allocate_stretches(s, 2, c->err);
-    THEN(status, cut_span(&piece, c, c->cut->kind, whole, 1, ""));
+    THEN(status, cut_span(&slice, c, c->cut->kind, whole, 1, ""));
     if (status == CKD_OK) {
-        uint64_t offset = piece.offset < total ? piece.offset : total;
-        uint64_t real = piece.length < total - offset ? piece.length : total - offset;
+        uint64_t offset = slice.offset < total ? slice.offset : total;
+        uint64_t real = slice.length < total - offset ? slice.length : total - offset;
         add(s, 0, (span){offset, real, 0, 1});
-        add(s, LAYOUT_NONE, (span){0, piece.length - real, 0, 1});
+        add(s, LAYOUT_NONE, (span){0, slice.length - real, 0, 1});
     }
     return status;
 }
@@ -162,11 +162,11 @@ static ckd_status share_parts(layout_share *s, const cutting *c, const uint64_t 
         uint64_t total = c->rule->apart ? totals[i]
                          : part->size   ? part->size
                                         : totals[0] / c->rule->part_count;
-        span piece = {0};
-        status = cut_span(&piece, c, part->kind, total, part->unit, part->name);
+        span slice = {0};
+        status = cut_span(&slice, c, part->kind, total, part->unit, part->name);
         if (status == CKD_OK) {
-            piece.offset += before;
-            add(s, c->rule->apart ? i : 0, piece);
+            slice.offset += before;
+            add(s, c->rule->apart ? i : 0, slice);
         }
         before += c->rule->apart ? 0 : total;
     }
@@ -186,12 +186,12 @@ static ckd_status check_groups(const cutting *c, const uint64_t *totals) {
 
 /* Places the parts side by side, group by group; a place has whole groups. */
 static ckd_status share_groups(layout_share *s, const cutting *c, const uint64_t *totals) {
-    span piece = {0};
-    ckd_status status = cut_span(&piece, c, c->cut->kind, c->rule->groups, 1, "groups");
-    THEN(status, piece.length < STRETCHES_MAX
-                     ? allocate_stretches(s, piece.length * c->rule->part_count, c->err)
+    span slice = {0};
+    ckd_status status = cut_span(&slice, c, c->cut->kind, c->rule->groups, 1, "groups");
+    THEN(status, slice.length < STRETCHES_MAX
+                     ? allocate_stretches(s, slice.length * c->rule->part_count, c->err)
                      : cli_error_nomem(c->err));
-    for (uint64_t g = piece.offset; status == CKD_OK && g < piece.offset + piece.length; g++) {
+    for (uint64_t g = slice.offset; status == CKD_OK && g < slice.offset + slice.length; g++) {
         for (size_t i = 0; i < c->rule->part_count; i++) {
             uint64_t length = totals[i] / c->rule->groups;
             add(s, i, (span){g * length, length, 0, 1});
@@ -214,11 +214,11 @@ static ckd_status share_one_group(layout_share *s, const cutting *c, const uint6
     for (size_t i = 0; i < c->rule->part_count && status == CKD_OK; i++) {
         const layout_part *part = &c->rule->parts[i];
         uint64_t length = totals[i] / groups;
-        span piece = {0};
-        status = cut_span(&piece, &inside, part->kind, length, part->unit, part->name);
+        span slice = {0};
+        status = cut_span(&slice, &inside, part->kind, length, part->unit, part->name);
         if (status == CKD_OK) {
-            piece.offset += c->place / inside.places * length;
-            add(s, i, piece);
+            slice.offset += c->place / inside.places * length;
+            add(s, i, slice);
         }
     }
     return status;
@@ -268,11 +268,11 @@ static ckd_status share_main(layout_share *s, const cutting *c, const uint64_t *
     if (c->rule->padded) {
         return share_padded(s, c, totals[0]);
     }
-    span piece = {0};
+    span slice = {0};
     status = allocate_stretches(s, 1, c->err);
-    THEN(status, cut_span(&piece, c, c->cut->kind, totals[0], c->cut->unit, ""));
+    THEN(status, cut_span(&slice, c, c->cut->kind, totals[0], c->cut->unit, ""));
     if (status == CKD_OK) {
-        add(s, 0, piece);
+        add(s, 0, slice);
     }
     return status;
 }
@@ -303,7 +303,7 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
     for (uint32_t i = 0; i < rule->cut_count && status == CKD_OK; i++) {
         const layout_cut *cut = &rule->cuts[i];
         cutting c = {l, rule, cut, 0, layout_place(&cut->over, l, at), cut->over.places, err};
-        span piece = {0};
+        span slice = {0};
         status = find_dim(&c.dim, l, rule, i, s->ndim, err);
         if (status != CKD_OK) {
             return status;
@@ -314,10 +314,10 @@ static ckd_status share_dims(layout_share *s, const layout *l, const layout_rule
             status = share_main(s, &c, totals);
             continue;
         }
-        status = cut_span(&piece, &c, cut->kind, s->lengths[c.dim], cut->unit, "");
+        status = cut_span(&slice, &c, cut->kind, s->lengths[c.dim], cut->unit, "");
         if (status == CKD_OK) {
-            s->offsets[c.dim] = piece.offset;
-            s->lengths[c.dim] = piece.length;
+            s->offsets[c.dim] = slice.offset;
+            s->lengths[c.dim] = slice.length;
         }
     }
     if (status == CKD_OK && rule->cut_count == 0) {

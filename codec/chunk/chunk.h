@@ -125,12 +125,12 @@ void record_encode(bytes *to, const record *r);
 
 /* Owns the memory that decoded records point to. Zero-initialise; freed as a whole. */
 typedef struct record_arena {
-    void **pieces;
+    void **slabs;
     size_t count, capacity;
-    size_t used, size; /* of the newest piece */
+    size_t used, size; /* of the newest slab */
 } record_arena;
 void *arena_alloc(record_arena *a, size_t size); /* aligned to 16, zeroed; NULL if out of memory */
-/* Empties the arena for reuse. Keeps the newest piece: up to 1 MiB it is as large as all earlier ones together. */
+/* Empties the arena for reuse. Keeps the newest slab: up to 1 MiB it is as large as all earlier ones together. */
 void arena_clear(record_arena *a);
 void arena_free(record_arena *a);
 

@@ -4,7 +4,7 @@
 #include "codec/chunk/wire.h"
 #include "codec/common/common.h"
 
-#define COMPARE_PIECE 4096u
+#define COMPARE_SLICE 4096u
 /*
  * Files up to this size are read whole when opened. A load through a long chain needs a little from many small files,
  * and separate reads take longer.
@@ -337,15 +337,15 @@ ckd_status chunk_read_payload(const chunk *c, const record *r, void *to, ckd_err
 /* Checks that `size` bytes of the file at `offset` equal `expected`. */
 static ckd_status compare_bytes(const chunk *c, uint64_t offset, const uint8_t *expected, size_t size,
                                 const char *what, ckd_error *err) {
-    uint8_t piece[COMPARE_PIECE];
+    uint8_t slice[COMPARE_SLICE];
     for (size_t done = 0; done < size;) {
-        size_t part = size - done < sizeof(piece) ? size - done : sizeof(piece);
-        ckd_status status = file_read_at(c->file, offset + done, piece, part, err);
+        size_t part = size - done < sizeof(slice) ? size - done : sizeof(slice);
+        ckd_status status = file_read_at(c->file, offset + done, slice, part, err);
         if (status != CKD_OK) {
             return status;
         }
         for (size_t i = 0; i < part; i++) {
-            if (piece[i] != (expected ? expected[done + i] : 0)) {
+            if (slice[i] != (expected ? expected[done + i] : 0)) {
                 return err_corrupt(err, file_path(c->file), offset + done + i, "%s", what);
             }
         }

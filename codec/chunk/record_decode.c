@@ -9,26 +9,26 @@
 
 #include "codec/chunk/record_wire.h"
 
-/* ---- the arena: pieces of growing size, freed together ---- */
+/* ---- the arena: slabs of growing size, freed together ---- */
 
-#define PIECE_MIN 4096u
-#define PIECE_MAX (1u << 20)
+#define SLAB_MIN  4096u
+#define SLAB_MAX  (1u << 20)
 #define ALIGNMENT 16u
 
-static bool add_piece(record_arena *a, size_t at_least) {
-    if (ARRAY_GROW(a->pieces, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
+static bool add_slab(record_arena *a, size_t at_least) {
+    if (ARRAY_GROW(a->slabs, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
         return false;
     }
-    /* Each piece is twice the last one. So small files stay small, and the number of pieces stays low. */
-    size_t size = a->size < PIECE_MIN / 2 ? PIECE_MIN : a->size < PIECE_MAX / 2 ? 2 * a->size : PIECE_MAX;
+    /* Each slab is twice the last one. So small files stay small, and the number of slabs stays low. */
+    size_t size = a->size < SLAB_MIN / 2 ? SLAB_MIN : a->size < SLAB_MAX / 2 ? 2 * a->size : SLAB_MAX;
     if (size < at_least) {
         size = at_least;
     }
-    void *piece = calloc(1, size);
-    if (!piece) {
+    void *slab = calloc(1, size);
+    if (!slab) {
         return false;
     }
-    a->pieces[a->count++] = piece;
+    a->slabs[a->count++] = slab;
     a->used = 0;
     a->size = size;
     return true;
@@ -40,11 +40,11 @@ void *arena_alloc(record_arena *a, size_t size) {
     }
     size = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (a->count == 0 || a->size - a->used < size) {
-        if (!add_piece(a, size)) {
+        if (!add_slab(a, size)) {
             return NULL;
         }
     }
-    void *out = (char *)a->pieces[a->count - 1] + a->used;
+    void *out = (char *)a->slabs[a->count - 1] + a->used;
     a->used += size;
     return out;
 }
@@ -53,21 +53,21 @@ void arena_clear(record_arena *a) {
     if (a->count == 0) {
         return;
     }
-    void *last = a->pieces[--a->count];
+    void *last = a->slabs[--a->count];
     for (size_t i = 0; i < a->count; i++) {
-        free(a->pieces[i]);
+        free(a->slabs[i]);
     }
     memset(last, 0, a->used);
-    a->pieces[0] = last;
+    a->slabs[0] = last;
     a->count = 1;
     a->used = 0;
 }
 
 void arena_free(record_arena *a) {
     for (size_t i = 0; i < a->count; i++) {
-        free(a->pieces[i]);
+        free(a->slabs[i]);
     }
-    free(a->pieces);
+    free(a->slabs);
     *a = (record_arena){0};
 }
 

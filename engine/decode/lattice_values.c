@@ -186,9 +186,9 @@ static void rebuild_levels(float *values, const lattice_block *b, uint64_t row, 
     int32_t scratch[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
-        level_run piece = levels;
-        piece.column += b->own.step ? at : 0;
-        k->level_apply(values + first + at, integers_of(scratch, b, first + at, run, k), run, &piece);
+        level_run slice = levels;
+        slice.column += b->own.step ? at : 0;
+        k->level_apply(values + first + at, integers_of(scratch, b, first + at, run, k), run, &slice);
     }
 }
 
@@ -205,10 +205,10 @@ static void rebuild_linear(float *values, const lattice_block *b, const float *p
     int32_t scratch[RUN];
     for (uint64_t at = 0; at < n; at += RUN) {
         uint64_t run = n - at < RUN ? n - at : RUN;
-        lattice_run piece = linear;
-        piece.column_step = linear.column_step ? linear.column_step + at : NULL;
+        lattice_run slice = linear;
+        slice.column_step = linear.column_step ? linear.column_step + at : NULL;
         k->lattice_apply(values + first + at, integers_of(scratch, b, first + at, run, k),
-                         products ? products + column + at : NULL, run, &piece);
+                         products ? products + column + at : NULL, run, &slice);
     }
 }
 

@@ -22,12 +22,12 @@ typedef struct run {
     uint64_t sent, wide; /* sent arrays; behind them factors of sides as floats, and values to be rounded */
     uint64_t round;      /* differences and contexts of a round, and scratch for reading its streams */
     uint64_t link;       /* of one lossy link */
-    uint64_t pieces;     /* hashes */
+    uint64_t pages;      /* hashes */
     uint32_t rounds;
     symbols_parts *parts;
     dense_batch streams;
     size_t *read; /* index of the chain of each stream */
-    device_pieces *hashed;
+    device_hash_span *hashed;
     hash128 *found;
     size_t *chain_of_hash; /* index of the chain of each hash */
     device_failure why;
@@ -75,7 +75,7 @@ static void measure(run *r) {
     for (size_t i = 0; i < r->count; i++) {
         const device_chain *c = &r->chains[i];
         r->sent += aligned(c->sent.size);
-        r->pieces += device_hash_pages_of(max_size(c));
+        r->pages += device_hash_pages_of(max_size(c));
         r->wide += wide_size(c);
         r->rounds = c->count > r->rounds ? c->count : r->rounds;
     }
@@ -97,7 +97,7 @@ static void measure(run *r) {
 uint64_t device_chains_memory(const device_chain *chains, size_t count, const chain_sides *sides) {
     run r = {.chains = (device_chain *)chains, .count = count, .sides = (chain_sides *)sides};
     measure(&r);
-    return r.sent + r.wide + r.round + r.link + aligned(r.pieces * sizeof(uint64_t)) + PLACES;
+    return r.sent + r.wide + r.round + r.link + aligned(r.pages * sizeof(uint64_t)) + PLACES;
 }
 
 static uint8_t *round_memory(const run *r) {
@@ -106,7 +106,7 @@ static uint8_t *round_memory(const run *r) {
 static uint8_t *link_memory(const run *r) {
     return round_memory(r) + r->round;
 }
-static uint64_t *pieces_memory(const run *r) {
+static uint64_t *pages_memory(const run *r) {
     return (uint64_t *)(void *)(link_memory(r) + r->link);
 }
 
@@ -466,12 +466,12 @@ static ckd_status compare(run *r, uint32_t round, ckd_error *err) {
         const device_chain *c = &r->chains[i];
         if (round < c->count && c->links[round].hashed) {
             const chain_link *l = &c->links[round];
-            r->hashed[count] = (device_pieces){place_of(c, l), l->record->raw_size, NULL};
+            r->hashed[count] = (device_hash_span){place_of(c, l), l->record->raw_size, NULL};
             r->chain_of_hash[count++] = i;
         }
     }
     ckd_status status =
-        count ? device_hash(r->found, r->lease, r->hashed, count, pieces_memory(r), err) : CKD_OK;
+        count ? device_hash(r->found, r->lease, r->hashed, count, pages_memory(r), err) : CKD_OK;
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         device_chain *c = &r->chains[r->chain_of_hash[i]];
         c->mismatch |= !hash128_equal(&r->found[i], &c->links[round].record->content);

@@ -29,9 +29,9 @@ ckd_status device_deltas_clear(device_deltas *b, stream_batch *streams, device_r
 device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count, uint64_t max) {
     device_reader *r = b->r;
     uint64_t raw = stream_aligned(count * r->element);
-    uint64_t pieces = stream_aligned(device_hash_pages_of(raw) * sizeof(uint64_t));
-    uint64_t samples = SYMBOLS_PARTS_SAMPLE * (sizeof(device_piece) + sizeof(float));
-    uint64_t once = (device_is_contiguous(r, r->data) ? 1 : 2) * raw + pieces + samples;
+    uint64_t pages = stream_aligned(device_hash_pages_of(raw) * sizeof(uint64_t));
+    uint64_t samples = SYMBOLS_PARTS_SAMPLE * (sizeof(device_slice) + sizeof(float));
+    uint64_t once = (device_is_contiguous(r, r->data) ? 1 : 2) * raw + pages + samples;
     device_stream *s = stream_batch_add(b->streams, count, raw + stream_aligned(count), once, max);
     device_delta *d = s ? &b->blocks[b->count++] : NULL;
     if (d) {
@@ -63,29 +63,29 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
 /* Uses the parent's values on the device if their hashes are right. */
 static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
-    device_pieces *pieces_of = r->parent_values ? calloc(b->count, sizeof(*pieces_of)) : NULL;
+    device_hash_span *pages_of = r->parent_values ? calloc(b->count, sizeof(*pages_of)) : NULL;
     hash128 *hashes = r->parent_values ? calloc(b->count, sizeof(*hashes)) : NULL;
     ckd_status status =
-        r->parent_values && (!pieces_of || !hashes) ? err_nomem(err, sizeof(*pieces_of), "hashes") : CKD_OK;
-    uint64_t pieces = 0;
-    for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
+        r->parent_values && (!pages_of || !hashes) ? err_nomem(err, sizeof(*pages_of), "hashes") : CKD_OK;
+    uint64_t pages = 0;
+    for (uint32_t i = 0; pages_of && i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
         d->previous = r->parent_values + d->first * r->element;
         if (!device_is_contiguous(r, r->parent_values)) {
             d->previous = d->memory;
             status = device_gather_before(r, d->memory, d->first, d->count, err);
         }
-        pieces_of[i] = (device_pieces){d->previous, d->count * r->element, NULL};
-        pieces += device_hash_pages_of(pieces_of[i].bytes);
+        pages_of[i] = (device_hash_span){d->previous, d->count * r->element, NULL};
+        pages += device_hash_pages_of(pages_of[i].bytes);
     }
-    if (pieces_of && status == CKD_OK) {
-        uint64_t *to = (uint64_t *)(void *)stream_take(&b->streams->next, pieces * sizeof(uint64_t));
-        status = device_hash(hashes, r->lease, pieces_of, b->count, to, err);
+    if (pages_of && status == CKD_OK) {
+        uint64_t *to = (uint64_t *)(void *)stream_take(&b->streams->next, pages * sizeof(uint64_t));
+        status = device_hash(hashes, r->lease, pages_of, b->count, to, err);
     }
-    for (uint32_t i = 0; pieces_of && i < b->count && status == CKD_OK; i++) {
+    for (uint32_t i = 0; pages_of && i < b->count && status == CKD_OK; i++) {
         b->blocks[i].parent_on_device = hash128_equal(&hashes[i], &b->blocks[i].parent_content);
     }
-    free(pieces_of);
+    free(pages_of);
     free(hashes);
     return status;
 }
@@ -140,20 +140,20 @@ static uint64_t sample_at(const device_deltas *b, const device_delta *d, size_t 
 }
 
 /* Gathers the words that contain the samples of all blocks, in order. */
-static ckd_status gather_samples(device_deltas *b, uint32_t *words, device_piece *pieces, ckd_error *err) {
+static ckd_status gather_samples(device_deltas *b, uint32_t *words, device_slice *slices, ckd_error *err) {
     device_lease *lease = b->r->lease;
     device_failure why = {DEVICE_DONE, "", ""};
     uint32_t n = 0;
     for (uint32_t i = 0; i < b->count; i++) {
         const device_delta *d = &b->blocks[i];
         for (size_t k = 0; !d->stream->dropped && k < symbols_sample_count(d->count); k++, n++) {
-            pieces[n] = (device_piece){sample_at(b, d, k) / sizeof(float), n, 1};
+            slices[n] = (device_slice){sample_at(b, d, k) / sizeof(float), n, 1};
         }
     }
-    device_piece *sent = (device_piece *)(void *)stream_take(&b->streams->next, n * sizeof(*pieces));
+    device_slice *sent = (device_slice *)(void *)stream_take(&b->streams->next, n * sizeof(*slices));
     float *to = (float *)(void *)stream_take(&b->streams->next, n * sizeof(*to));
     device_gathering g = {to, (const float *)(const void *)b->streams->memory, sent, n};
-    ckd_status status = device_put(lease, sent, pieces, n * sizeof(*pieces), err);
+    ckd_status status = device_put(lease, sent, slices, n * sizeof(*slices), err);
     if (status == CKD_OK) {
         lease->backend->gather(&lease->queue, &g, &why);
         status = device_status(&why, lease->queue.device, err);
@@ -167,9 +167,9 @@ static int64_t signed_sample(uint32_t word, uint64_t at, size_t size) {
 
 static ckd_status choose_centres(device_deltas *b, ckd_error *err) {
     uint32_t *words = malloc((uint64_t)b->count * SYMBOLS_PARTS_SAMPLE * sizeof(*words));
-    device_piece *pieces = malloc((uint64_t)b->count * SYMBOLS_PARTS_SAMPLE * sizeof(*pieces));
-    ckd_status status = words && pieces ? gather_samples(b, words, pieces, err)
-                                        : err_nomem(err, sizeof(*pieces), "samples of blocks");
+    device_slice *slices = malloc((uint64_t)b->count * SYMBOLS_PARTS_SAMPLE * sizeof(*slices));
+    ckd_status status = words && slices ? gather_samples(b, words, slices, err)
+                                        : err_nomem(err, sizeof(*slices), "samples of blocks");
     for (uint32_t i = 0, n = 0; i < b->count && status == CKD_OK; i++) {
         device_delta *d = &b->blocks[i];
         int64_t samples[SYMBOLS_PARTS_SAMPLE];
@@ -180,7 +180,7 @@ static ckd_status choose_centres(device_deltas *b, ckd_error *err) {
         d->stream->centre = d->stream->dropped ? 0 : symbols_centre(samples, count, (unsigned)b->r->element);
     }
     free(words);
-    free(pieces);
+    free(slices);
     return status;
 }
 

@@ -229,26 +229,26 @@ ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first
     return copy_elements(r, &(element_copy){r->parent_values, first, count, DEVICE_ON_DEVICE}, to, err);
 }
 
-/* Starts to read as much as fits from `first` on, into the piece that is not current. */
+/* Starts to read as much as fits from `first` on, into the buffer that is not current. */
 static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
     uint64_t max = DEVICE_STAGE / r->element, left = r->end - first, n = left < max ? left : max;
-    r->piece[!r->current].first = first;
-    r->piece[!r->current].count = n;
+    r->buffer[!r->current].first = first;
+    r->buffer[!r->current].count = n;
     return copy_elements(r, &(element_copy){r->data, first, n, DEVICE_TO_HOST}, r->lease->pinned[!r->current],
                          err);
 }
 
-/* Makes the piece with that element current, and starts to read the next one. */
+/* Makes the buffer with that element current, and starts to read the next one. */
 static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
-    bool foreseen = r->piece[!r->current].count && r->piece[!r->current].first == first;
+    bool foreseen = r->buffer[!r->current].count && r->buffer[!r->current].first == first;
     ckd_status status = foreseen ? CKD_OK : prefetch(r, first, err);
     THEN(status, device_finish(r->lease, err));
     if (status != CKD_OK) {
         return status;
     }
     r->current = !r->current;
-    uint64_t next = first + r->piece[r->current].count;
-    r->piece[!r->current].count = 0;
+    uint64_t next = first + r->buffer[r->current].count;
+    r->buffer[!r->current].count = 0;
     return next < r->end ? prefetch(r, next, err) : CKD_OK;
 }
 
@@ -256,18 +256,18 @@ ckd_status device_read(void *context, uint64_t first, uint64_t count, void *to, 
     device_reader *r = context;
     uint8_t *out = to;
     if (r->lease->reader != r) { /* another reader has used the pinned memory meanwhile */
-        r->piece[0].count = r->piece[1].count = 0;
+        r->buffer[0].count = r->buffer[1].count = 0;
         r->lease->reader = r;
     }
     while (count) {
-        uint64_t begin = r->piece[r->current].first, n = r->piece[r->current].count;
+        uint64_t begin = r->buffer[r->current].first, n = r->buffer[r->current].count;
         if (first < begin || first >= begin + n) {
             ckd_status status = turn_to(r, first, err);
             if (status != CKD_OK) {
                 return status;
             }
             begin = first;
-            n = r->piece[r->current].count;
+            n = r->buffer[r->current].count;
         }
         n = begin + n - first < count ? begin + n - first : count;
         memcpy(out, (const uint8_t *)r->lease->pinned[r->current] + (first - begin) * r->element,
@@ -300,7 +300,7 @@ device_putting device_put_begin(device_lease *lease, void *to) {
     return p;
 }
 
-/* Sends the filled piece of pinned memory. The other one is free from then on. */
+/* Sends the filled buffer of pinned memory. The other one is free from then on. */
 static void send_stage(device_putting *p) {
     const device_backend *backend = p->lease->backend;
     const device_queue *queue = &p->lease->queue;
@@ -349,24 +349,24 @@ ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t 
 
 /* ---- hashes ---- */
 
-ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *stretches, size_t count,
+ckd_status device_hash(hash128 *out, device_lease *lease, device_hash_span *stretches, size_t count,
                        uint64_t *to, ckd_error *err) {
-    uint64_t pieces = 0;
+    uint64_t pages = 0;
     device_failure why = {DEVICE_DONE, "", ""};
     for (size_t i = 0; i < count; i++) {
-        stretches[i].to = to + pieces;
-        pieces += device_hash_pages_of(stretches[i].bytes);
+        stretches[i].to = to + pages;
+        pages += device_hash_pages_of(stretches[i].bytes);
     }
-    uint64_t *host = malloc(pieces * sizeof(*host) + 1);
+    uint64_t *host = malloc(pages * sizeof(*host) + 1);
     if (!host) {
-        return err_nomem(err, pieces * sizeof(*host), "hashes of what a device has");
+        return err_nomem(err, pages * sizeof(*host), "hashes of what a device has");
     }
     for (size_t i = 0; i < count && why.result == DEVICE_DONE; i += DEVICE_SPANS) {
         uint32_t n = count - i < DEVICE_SPANS ? (uint32_t)(count - i) : DEVICE_SPANS;
         lease->backend->hash(&lease->queue, stretches + i, n, &why);
     }
     ckd_status status = device_status(&why, lease->queue.device, err);
-    THEN(status, device_get(lease, host, to, pieces * sizeof(*host), err));
+    THEN(status, device_get(lease, host, to, pages * sizeof(*host), err));
     for (size_t i = 0, at = 0; i < count && status == CKD_OK; i++) {
         uint64_t n = device_hash_pages_of(stretches[i].bytes);
         out[i] = hash128_of(host + at, n * sizeof(*host)); /* little-endian, as on the device */

@@ -15,11 +15,11 @@
 
 /*
  * Devices as the engine uses them. A lease is a queue, ordered after and before the work on the caller's
- * stream, with two pieces of pinned memory. Values travel through one piece while the other is worked on.
+ * stream, with two buffers of pinned memory. Values travel through one buffer while the other is worked on.
  *
  */
 
-#define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a piece of pinned memory */
+#define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a buffer of pinned memory */
 #define DEVICE_MIN_ELEMENTS \
     (UINT64_C(1) << 14) /* elements: the host finishes fewer before a device has even started */
 
@@ -56,7 +56,7 @@ void device_leases_trim(ckd_store *store);
 /* Closes the leases of a store that is being closed. */
 void device_leases_close(ckd_store *store);
 
-/* Reads a tensor's region in device memory from beginning to end. The next piece is always on its way. */
+/* Reads a tensor's region in device memory from beginning to end. The next buffer is always on its way. */
 typedef struct device_reader {
     device_lease *lease;
     const uint8_t *data;
@@ -69,7 +69,7 @@ typedef struct device_reader {
     uint64_t width, stride;
     struct {
         uint64_t first, count;
-    } piece[2]; /* contents of lease->pinned; the piece that is not current may be on its way */
+    } buffer[2]; /* contents of lease->pinned; the buffer that is not current may be on its way */
     int current;
 } device_reader;
 device_reader device_reader_of(device_lease *lease, const void *data, size_t element, uint64_t elements);
@@ -101,25 +101,25 @@ ckd_status device_read_small(const void **values, device_lease *lease, const voi
  */
 ckd_status device_memory(void **out, device_lease *lease, uint64_t size, ckd_error *err);
 
-/* Returns the number of pieces in `size` bytes, which are hashed separately. */
+/* Returns the number of pages in `size` bytes, which are hashed separately. */
 static inline uint64_t device_hash_pages_of(uint64_t size) {
     return (size + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
 }
 /*
  * Computes content hashes of stretches of device memory, and sets `to` in each of them. to: device memory for
- * one u64 per piece of all stretches. Errors: NOMEM, DEVICE.
+ * one u64 per page of all stretches. Errors: NOMEM, DEVICE.
  */
-ckd_status device_hash(hash128 *out, device_lease *lease, device_pieces *stretches, size_t count,
+ckd_status device_hash(hash128 *out, device_lease *lease, device_hash_span *stretches, size_t count,
                        uint64_t *to, ckd_error *err);
 
 /*
- * Copies pieces of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves the
+ * Copies slices of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves the
  * place as it is. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors: DEVICE.
  */
 typedef struct device_putting {
     device_lease *lease;
     uint8_t *to;
-    uint64_t filled; /* bytes of the current piece of pinned memory */
+    uint64_t filled; /* bytes of the current buffer of pinned memory */
     int stage;       /* its index */
     device_failure why;
 } device_putting;

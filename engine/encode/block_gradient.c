@@ -11,9 +11,9 @@
 
 #include "engine/encode/internal.h"
 
-#define PIECES     16u /* sampled, spread over the block */
-#define PIECE      256u
-#define SAMPLE     (PIECES * PIECE)
+#define SLICES     16u /* sampled, spread over the block */
+#define SLICE      256u
+#define SAMPLE     (SLICES * SLICE)
 #define CLOSE      64u /* elements that a scale is first tried on */
 #define FITS       0.9 /* share of them that are bf16 after division by the right scale; by a wrong one, few are */
 #define EXACTLY    0.97        /* share of a sample whose moments must come out bit for bit */
@@ -71,11 +71,11 @@ static void find_gradient(float *to, const void *now, const float *parent_values
 }
 
 static void take_sample(sample *s, const block_job *job, const float *parent_values, const mixing *by) {
-    size_t n = (size_t)job->input.count, pieces = n > SAMPLE ? PIECES : 1;
-    size_t length = pieces > 1 ? PIECE : n;
-    s->count = pieces * length;
-    for (size_t i = 0; i < pieces; i++) {
-        size_t at = i * (n / pieces);
+    size_t n = (size_t)job->input.count, slices = n > SAMPLE ? SLICES : 1;
+    size_t length = slices > 1 ? SLICE : n;
+    s->count = slices * length;
+    for (size_t i = 0; i < slices; i++) {
+        size_t at = i * (n / slices);
         memcpy(s->parent_values + i * length, parent_values + at, length * sizeof(float));
         memcpy(s->now + i * length, (const uint8_t *)job->input.values + at * sizeof(float),
                length * sizeof(float));

@@ -22,16 +22,16 @@ static void offer(candidate *c, uint64_t size, bool encoded) {
     c->size = size;
 }
 
-#define PIECE 512 /* elements at a time */
+#define SLICE 512 /* elements at a time */
 
 /* Error of a master's decoded values, rounded, against its input values, rounded. */
 static lossy_error error_of_rounded(const block_job *job, const void *original, ckd_dtype dtype) {
     const kernels *k = job->decoder.kernels;
-    uint16_t input[PIECE], decoded[PIECE];
-    float from[PIECE], to[PIECE];
+    uint16_t input[SLICE], decoded[SLICE];
+    float from[SLICE], to[SLICE];
     lossy_error e = {0};
-    for (uint64_t at = 0; at < job->input.count; at += PIECE) {
-        uint64_t n = job->input.count - at < PIECE ? job->input.count - at : PIECE;
+    for (uint64_t at = 0; at < job->input.count; at += SLICE) {
+        uint64_t n = job->input.count - at < SLICE ? job->input.count - at : SLICE;
         k->cast(dtype, input, CKD_F32, (const uint8_t *)original + 4 * at, n);
         k->cast(dtype, decoded, CKD_F32, (const uint8_t *)job->input.values + 4 * at, n);
         k->widen(from, dtype, input, n);

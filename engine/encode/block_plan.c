@@ -58,33 +58,33 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
 
 #define SAMPLE_MIN    4096  /* elements */
 #define SAMPLE_SHARE  16    /* 1/SAMPLE_SHARE of a block is sampled */
-#define SAMPLE_PIECES 16    /* spread over the block */
+#define SAMPLE_SLICES 16    /* spread over the block */
 #define SAMPLED_FROM  16384 /* smaller blocks are planned whole */
 
-/* A sample: `pieces` of `length` elements each, whole rows if rows are short enough. */
+/* A sample: `slices` of `length` elements each, whole rows if rows are short enough. */
 typedef struct sampling {
-    size_t pieces, length, step, first;
+    size_t slices, length, step, first;
 } sampling;
 
 static sampling choose_sample(const block_plan *p) {
     size_t target = p->input.count / SAMPLE_SHARE;
     target = target < SAMPLE_MIN ? SAMPLE_MIN : target;
-    sampling s = {.length = target / SAMPLE_PIECES, .pieces = SAMPLE_PIECES};
+    sampling s = {.length = target / SAMPLE_SLICES, .slices = SAMPLE_SLICES};
     size_t columns = (size_t)p->input.grid.columns;
     if (columns && columns <= target) {
         s.length = columns > s.length ? columns : s.length / columns * columns;
-        s.pieces = target / s.length;
+        s.slices = target / s.length;
         s.first = (columns - (size_t)p->input.grid.phase) % columns;
-        s.step = (p->input.count - s.first) / s.pieces / columns * columns;
+        s.step = (p->input.count - s.first) / s.slices / columns * columns;
     } else {
-        s.step = p->input.count / s.pieces;
+        s.step = p->input.count / s.slices;
     }
     return s;
 }
 
 /* The standalone and the delta estimate see the same elements. */
 static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, unsigned width) {
-    for (size_t i = 0; i < s->pieces; i++) {
+    for (size_t i = 0; i < s->slices; i++) {
         memcpy(to + i * s->length * width, from + (s->first + i * s->step) * width, s->length * width);
     }
 }
@@ -92,7 +92,7 @@ static void take_sample(uint8_t *to, const sampling *s, const uint8_t *from, uns
 /* Provides space in `residual` for a sample of the values, of the previous values, and of integers. */
 static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, uint8_t **integers,
                           const sampling *s, ckd_error *err) {
-    size_t size = s->pieces * s->length * p->width;
+    size_t size = s->slices * s->length * p->width;
     *values = bytes_scratch(&p->residual, 3 * size, "coding scratch", err);
     if (!*values) {
         return CKD_E_NOMEM;
@@ -105,7 +105,7 @@ static ckd_status sampled(block_plan *p, uint8_t **values, uint8_t **previous, u
 
 static ckd_status estimate_standalone(block_plan *p, ckd_error *err) {
     sampling s = choose_sample(p);
-    size_t n = s.pieces * s.length;
+    size_t n = s.slices * s.length;
     uint8_t *values, *previous, *integers;
     ckd_status status = sampled(p, &values, &previous, &integers, &s, err);
     if (status == CKD_OK) {
@@ -124,7 +124,7 @@ static ckd_status estimate_standalone(block_plan *p, ckd_error *err) {
 
 static ckd_status estimate_delta(block_plan *p, ckd_error *err) {
     sampling s = choose_sample(p);
-    size_t n = s.pieces * s.length;
+    size_t n = s.slices * s.length;
     uint8_t *values, *previous, *integers;
     uint8_t *context = bytes_scratch(&p->context, n, "coding scratch", err);
     ckd_status status = context ? sampled(p, &values, &previous, &integers, &s, err) : CKD_E_NOMEM;

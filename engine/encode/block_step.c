@@ -1,8 +1,8 @@
 /* Codes a block as one optimizer step from the parent's. */
 #include "engine/encode/internal.h"
 
-#define STEP_SAMPLE_PIECES 16u
-#define STEP_SAMPLE_PIECE  256u
+#define STEP_SAMPLE_SLICES 16u
+#define STEP_SAMPLE_SLICE  256u
 #define CLEARLY \
     2.0 /* bits an element by which a step must beat the parent's values: it needs more inputs to be loaded */
 #define OTHER_RULE \
@@ -85,12 +85,12 @@ static double difference_bits(const float *a, const float *b, size_t n) {
 }
 
 static double sampled_bits(const block_job *job, const inputs *in, const step_rule *rule) {
-    size_t pieces = job->input.count > STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE ? STEP_SAMPLE_PIECES : 1;
-    size_t length = pieces > 1 ? STEP_SAMPLE_PIECE : (size_t)job->input.count;
-    size_t step = (size_t)job->input.count / pieces;
+    size_t slices = job->input.count > STEP_SAMPLE_SLICES * STEP_SAMPLE_SLICE ? STEP_SAMPLE_SLICES : 1;
+    size_t length = slices > 1 ? STEP_SAMPLE_SLICE : (size_t)job->input.count;
+    size_t step = (size_t)job->input.count / slices;
     double total = 0;
-    float guess[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE], now[STEP_SAMPLE_PIECES * STEP_SAMPLE_PIECE];
-    for (size_t i = 0; i < pieces; i++) {
+    float guess[STEP_SAMPLE_SLICES * STEP_SAMPLE_SLICE], now[STEP_SAMPLE_SLICES * STEP_SAMPLE_SLICE];
+    for (size_t i = 0; i < slices; i++) {
         size_t at = i * step;
         memcpy(guess, in->parent_first + at, length * sizeof(float));
         memcpy(now, (const uint8_t *)in->now + at * sizeof(float), length * sizeof(float));
@@ -100,7 +100,7 @@ static double sampled_bits(const block_job *job, const inputs *in, const step_ru
         }
         total += difference_bits(now, guess, length);
     }
-    return total / (double)(pieces * length) * (double)job->input.count;
+    return total / (double)(slices * length) * (double)job->input.count;
 }
 
 static double best_rule(step_rule *rule, const block_job *job, const step_source *s, const inputs *in) {

@@ -3,38 +3,38 @@
 
 #include "engine/follow/follow.h"
 
-#define PIECE       CKD_BLOCK_ELEMENTS
+#define SLICE       CKD_BLOCK_ELEMENTS
 #define CHANGES_MAX ((size_t)65536)
 
 typedef struct comparison {
     ckd_load *before, *after;
     const view_tensor *tensor;
     follow_ranges ranges;
-    uint8_t *old_values, *new_values; /* of a piece */
+    uint8_t *old_values, *new_values; /* of a slice */
     uint64_t *positions;
     uint8_t *values; /* of the changes */
     ckd_changes_fn visit;
     void *context;
 } comparison;
 
-static ckd_status load_piece(void *to, ckd_load *load, const comparison *c, const ckd_region *piece,
+static ckd_status load_slice(void *to, ckd_load *load, const comparison *c, const ckd_region *slice,
                              uint64_t count, ckd_error *err) {
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
     q.name = c->tensor->tensor->name;
-    q.region = *piece;
+    q.region = *slice;
     q.data = to;
     q.size = (size_t)(count * ckd_dtype_size(c->tensor->tensor->dtype));
     return ckd_load_tensor(load, &q, err);
 }
 
-static ckd_status compare(comparison *c, const ckd_region *piece, uint64_t count, ckd_error *err) {
+static ckd_status compare(comparison *c, const ckd_region *slice, uint64_t count, ckd_error *err) {
     size_t element = ckd_dtype_size(c->tensor->tensor->dtype), found = 0;
-    ckd_status status = load_piece(c->old_values, c->before, c, piece, count, err);
-    THEN(status, load_piece(c->new_values, c->after, c, piece, count, err));
+    ckd_status status = load_slice(c->old_values, c->before, c, slice, count, err);
+    THEN(status, load_slice(c->new_values, c->after, c, slice, count, err));
     for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
         const uint8_t *value = c->new_values + i * element;
         if (memcmp(c->old_values + i * element, value, element) != 0) {
-            c->positions[found] = region_global(c->tensor->shape, piece, i);
+            c->positions[found] = region_global(c->tensor->shape, slice, i);
             memcpy(c->values + found * element, value, element);
             found++;
         }
@@ -68,22 +68,22 @@ static ckd_status compare_flat(comparison *c, uint64_t first, uint64_t count, ck
         uint64_t at = r.first > first ? r.first : first;
         uint64_t end = r.first + r.count < first + count ? r.first + r.count : first + count;
         while (at < end && status == CKD_OK) {
-            ckd_region piece = {.kind = CKD_REGION_FLAT, .start = at};
-            piece.count = end - at < PIECE ? end - at : PIECE;
-            status = compare(c, &piece, piece.count, err);
-            at += piece.count;
+            ckd_region slice = {.kind = CKD_REGION_FLAT, .start = at};
+            slice.count = end - at < SLICE ? end - at : SLICE;
+            status = compare(c, &slice, slice.count, err);
+            at += slice.count;
         }
     }
     return status;
 }
 
-/* Cuts a box along its first dimension, until a part has at most PIECE elements. */
+/* Cuts a box along its first dimension, until a part has at most SLICE elements. */
 static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim, ckd_error *err) {
     uint64_t inner = 1;
     for (uint32_t d = dim + 1; d < c->tensor->shape->ndim; d++) {
         inner *= box->lengths[d];
     }
-    uint64_t rows = inner < PIECE ? PIECE / inner : 1;
+    uint64_t rows = inner < SLICE ? SLICE / inner : 1;
     ckd_region part = *box;
     ckd_status status = CKD_OK;
     for (uint64_t done = 0; done < box->lengths[dim] && status == CKD_OK; done += rows) {
@@ -97,20 +97,20 @@ static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim
         if (!has_changes(c, first, region_global(c->tensor->shape, &part, count - 1) + 1)) {
             continue;
         }
-        status = inner > PIECE ? compare_box(c, &part, dim + 1, err) : compare(c, &part, count, err);
+        status = inner > SLICE ? compare_box(c, &part, dim + 1, err) : compare(c, &part, count, err);
     }
     return status;
 }
 
 static ckd_status prepare(comparison *c, ckd_error *err) {
     size_t element = ckd_dtype_size(c->tensor->tensor->dtype);
-    c->old_values = malloc(PIECE * element);
-    c->new_values = malloc(PIECE * element);
+    c->old_values = malloc(SLICE * element);
+    c->new_values = malloc(SLICE * element);
     c->values = malloc(CHANGES_MAX * element);
     c->positions = malloc(CHANGES_MAX * sizeof(*c->positions));
     return c->old_values && c->new_values && c->values && c->positions
                ? CKD_OK
-               : err_nomem(err, 2 * PIECE * element, "a comparison");
+               : err_nomem(err, 2 * SLICE * element, "a comparison");
 }
 
 static ckd_status compare_region(comparison *c, const ckd_region *region, ckd_error *err) {

@@ -7,12 +7,12 @@
 
 #include "engine/follow/follow.h"
 
-#define PIECE_BYTES (UINT64_C(16) << 20)
+#define SLICE_BYTES (UINT64_C(16) << 20)
 
 /* A part of a file that was written, to be compared. */
-typedef struct written_piece {
+typedef struct written_slice {
     uint64_t offset, size, hash;
-} written_piece;
+} written_slice;
 
 /* One new file. */
 typedef struct file_job {
@@ -22,7 +22,7 @@ typedef struct file_job {
     file_writer *to;
     follow_present present; /* the copy's values, if the old checkpoint does not tell what changed */
     bool copied, trusted;   /* trusted: the copy has the values of w->before */
-    written_piece *pieces;
+    written_slice *slices;
     size_t count, capacity;
 } file_job;
 
@@ -37,18 +37,18 @@ static ckd_status progress(follow_writing *w, uint64_t size, ckd_error *err) {
 }
 
 static ckd_status put(file_job *j, uint64_t offset, const void *data, uint64_t size, ckd_error *err) {
-    ckd_status status = ARRAY_GROW(j->pieces, j->capacity, j->count + 1, "what was written", err);
+    ckd_status status = ARRAY_GROW(j->slices, j->capacity, j->count + 1, "what was written", err);
     THEN(status, offset == file_written(j->to) ? file_append(j->to, data, (size_t)size, err)
                                                : file_write_at(j->to, offset, data, (size_t)size, err));
     if (status == CKD_OK) {
-        j->pieces[j->count++] = (written_piece){offset, size, hash64(data, (size_t)size)};
+        j->slices[j->count++] = (written_slice){offset, size, hash64(data, (size_t)size)};
     }
     return status;
 }
 
 static ckd_status put_range(file_job *j, const follow_tensor *t, follow_range range, ckd_error *err) {
     follow_writing *w = j->w;
-    uint64_t element = ckd_dtype_size(t->info->dtype), max = PIECE_BYTES / element;
+    uint64_t element = ckd_dtype_size(t->info->dtype), max = SLICE_BYTES / element;
     ckd_status status = CKD_OK;
     for (uint64_t done = 0; done < range.count && status == CKD_OK; done += max) {
         uint64_t count = range.count - done < max ? range.count - done : max;
@@ -166,7 +166,7 @@ static ckd_status read_back(const file_job *j, ckd_error *err) {
     }
     bytes room = {0};
     for (size_t i = 0; i < j->count && status == CKD_OK; i++) {
-        const written_piece *p = &j->pieces[i];
+        const written_slice *p = &j->slices[i];
         void *data = bytes_scratch(&room, p->size, "a part of a file", err);
         status = data ? file_read_at(file, p->offset, data, (size_t)p->size, err) : CKD_E_NOMEM;
         if (status == CKD_OK && hash64(data, (size_t)p->size) != p->hash) {
@@ -217,7 +217,7 @@ static ckd_status write_shard(follow_writing *w, const follow_shard *s, ckd_erro
     file_discard(j.to);
     file_close_read(j.present.file);
     bytes_free(&j.present.room);
-    free(j.pieces);
+    free(j.slices);
     return status;
 }
 
@@ -263,8 +263,8 @@ ckd_status follow_write(follow_writing *w, ckd_error *err) {
     w->next.step = c->step;
     w->next.created_ns = c->created_ns;
     w->next.tensor_bytes = w->layout->tensor_bytes;
-    w->buffer = malloc(PIECE_BYTES);
-    ckd_status status = w->buffer ? CKD_OK : err_nomem(err, PIECE_BYTES, "values to write");
+    w->buffer = malloc(SLICE_BYTES);
+    ckd_status status = w->buffer ? CKD_OK : err_nomem(err, SLICE_BYTES, "values to write");
     for (size_t i = 0; i < w->layout->count && status == CKD_OK; i++) {
         status = write_shard(w, &w->layout->shards[i], err);
     }

@@ -27,8 +27,8 @@ lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count) {
 
 /* ---- integers ---- */
 
-/* A row is quantised PIECE elements at a time, so that residuals stay in the nearest cache. */
-#define PIECE 2048u
+/* A row is quantised SLICE elements at a time, so that residuals stay in the nearest cache. */
+#define SLICE 2048u
 
 typedef struct source {
     const lossy_job *job; /* block, work */
@@ -37,20 +37,20 @@ typedef struct source {
 } source;
 
 /* Some elements of a row of the block. */
-typedef struct row_piece {
+typedef struct row_slice {
     uint64_t row, first, column, n;
-} row_piece;
+} row_slice;
 
-static void residual_of(float *to, const source *from, const lattice_run *run, const row_piece *p) {
-    static const float zeros[PIECE] = {0};
+static void residual_of(float *to, const source *from, const lattice_run *run, const row_slice *p) {
+    static const float zeros[SLICE] = {0};
     const lossy_elements *e = from->elements;
     const float *now = e->tile->input.now + e->at, *parent_values = e->tile->input.parent_values;
-    lattice_run piece_run = *run;
-    piece_run.column_step = run->column_step ? run->column_step + p->column : NULL;
+    lattice_run slice_run = *run;
+    slice_run.column_step = run->column_step ? run->column_step + p->column : NULL;
     e->kernels->lattice_residual(
         to, now + p->first, parent_values ? parent_values + e->at + p->first : zeros,
         from->products ? from->products + p->row * from->job->block.columns + p->column : NULL, p->n,
-        &piece_run);
+        &slice_run);
 }
 
 uint8_t lossy_offset(double below) {
@@ -77,16 +77,16 @@ static void add_levels(level_sums *s, const int32_t *q, const float *residual, u
 
 /* Integers go to `q8`, or to q if `q8` is NULL. Returns false if one does not fit a byte. */
 static bool quantise_rows(level_sums *sums, int8_t *q8, int32_t *q, const source *from) {
-    float residual[PIECE];
+    float residual[SLICE];
     const lattice_block *b = &from->job->block;
     const float *up = from->elements->tile->plan.up;
     const kernels *k = from->elements->kernels;
     for (uint64_t row = 0; row < lattice_rows(b); row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
         lattice_run run = lattice_row_run(b, &from->job->work, row);
-        for (uint64_t at = 0; at < n; at += PIECE) {
+        for (uint64_t at = 0; at < n; at += SLICE) {
             uint64_t remaining = n - at;
-            row_piece p = {row, first + at, column + at, remaining < PIECE ? remaining : PIECE};
+            row_slice p = {row, first + at, column + at, remaining < SLICE ? remaining : SLICE};
             residual_of(residual, from, &run, &p);
             if (q8 && !k->quantise_q8(q8 + p.first, sums, residual, up, p.n)) {
                 return false;
@@ -152,17 +152,17 @@ static bool any_set(const int32_t *q, uint64_t n) {
 static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const float *now = e->tile->input.now + e->at;
     lattice_block *b = &j->block;
-    int32_t piece[PIECE], *q = NULL;
+    int32_t slice[SLICE], *q = NULL;
     ckd_status status = lattice_steps(b, &j->work, err);
     for (uint64_t row = 0; row < lattice_rows(b) && status == CKD_OK; row++) {
         uint64_t first, column, n = lattice_row_span(b, row, &first, &column);
         level_run run = level_row_run(b, &j->work, row, false);
-        for (uint64_t i = 0; i < n && status == CKD_OK; i += PIECE) {
-            uint64_t count = n - i < PIECE ? n - i : PIECE, to = first + i;
-            level_run piece_run = run;
-            piece_run.column += b->own.step ? column + i : 0;
-            e->kernels->level_quantise(piece, now + to, now + to, LOSSY_LEVEL_UP, count, &piece_run);
-            if (!q && any_set(piece, count)) {
+        for (uint64_t i = 0; i < n && status == CKD_OK; i += SLICE) {
+            uint64_t count = n - i < SLICE ? n - i : SLICE, to = first + i;
+            level_run slice_run = run;
+            slice_run.column += b->own.step ? column + i : 0;
+            e->kernels->level_quantise(slice, now + to, now + to, LOSSY_LEVEL_UP, count, &slice_run);
+            if (!q && any_set(slice, count)) {
                 q = bytes_scratch(&j->q, b->count * sizeof(int32_t), "coding scratch", err);
                 status = q ? CKD_OK : CKD_E_NOMEM;
                 if (q) {
@@ -170,7 +170,7 @@ static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_err
                 }
             }
             if (q) {
-                memcpy(q + to, piece, count * sizeof(int32_t));
+                memcpy(q + to, slice, count * sizeof(int32_t));
             }
         }
     }

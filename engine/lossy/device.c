@@ -511,14 +511,14 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
 }
 
 ckd_status lossy_device_gather(float *to, struct lossy_device *d, const float *from,
-                               const device_piece *pieces, uint64_t count, ckd_error *err) {
-    uint64_t used = 0, elements = count ? (uint64_t)pieces[count - 1].to + pieces[count - 1].n : 0;
+                               const device_slice *slices, uint64_t count, ckd_error *err) {
+    uint64_t used = 0, elements = count ? (uint64_t)slices[count - 1].to + slices[count - 1].n : 0;
     device_failure why = {DEVICE_DONE, "", ""};
-    device_piece *list = lossy_device_take(d, &used, count * sizeof(*list));
-    device_gathering g = {.from = from, .piece = list, .pieces = count};
+    device_slice *list = lossy_device_take(d, &used, count * sizeof(*list));
+    device_gathering g = {.from = from, .slice = list, .slices = count};
     g.to = lossy_device_take(d, &used, elements * sizeof(float));
     ckd_status status = lossy_device_check_scratch(d, used, err);
-    THEN(status, device_put(d->lease, list, pieces, count * sizeof(*list), err));
+    THEN(status, device_put(d->lease, list, slices, count * sizeof(*list), err));
     if (status == CKD_OK) {
         d->lease->backend->gather(&d->lease->queue, &g, &why);
         status = lossy_device_status(d, &why, err);

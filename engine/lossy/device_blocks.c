@@ -62,14 +62,14 @@ static ckd_status measure_blocks(const struct lossy_device *d, ckd_dtype rounded
     return status;
 }
 
-/* The scratch has room for all pieces of the tile, and one more per stretch. */
-static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_pieces *stretches,
+/* The scratch has room for all pages of the tile, and one more per stretch. */
+static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, device_hash_span *stretches,
                                  size_t count, ckd_error *err) {
-    uint64_t used = 0, pieces = 0;
+    uint64_t used = 0, pages = 0;
     for (size_t i = 0; i < count; i++) {
-        pieces += device_hash_pages_of(stretches[i].bytes);
+        pages += device_hash_pages_of(stretches[i].bytes);
     }
-    uint64_t *to = lossy_device_take(d, &used, pieces * sizeof(*to));
+    uint64_t *to = lossy_device_take(d, &used, pages * sizeof(*to));
     ckd_status status = lossy_device_check_scratch(d, used, err);
     return status == CKD_OK ? device_hash(out, d->lease, stretches, count, to, err) : status;
 }
@@ -82,14 +82,14 @@ static hash128 *hash_place(lossy_device_block *b, size_t offset) {
 /* Computes the content hashes of all blocks of one array. offset: that of the hash in lossy_device_block. */
 static ckd_status hash_blocks(const struct lossy_device *d, size_t offset, const void *values, size_t size,
                               ckd_error *err) {
-    device_pieces *stretches = malloc(d->block_count * (sizeof(*stretches) + sizeof(hash128)) + 1);
+    device_hash_span *stretches = malloc(d->block_count * (sizeof(*stretches) + sizeof(hash128)) + 1);
     if (!stretches) {
         return err_nomem(err, d->block_count * sizeof(*stretches), "coding scratch");
     }
     hash128 *out = (hash128 *)(void *)(stretches + d->block_count);
     for (size_t i = 0; i < d->block_count; i++) {
         const lossy_device_block *b = &d->blocks[i];
-        stretches[i] = (device_pieces){(const uint8_t *)values + b->at * size, b->count * size, NULL};
+        stretches[i] = (device_hash_span){(const uint8_t *)values + b->at * size, b->count * size, NULL};
     }
     ckd_status status = hash_stretches(out, d, stretches, d->block_count, err);
     for (size_t i = 0; i < d->block_count && status == CKD_OK; i++) {
@@ -177,14 +177,14 @@ ckd_status lossy_device_compare(bool *same, const struct lossy_device *d, const 
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t used = 0;
     *same = false;
-    device_pieces *stretches = malloc(count * (sizeof(*stretches) + sizeof(hash128)) + 1);
+    device_hash_span *stretches = malloc(count * (sizeof(*stretches) + sizeof(hash128)) + 1);
     if (!stretches) {
         return err_nomem(err, count * sizeof(*stretches), "coding scratch");
     }
     hash128 *found = (hash128 *)(void *)(stretches + count);
     for (size_t i = 0; i < count; i++) {
         const void *values = gather_part(d, &parts[i], &used, &why);
-        stretches[i] = (device_pieces){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
+        stretches[i] = (device_hash_span){values, parts[i].count * ckd_dtype_size(d->dtype), NULL};
     }
     ckd_status status = lossy_device_status(d, &why, err);
     THEN(status, hash_stretches(found, d, stretches, count, err));

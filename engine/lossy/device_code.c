@@ -370,20 +370,20 @@ ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, con
     const struct lossy_device *d = t->input.device;
     uint64_t from = (t->input.sampled + s->stride - 1) / s->stride,
              end = (t->input.sampled + t->shape.count + s->stride - 1) / s->stride, n = end - from;
-    device_piece *pieces = malloc((n + 1) * (sizeof(*pieces) + 2 * sizeof(float)));
-    if (!pieces) {
-        return err_nomem(err, n * sizeof(*pieces), "a sample of second moments");
+    device_slice *slices = malloc((n + 1) * (sizeof(*slices) + 2 * sizeof(float)));
+    if (!slices) {
+        return err_nomem(err, n * sizeof(*slices), "a sample of second moments");
     }
-    float *input = (float *)(void *)(pieces + n), *decoded = input + n;
+    float *input = (float *)(void *)(slices + n), *decoded = input + n;
     for (uint64_t i = 0; i < n; i++) {
-        pieces[i] = (device_piece){(from + i) * s->stride - t->input.sampled, (uint32_t)i, 1};
+        slices[i] = (device_slice){(from + i) * s->stride - t->input.sampled, (uint32_t)i, 1};
     }
-    ckd_status status = lossy_device_gather(input, t->input.device, d->at.now, pieces, n, err);
-    THEN(status, lossy_device_gather(decoded, t->input.device, d->at.values, pieces, n, err));
+    ckd_status status = lossy_device_gather(input, t->input.device, d->at.now, slices, n, err);
+    THEN(status, lossy_device_gather(decoded, t->input.device, d->at.values, slices, n, err));
     if (status == CKD_OK) {
         direction_values v = {input, decoded, from, n};
         direction_take(sums, s, &v, eps);
     }
-    free(pieces);
+    free(slices);
     return status;
 }

@@ -15,7 +15,7 @@ lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count);
 ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err);
 
 /*
- * The residuals as a matrix whose pieces are computed on demand. The tile's steps must not change meanwhile,
+ * The residuals as a matrix whose submatrices are computed on demand. The tile's steps must not change meanwhile,
  * and the tile has no factors.
  */
 typedef struct lossy_matrix {
@@ -26,9 +26,8 @@ typedef struct lossy_matrix {
 /* work: borrowed until the last product. Errors: NOMEM. */
 ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
                               ckd_error *err);
-/* Implements low_rank_matrix.piece, for at most PIECE_SIDE columns. */
-void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
-                        size_t columns);
+/* Implements low_rank_matrix.submatrix, for at most SUBMATRIX_SIDE columns. */
+void lossy_submatrix(const void *matrix, float *to, size_t row, size_t rows, size_t column, size_t columns);
 
 /* Converts the mean distance below an integer, in steps, to the unit of payloads. */
 uint8_t lossy_offset(double below);
@@ -147,12 +146,12 @@ static inline ckd_status lossy_device_status(const struct lossy_device *d, const
     return device_status(why, d->lease->queue.device, err);
 }
 
-/* Device versions of tile_pass_run and lossy_residual, of sample pieces, and of the residual matrix. */
+/* Device versions of tile_pass_run and lossy_residual, of sample slices, and of the residual matrix. */
 ckd_status lossy_device_pass(tile_pass *p, const lossy_tile *t, ckd_error *err);
 ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_error *err);
-/* Copies pieces of `from`, in the device's memory, to `to` on the host, one after the other. */
+/* Copies slices of `from`, in the device's memory, to `to` on the host, one after the other. */
 ckd_status lossy_device_gather(float *to, struct lossy_device *d, const float *from,
-                               const device_piece *pieces, uint64_t count, ckd_error *err);
+                               const device_slice *slices, uint64_t count, ckd_error *err);
 /* Makes the residuals in steps, without factors, as the matrix for the search below. */
 ckd_status lossy_device_matrix(const lossy_tile *t, ckd_error *err);
 

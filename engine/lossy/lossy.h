@@ -357,17 +357,17 @@ uint64_t tile_panels(const tile_shape *shape);
 /* Tells whether factors may pay for the tile, which has been cut. Only first moments and weights have factors. */
 bool lossy_may_factor(const lossy_tile *t);
 
-/* ---- sample.c: estimates on pieces of rows that are spread over a tile ---- */
-#define SAMPLE_PIECE 128u /* elements of a row */
-typedef struct tile_piece {
+/* ---- sample.c: estimates on slices of rows that are spread over a tile ---- */
+#define SAMPLE_SLICE 128u /* elements of a row */
+typedef struct tile_slice {
     uint64_t first, row, column, n;
     const float *now, *parent_values; /* parent_values NULL: no parent */
-} tile_piece;
+} tile_slice;
 typedef struct tile_sample {
     const lossy_tile *tile;
-    uint64_t stride, in_round, round; /* of pieces */
+    uint64_t stride, in_round, round; /* of slices */
     uint64_t row, at;
-    float *now, *parent_values; /* of a tile on a device: copies of all pieces; `next` is the next one */
+    float *now, *parent_values; /* of a tile on a device: copies of all slices; `next` is the next one */
     uint64_t next;
 } tile_sample;
 /*
@@ -375,7 +375,7 @@ typedef struct tile_sample {
  * whatever the status. Errors: NOMEM, DEVICE.
  */
 ckd_status sample_begin(tile_sample *s, const lossy_tile *t, uint64_t elements, ckd_error *err);
-bool sample_next(tile_piece *out, tile_sample *s);
+bool sample_next(tile_slice *out, tile_sample *s);
 void sample_end(tile_sample *s);
 
 /*

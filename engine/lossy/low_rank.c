@@ -321,7 +321,7 @@ static void integers_of(int32_t *all, const search *s, int which) {
     for (size_t i = 0; i < vectors_parts(side); i++) {
         size_t n = vectors_width(side, i);
         const float *from = vectors_part(side, i);
-        int32_t *to = all + i * PIECE_SIDE * rank;
+        int32_t *to = all + i * SUBMATRIX_SIDE * rank;
         for (size_t k = 0; k < rank; k++) {
             double scale = scale_of(s, k, which);
             for (size_t j = 0; j < n; j++) {

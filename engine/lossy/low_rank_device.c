@@ -37,7 +37,7 @@ static void turn_vectors(float *flat, const vectors *v, bool out) {
     for (size_t p = 0; p < vectors_parts(v); p++) {
         size_t n = vectors_width(v, p);
         for (size_t i = 0; i < v->count; i++) {
-            float *cut = vectors_part(v, p) + i * n, *whole = flat + i * v->n + p * PIECE_SIDE;
+            float *cut = vectors_part(v, p) + i * n, *whole = flat + i * v->n + p * SUBMATRIX_SIDE;
             memcpy(out ? cut : whole, out ? whole : cut, n * sizeof(float));
         }
     }

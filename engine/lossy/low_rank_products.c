@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define PIECE_ELEMENTS (PIECE_SIDE * PIECE_SIDE)
+#define SUBMATRIX_ELEMENTS (SUBMATRIX_SIDE * SUBMATRIX_SIDE)
 
 #define FACTORS "factors of a matrix"
 
@@ -12,8 +12,8 @@ ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *memory, ckd_
 }
 
 ckd_status product_context_begin(product_context *c, bytes *memory, ckd_error *err) {
-    size_t matrix = 2 * (size_t)PIECE_ELEMENTS + c->count * PIECE_SIDE,
-           pairs = c->count * (PIECE_SIDE + c->count), threads = c->pool ? pool_threads(c->pool) : 1;
+    size_t matrix = 2 * (size_t)SUBMATRIX_ELEMENTS + c->count * SUBMATRIX_SIDE,
+           pairs = c->count * (SUBMATRIX_SIDE + c->count), threads = c->pool ? pool_threads(c->pool) : 1;
     c->scratch_of_one = matrix > pairs ? matrix : pairs;
     c->scratch = bytes_scratch(memory, threads * c->scratch_of_one * sizeof(float), FACTORS, err);
     return c->scratch ? CKD_OK : CKD_E_NOMEM;
@@ -66,16 +66,16 @@ static ckd_status part_times_matrix(void *context, size_t index, uint32_t worker
     const times_matrix *t = context;
     const low_rank_matrix *x = t->c->x;
     const vectors *from = t->from;
-    float *piece = t->c->scratch + worker * t->c->scratch_of_one, *right = piece + PIECE_ELEMENTS,
-          *sums = right + PIECE_ELEMENTS, *to = vectors_part(t->to, index);
+    float *submatrix = t->c->scratch + worker * t->c->scratch_of_one, *right = submatrix + SUBMATRIX_ELEMENTS,
+          *sums = right + SUBMATRIX_ELEMENTS, *to = vectors_part(t->to, index);
     size_t width = vectors_width(t->to, index);
     for (size_t i = 0; i < vectors_parts(from); i++) {
         size_t depth = vectors_width(from, i);
         if (t->transposed) {
-            x->piece(x->context, piece, index * PIECE_SIDE, width, i * PIECE_SIDE, depth);
-            transpose(right, piece, width, depth);
+            x->submatrix(x->context, submatrix, index * SUBMATRIX_SIDE, width, i * SUBMATRIX_SIDE, depth);
+            transpose(right, submatrix, width, depth);
         } else {
-            x->piece(x->context, right, i * PIECE_SIDE, depth, index * PIECE_SIDE, width);
+            x->submatrix(x->context, right, i * SUBMATRIX_SIDE, depth, index * SUBMATRIX_SIDE, width);
         }
         t->c->k->gemm(i ? sums : to, vectors_part(from, i), right, from->count, depth, width);
         if (i) {
@@ -102,7 +102,7 @@ ckd_status vectors_pairs(float *mix, const vectors *v, const product_context *c,
         return c->x->backend->pairs(c->x->context, mix, v, err);
     }
     float *transposed = c->scratch,
-          *sums = transposed + v->count * PIECE_SIDE; /* pieces are not needed now */
+          *sums = transposed + v->count * SUBMATRIX_SIDE; /* the submatrices are not needed now */
     memset(mix, 0, v->count * v->count * sizeof(float));
     for (size_t i = 0; i < vectors_parts(v); i++) {
         size_t width = vectors_width(v, i);
@@ -128,7 +128,7 @@ static ckd_status mix_part(void *context, size_t index, uint32_t worker, ckd_err
     float *sums = m->c->scratch + worker * m->c->scratch_of_one;
     size_t width = vectors_width(m->from, index);
     m->c->k->gemm(sums, m->mix, vectors_part(m->from, index), m->count, m->from->count, width);
-    memcpy(m->from->at + index * PIECE_SIDE * m->count, sums, m->count * width * sizeof(float));
+    memcpy(m->from->at + index * SUBMATRIX_SIDE * m->count, sums, m->count * width * sizeof(float));
     return CKD_OK;
 }
 

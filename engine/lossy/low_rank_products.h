@@ -1,5 +1,5 @@
 /*
- * Products of a few vectors with a matrix that is never in memory: each product computes the matrix's pieces
+ * Products of a few vectors with a matrix that is never in memory: each product computes the submatrices
  * again. So factors of a tile take the memory of the factors, not of two copies of the tile. The order of
  * sums depends on the shapes only, and is that of one product of the whole matrix. Internal to
  * engine/lossy/low_rank.c.
@@ -12,10 +12,10 @@
 #include "kernels/kernels.h"
 
 /*
- * Largest side of a piece. It equals the depth of one partial sum of a product (kernels/products_loops.h),
+ * Largest side of a submatrix. It equals the depth of one partial sum of a product (kernels/products_loops.h),
  * which keeps the order of sums.
  */
-#define PIECE_SIDE 256u
+#define SUBMATRIX_SIDE 256u
 
 struct vectors;
 /* How each vector is rounded to whole numbers over its scale: see low_rank.c. */
@@ -52,14 +52,14 @@ typedef struct low_rank_matrix {
      * Writes `rows` rows from `row` on, `columns` columns from `column` on, to `to`, in row-major order.
      * Several threads call it.
      */
-    void (*piece)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
+    void (*submatrix)(const void *context, float *to, size_t row, size_t rows, size_t column, size_t columns);
     const void *context;
-    const vectors_backend *backend; /* replaces `piece`; NULL: the host multiplies */
+    const vectors_backend *backend; /* replaces `submatrix`; NULL: the host multiplies */
 } low_rank_matrix;
 
 /*
- * `count` vectors of n elements, in parts: PIECE_SIDE elements of each vector, vector after vector, then the
- * next PIECE_SIDE of each, ...
+ * `count` vectors of n elements, in parts: SUBMATRIX_SIDE elements of each vector, vector after vector, then the
+ * next SUBMATRIX_SIDE of each, ...
  */
 typedef struct vectors {
     float *at;
@@ -69,19 +69,19 @@ typedef struct vectors {
 /* Allocates in `memory`, which stays the caller's (also in the functions below). Errors: NOMEM. */
 ckd_status vectors_begin(vectors *v, size_t n, size_t count, bytes *memory, ckd_error *err);
 static inline size_t vectors_parts(const vectors *v) {
-    return (v->n + PIECE_SIDE - 1) / PIECE_SIDE;
+    return (v->n + SUBMATRIX_SIDE - 1) / SUBMATRIX_SIDE;
 }
 static inline size_t vectors_width(const vectors *v, size_t which) {
-    size_t left = v->n - which * PIECE_SIDE;
-    return left < PIECE_SIDE ? left : PIECE_SIDE;
+    size_t left = v->n - which * SUBMATRIX_SIDE;
+    return left < SUBMATRIX_SIDE ? left : SUBMATRIX_SIDE;
 }
 static inline float *vectors_part(const vectors *v, size_t which) {
-    return v->at + which * PIECE_SIDE * v->count;
+    return v->at + which * SUBMATRIX_SIDE * v->count;
 }
 /* Address of element i of a vector. */
 static inline float *vectors_element(const vectors *v, size_t vector, size_t i) {
-    size_t which = i / PIECE_SIDE;
-    return vectors_part(v, which) + vector * vectors_width(v, which) + i % PIECE_SIDE;
+    size_t which = i / SUBMATRIX_SIDE;
+    return vectors_part(v, which) + vector * vectors_width(v, which) + i % SUBMATRIX_SIDE;
 }
 
 /* Context of products: the matrix, the threads, scratch of each worker. */
@@ -90,7 +90,7 @@ typedef struct product_context {
     thread_pool *pool; /* or NULL */
     const kernels *k;
     size_t count; /* largest number of vectors */
-    /* Per worker: two pieces, and sums of `count` vectors over a piece's side or of all pairs of vectors. */
+    /* Per worker: two submatrices, and sums of `count` vectors over a submatrix's side or of all pairs of vectors. */
     float *scratch;
     size_t scratch_of_one;
 } product_context;

@@ -9,7 +9,7 @@
 #include "codec/common/common.h"
 #include "kernels/scalar_moments.h"
 
-#define PIECE       512u /* elements at a time */
+#define SLICE       512u /* elements at a time */
 #define CHOSEN_MAX  64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
 #define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
 
@@ -73,9 +73,9 @@ static bool any_doubtful(const float *first, const float *second, uint64_t n, do
 
 void pair_largest(double so_far[PAIR_BOUNDS], lossy_part part, const float *values, const uint16_t *other,
                   uint64_t n, const pair_bound bounds[PAIR_BOUNDS]) {
-    float wide[PIECE];
-    for (uint64_t i = 0; i < n; i += PIECE) {
-        uint64_t length = n - i < PIECE ? n - i : PIECE;
+    float wide[SLICE];
+    for (uint64_t i = 0; i < n; i += SLICE) {
+        uint64_t length = n - i < SLICE ? n - i : SLICE;
         widen(wide, other + i, length);
         const float *first = part == LOSSY_SECOND ? wide : values + i,
                     *second = part == LOSSY_SECOND ? values + i : wide;
@@ -143,8 +143,8 @@ static bool too_large(const block_pair *p, uint64_t i) {
 /* Returns the largest update with the optimizer's eps. */
 static double largest_in(const block_pair *p, uint64_t n) {
     double largest = 0;
-    for (uint64_t i = 0; i < n; i += PIECE) {
-        uint64_t length = n - i < PIECE ? n - i : PIECE;
+    for (uint64_t i = 0; i < n; i += SLICE) {
+        uint64_t length = n - i < SLICE ? n - i : SLICE;
         largest = larger_of(largest, p->first + i, p->second + i, length, p->bounds[PAIR_EPS].eps);
     }
     return largest;
@@ -152,8 +152,8 @@ static double largest_in(const block_pair *p, uint64_t n) {
 
 static uint64_t count_too_large(const block_pair *p, uint64_t n) {
     uint64_t count = 0;
-    for (uint64_t i = 0; i < n; i += PIECE) {
-        uint64_t length = n - i < PIECE ? n - i : PIECE;
+    for (uint64_t i = 0; i < n; i += SLICE) {
+        uint64_t length = n - i < SLICE ? n - i : SLICE;
         bool any = any_too_large(p, i, length);
         for (uint64_t e = i; any && e < i + length; e++) {
             count += too_large(p, e);

@@ -54,8 +54,7 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double integers_cost, 
                               ckd_error *err) {
     double lambda = t->params->lambda;
     lossy_matrix residual;
-    low_rank_matrix x = {lattice_rows(&t->plan.lattice), t->shape.columns, lossy_matrix_piece, &residual,
-                         NULL};
+    low_rank_matrix x = {lattice_rows(&t->plan.lattice), t->shape.columns, lossy_submatrix, &residual, NULL};
     if (t->input.device) {
         x = (low_rank_matrix){lattice_rows(&t->plan.lattice), t->shape.columns, NULL, t,
                               &lossy_device_vectors};
@@ -94,14 +93,14 @@ static ckd_status try_factors(planning *p, lossy_tile *t, double integers_cost, 
 
 /* Samples the residuals without factors: thresholds depend on the distribution only. */
 static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernels *k, ckd_error *err) {
-    static const float zeros[SAMPLE_PIECE] = {0};
-    float residual[SAMPLE_PIECE];
+    static const float zeros[SAMPLE_SLICE] = {0};
+    float residual[SAMPLE_SLICE];
     lattice_work *work = &p->scratches->work;
     ckd_status status = lattice_steps(&t->plan.lattice, work, err);
     memset(p->histogram, 0, sizeof(*p->histogram));
     tile_sample s = {.tile = t};
     THEN(status, sample_begin(&s, t, SAMPLE_ELEMENTS, err));
-    for (tile_piece at; status == CKD_OK && sample_next(&at, &s);) {
+    for (tile_slice at; status == CKD_OK && sample_next(&at, &s);) {
         lattice_run run = lattice_row_run(&t->plan.lattice, work, t->shape.vector ? 0 : at.row);
         run.column_step = run.column_step ? run.column_step + at.column : NULL;
         k->lattice_residual(residual, at.now, at.parent_values ? at.parent_values : zeros, NULL, at.n, &run);

@@ -6,12 +6,12 @@
 #define ROUNDS 4
 #define UP_MAX 0.98
 
-#define PIECE 512 /* elements at a time */
+#define SLICE 512 /* elements at a time */
 
 void rate_add(rate_histogram *h, const float *residual, size_t n, const kernels *k) {
-    uint16_t bin[PIECE];
-    for (size_t at = 0; at < n; at += PIECE) {
-        size_t length = n - at < PIECE ? n - at : PIECE, i = 0;
+    uint16_t bin[SLICE];
+    for (size_t at = 0; at < n; at += SLICE) {
+        size_t length = n - at < SLICE ? n - at : SLICE, i = 0;
         k->bins_of(bin, residual + at, RATE_IN_ONE, RATE_BINS - 1, length);
         for (; i + RATE_APART <= length; i += RATE_APART) {
             for (size_t j = 0; j < RATE_APART; j++) {

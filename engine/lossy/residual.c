@@ -74,7 +74,7 @@ ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels 
     return status;
 }
 
-/* ---- pieces of the residual matrix, without factors ---- */
+/* ---- submatrices of the residual matrix, without factors ---- */
 
 ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernels *k, lattice_work *work,
                               ckd_error *err) {
@@ -83,8 +83,8 @@ ckd_status lossy_matrix_begin(lossy_matrix *m, const lossy_tile *t, const kernel
 }
 
 /* Elements outside the tile are 0. */
-static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
-    static const float zeros[PIECE_SIDE] = {0};
+static void submatrix_of_row(const lossy_matrix *m, float *to, size_t row, size_t column, size_t columns) {
+    static const float zeros[SUBMATRIX_SIDE] = {0};
     const lossy_tile *t = m->tile;
     uint64_t first, begin, n = tile_row_span(&t->shape, row, &first, &begin), end = begin + n,
                            to_end = column + columns;
@@ -104,9 +104,8 @@ static void piece_of_row(const lossy_matrix *m, float *to, size_t row, size_t co
                                  end - from, &run);
 }
 
-void lossy_matrix_piece(const void *matrix, float *to, size_t row, size_t rows, size_t column,
-                        size_t columns) {
+void lossy_submatrix(const void *matrix, float *to, size_t row, size_t rows, size_t column, size_t columns) {
     for (size_t i = 0; i < rows; i++) {
-        piece_of_row(matrix, to + i * columns, row + i, column, columns);
+        submatrix_of_row(matrix, to + i * columns, row + i, column, columns);
     }
 }

@@ -9,24 +9,24 @@
 #define OUTLIER         32.0       /* in RMS */
 #define OUTLIER_OF_ALL  40.0       /* in RMS, for limits that come from a sample */
 
-/* Picks one of `stride` pieces. The choice shifts from round to round, so that it covers all columns. */
-static bool next_piece(tile_piece *out, tile_sample *s) {
+/* Picks one of `stride` slices. The choice shifts from round to round, so that it covers all columns. */
+static bool next_slice(tile_slice *out, tile_sample *s) {
     uint64_t rows = tile_rows(&s->tile->shape);
     while (s->row < rows) {
         uint64_t first, column, n = tile_row_span(&s->tile->shape, s->row, &first, &column);
         while (s->at < n) {
             uint64_t at = s->at;
             bool chosen = s->in_round == s->round;
-            s->at += SAMPLE_PIECE;
+            s->at += SAMPLE_SLICE;
             if (++s->in_round == s->stride) {
                 s->in_round = 0;
                 s->round = s->round + 1 < s->stride ? s->round + 1 : 0;
             }
             if (chosen) {
-                *out = (tile_piece){.first = first + at,
+                *out = (tile_slice){.first = first + at,
                                     .row = s->row,
                                     .column = column + at,
-                                    .n = n - at < SAMPLE_PIECE ? n - at : SAMPLE_PIECE};
+                                    .n = n - at < SAMPLE_SLICE ? n - at : SAMPLE_SLICE};
                 return true;
             }
         }
@@ -36,8 +36,8 @@ static bool next_piece(tile_piece *out, tile_sample *s) {
     return false;
 }
 
-bool sample_next(tile_piece *out, tile_sample *s) {
-    if (!next_piece(out, s)) {
+bool sample_next(tile_slice *out, tile_sample *s) {
+    if (!next_slice(out, s)) {
         return false;
     }
     const lossy_tile *t = s->tile;
@@ -49,15 +49,15 @@ bool sample_next(tile_piece *out, tile_sample *s) {
     return true;
 }
 
-/* Copies all pieces from the device at once. */
+/* Copies all slices from the device at once. */
 static ckd_status gather(tile_sample *s, ckd_error *err) {
     const lossy_tile *t = s->tile;
     tile_sample walk = *s;
     bytes list = {0};
     uint64_t elements = 0;
-    for (tile_piece p; next_piece(&p, &walk);) {
-        device_piece piece = {p.first, (uint32_t)elements, (uint32_t)p.n};
-        bytes_put(&list, &piece, sizeof(piece));
+    for (tile_slice p; next_slice(&p, &walk);) {
+        device_slice slice = {p.first, (uint32_t)elements, (uint32_t)p.n};
+        bytes_put(&list, &slice, sizeof(slice));
         elements += p.n;
     }
     s->now = malloc((elements + 1) * sizeof(float));
@@ -66,11 +66,11 @@ static ckd_status gather(tile_sample *s, ckd_error *err) {
         bytes_free(&list);
         return err_nomem(err, elements * sizeof(float), "coding scratch");
     }
-    const device_piece *pieces = (const device_piece *)(const void *)list.data;
-    uint64_t count = list.size / sizeof(*pieces);
-    ckd_status status = lossy_device_gather(s->now, t->input.device, t->input.now, pieces, count, err);
+    const device_slice *slices = (const device_slice *)(const void *)list.data;
+    uint64_t count = list.size / sizeof(*slices);
+    ckd_status status = lossy_device_gather(s->now, t->input.device, t->input.now, slices, count, err);
     if (status == CKD_OK && t->input.parent_values) {
-        status = lossy_device_gather(s->parent_values, t->input.device, t->input.parent_values, pieces, count,
+        status = lossy_device_gather(s->parent_values, t->input.device, t->input.parent_values, slices, count,
                                      err);
     }
     bytes_free(&list);
@@ -128,7 +128,7 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
     bytes_clear(now);
     bytes_clear(moved);
     ckd_status status = sample_begin(&s, t, SAMPLE_ELEMENTS, err);
-    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+    for (tile_slice p; status == CKD_OK && sample_next(&p, &s);) {
         bytes_put(now, p.now, p.n * sizeof(float));
         float *to = moves ? (float *)(void *)bytes_extend(moved, p.n * sizeof(float)) : NULL;
         for (uint64_t i = 0; to && i < p.n; i++) {
@@ -207,7 +207,7 @@ ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight
     lattice_sums sums = LATTICE_SUMS_INIT;
     tile_sample s;
     ckd_status status = sample_begin(&s, t, 2 * SAMPLE_ELEMENTS, err);
-    for (tile_piece p; status == CKD_OK && sample_next(&p, &s);) {
+    for (tile_slice p; status == CKD_OK && sample_next(&p, &s);) {
         k->sums_of(&sums,
                    &(sums_run){p.now, NULL, weight + p.column,
                                scalar_quarter_octaves(-t->plan.lattice.row[p.row]), max, false},

@@ -31,7 +31,7 @@ static bool make_text(collective *t, ckd_status status, const ckd_error *why) {
 static void clear_small(collective *t) {
     for (uint32_t r = 0; r < t->world; r++) {
         t->small_items[r] = t->small_in[r] = (ckd_bytes){NULL, 0};
-        t->small_out[r] = (ckd_pieces){&t->small_items[r], 1};
+        t->small_out[r] = (ckd_buffers){&t->small_items[r], 1};
     }
 }
 
@@ -128,7 +128,7 @@ void collective_end(collective *t) {
 
 /* ---- exchanging ---- */
 
-static uint64_t size_of(const ckd_pieces *p) {
+static uint64_t size_of(const ckd_buffers *p) {
     uint64_t size = 0;
     for (size_t i = 0; i < p->count; i++) {
         size += p->items[i].size;
@@ -175,9 +175,9 @@ static ckd_status allocate_incoming(collective *t, ckd_error *why) {
 static void copy_to_self(collective *t) {
     uint8_t *at = t->received[t->rank].data;
     for (size_t i = 0; i < t->out[t->rank].count; i++) {
-        const ckd_bytes *piece = &t->out[t->rank].items[i];
-        memcpy(at, piece->size ? piece->data : "", piece->size);
-        at += piece->size;
+        const ckd_bytes *buffer = &t->out[t->rank].items[i];
+        memcpy(at, buffer->size ? buffer->data : "", buffer->size);
+        at += buffer->size;
     }
 }
 

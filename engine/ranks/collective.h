@@ -25,12 +25,12 @@ typedef struct collective {
     ckd_transport transport;
     uint32_t rank, world;
     /* by rank: what to send to it. Owned by the caller, who sets it before each all_to_all. */
-    ckd_pieces *out;
+    ckd_buffers *out;
     ckd_bytes *received; /* by rank: what it sent; valid until the next all_to_all */
     void *memory;
     /* for messages of known size */
     ckd_bytes *small_items, *small_in;
-    ckd_pieces *small_out;
+    ckd_buffers *small_out;
     uint8_t *sizes;
     uint8_t text[COLLECTIVE_TEXT];
 } collective;

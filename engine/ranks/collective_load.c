@@ -212,7 +212,7 @@ static ckd_status write_lists(payload_list *n, collective_load *j, const collect
             return err_nomem(err, n->lists[r].size, "what this rank needs");
         }
         n->items[r] = (ckd_bytes){n->lists[r].data, n->lists[r].size};
-        j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
+        j->ranks.out[r] = (ckd_buffers){&n->items[r], 1};
     }
     return CKD_OK;
 }
@@ -269,7 +269,7 @@ static ckd_status take_lists(payload_list *n, collective_load *j, ckd_error *err
     THEN(status, assign_readers(n->replies, n->items, j->ranks.world, err));
     for (uint32_t r = 0; r < j->ranks.world && status == CKD_OK; r++) {
         n->items[r] = (ckd_bytes){n->replies[r].data, n->replies[r].size};
-        j->ranks.out[r] = (ckd_pieces){&n->items[r], 1};
+        j->ranks.out[r] = (ckd_buffers){&n->items[r], 1};
     }
     free(requested);
     return status;

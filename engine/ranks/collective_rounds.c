@@ -76,26 +76,26 @@ static void write_header(uint8_t *to, const send_entry *d, uint64_t size) {
     store_le64(to + 24, size);
 }
 
-/* Arranges the pieces of each receiver, rank after rank. */
+/* Arranges the buffers of each receiver, rank after rank. */
 static ckd_status pack(parcels *p, ckd_error *err) {
     collective_load *j = p->j;
-    ckd_pieces *out = j->ranks.out;
-    size_t pieces = 0;
+    ckd_buffers *out = j->ranks.out;
+    size_t buffers = 0;
     for (size_t i = 0; i < p->count; i++) {
         const send_entry *d = &j->send_entries[p->entries[i]];
-        for (uint32_t k = 0; k < d->receiver_count && p->data[i]; k++, pieces += 2) {
+        for (uint32_t k = 0; k < d->receiver_count && p->data[i]; k++, buffers += 2) {
             out[j->receivers[d->receivers + k]].count += 2;
         }
     }
     p->headers = malloc(p->count * PARCEL_HEADER + 1);
-    p->items = calloc(pieces + 1, sizeof(*p->items));
+    p->items = calloc(buffers + 1, sizeof(*p->items));
     if (!p->headers || !p->items) {
-        return err_nomem(err, pieces * sizeof(*p->items), "what other ranks need");
+        return err_nomem(err, buffers * sizeof(*p->items), "what other ranks need");
     }
     ckd_bytes *items = p->items;
     for (uint32_t r = 0; r < j->ranks.world; r++) {
         size_t count = out[r].count;
-        out[r] = (ckd_pieces){items, 0};
+        out[r] = (ckd_buffers){items, 0};
         items += count;
     }
     for (size_t i = 0; i < p->count; i++) {
@@ -103,7 +103,7 @@ static ckd_status pack(parcels *p, ckd_error *err) {
         uint8_t *header = p->headers + i * PARCEL_HEADER;
         write_header(header, d, size_of(j, d));
         for (uint32_t k = 0; k < d->receiver_count && p->data[i]; k++) {
-            ckd_pieces *to = &out[j->receivers[d->receivers + k]];
+            ckd_buffers *to = &out[j->receivers[d->receivers + k]];
             ckd_bytes *at = (ckd_bytes *)to->items + to->count;
             at[0] = (ckd_bytes){header, PARCEL_HEADER};
             at[1] = (ckd_bytes){p->data[i], size_of(j, d)};

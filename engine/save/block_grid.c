@@ -92,7 +92,7 @@ uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor) {
 }
 
 /*
- * Returns true if the parent has this region in one piece. It then stays in one piece, as deltas are cheapest between
+ * Returns true if the parent has this region whole. It then stays whole, as deltas are cheapest between
  * blocks that are cut alike.
  */
 static bool whole_in_parent(const tensor_context *t) {

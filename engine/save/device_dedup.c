@@ -16,9 +16,9 @@ static uint64_t aligned(uint64_t size) {
 /* Blocks that are hashed together: their values, and those of masters as bf16 and f16, too. */
 enum { AS_GIVEN, AS_BF16, AS_F16, KINDS };
 typedef struct some_blocks {
-    device_pieces span[KINDS * DEVICE_SPANS]; /* kind by kind */
-    uint64_t first[DEVICE_SPANS];             /* first element of each */
-    uint64_t pieces;                          /* of all blocks and kinds */
+    device_hash_span span[KINDS * DEVICE_SPANS]; /* kind by kind */
+    uint64_t first[DEVICE_SPANS];                /* first element of each */
+    uint64_t pages;                              /* of all blocks and kinds */
     uint64_t gathered; /* bytes to gather, if the values are not stored as they are needed */
     uint64_t halves;   /* bytes of all blocks, rounded to one kind */
     uint32_t count, kinds;
@@ -33,10 +33,10 @@ static uint64_t take_some(some_blocks *b, const tensor_context *t, const device_
         n = save_block_length(t, first, end);
         b->first[b->count] = first;
         b->span[b->count++].bytes = n * r->element;
-        b->pieces += device_hash_pages_of(n * r->element);
+        b->pages += device_hash_pages_of(n * r->element);
         b->gathered += contiguous ? 0 : aligned(n * r->element);
         if (master) {
-            b->pieces += 2 * device_hash_pages_of(n * sizeof(uint16_t));
+            b->pages += 2 * device_hash_pages_of(n * sizeof(uint16_t));
             b->halves += aligned(n * sizeof(uint16_t));
         }
     }
@@ -66,7 +66,7 @@ static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t
     for (uint32_t i = 0; i < b->count; i++) {
         uint64_t n = b->span[i].bytes / sizeof(float);
         spans[i] = (device_span){to, b->span[i].values, NULL, NULL, n};
-        b->span[kind * b->count + i] = (device_pieces){to, n * sizeof(uint16_t), NULL};
+        b->span[kind * b->count + i] = (device_hash_span){to, n * sizeof(uint16_t), NULL};
         to += aligned(n * sizeof(uint16_t));
     }
     lease->backend->elements(&lease->queue, &supported, &conversion, spans, b->count, &why);
@@ -78,7 +78,7 @@ static ckd_status round_some(some_blocks *b, const device_lease *lease, uint32_t
 static ckd_status hash_some(hash128 *to, some_blocks *b, const device_reader *r, ckd_error *err) {
     void *memory;
     uint64_t before = b->gathered + 2 * b->halves;
-    ckd_status status = device_memory(&memory, r->lease, before + b->pieces * sizeof(uint64_t), err);
+    ckd_status status = device_memory(&memory, r->lease, before + b->pages * sizeof(uint64_t), err);
     uint8_t *rounded = (uint8_t *)memory + b->gathered, *hashes = (uint8_t *)memory + before;
     THEN(status, place_some(b, r, memory, err));
     for (uint32_t kind = AS_BF16; kind < b->kinds && status == CKD_OK; kind++) {

@@ -15,7 +15,7 @@
 static void free_region(lossy_region *r) {
     if (--r->users == 0) {
         save_panels_free(&r->panels);
-        free(r->pieces);
+        free(r->parts);
         free(r);
     }
 }
@@ -109,7 +109,7 @@ static ckd_status push_part(lossy_region *r, region_part *p, tile_part *part, co
 static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
-        const save_panel *p = r->pieces[i].panel;
+        const save_panel *p = r->parts[i].panel;
         uint64_t first = p ? t->shape.first / t->shape.columns * p->rows.width : t->shape.first;
         uint64_t count = p ? t->shape.count / t->shape.columns * p->rows.width : t->shape.count;
         status = p ? save_exact_panel(r->save, r->tensor, p, first, first + count, err)
@@ -142,7 +142,7 @@ static ckd_status push_tile(lossy_region *r, inflight_tile *inflight, const tile
     ckd_status status = CKD_OK;
     r->save->lossy.tiles->row_records.count = 0;
     for (size_t i = 0; i < r->count && status == CKD_OK; i++) {
-        region_part *p = &r->pieces[i];
+        region_part *p = &r->parts[i];
         tile_part *part = &inflight->parts[i % 2];
         status = save_await(r->save, part->end, err);
         part->inflight = inflight;
@@ -240,7 +240,7 @@ static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region 
     }
     t->limits.bound = INFINITY; /* as lossy_tile_prepare sets it */
     for (size_t i = 0; i < r->count && *all && status == CKD_OK; i++) {
-        const region_part *p = &r->pieces[i];
+        const region_part *p = &r->parts[i];
         tile_part *part = &inflight->parts[0];
         part->tile = *t;
         if (p->panel) {
@@ -310,7 +310,7 @@ static ckd_status end_region(lossy_region *r, ckd_error *err) {
     const tensor_context *context = &r->context;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->count && status == CKD_OK && r->users == 1; i++) {
-        region_part *p = &r->pieces[i];
+        region_part *p = &r->parts[i];
         measures *m = &p->figures.measures;
         uint64_t elements;
         region_count(&elements, &context->shape, p->context->region);
@@ -447,7 +447,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     double update = NAN;
     THEN(status, pair_exact(&update, save, inflight, r->eps, err));
     for (size_t i = 0; i < r->count; i++) {
-        pair_add_update(&r->pieces[i].figures, &inflight->tile.context.pair, update);
+        pair_add_update(&r->parts[i].figures, &inflight->tile.context.pair, update);
     }
     if (status == CKD_OK) {
         figures_add_exact(r, &inflight->tile);
@@ -481,14 +481,14 @@ static ckd_status begin_region(lossy_region **out, ckd_save *save, const ckd_ten
                           &save->coding.grid.column_sides, err);
     }
     r->count = r->panels.count ? r->panels.count : 1;
-    r->pieces = status == CKD_OK ? calloc(r->count, sizeof(*r->pieces)) : NULL;
-    for (size_t i = 0; i < r->count && r->pieces; i++) {
+    r->parts = status == CKD_OK ? calloc(r->count, sizeof(*r->parts)) : NULL;
+    for (size_t i = 0; i < r->count && r->parts; i++) {
         const save_panel *panel = r->panels.count ? &r->panels.items[i] : NULL;
-        r->pieces[i].panel = panel;
-        r->pieces[i].context = panel ? &panel->context : &r->context;
+        r->parts[i].panel = panel;
+        r->parts[i].context = panel ? &panel->context : &r->context;
     }
-    if (status == CKD_OK && !r->pieces) {
-        status = err_nomem(err, r->count * sizeof(*r->pieces), "a tensor");
+    if (status == CKD_OK && !r->parts) {
+        status = err_nomem(err, r->count * sizeof(*r->parts), "a tensor");
     }
     return status;
 }

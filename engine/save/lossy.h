@@ -75,7 +75,7 @@ typedef struct lossy_region {
     tensor_context context; /* of the whole region */
     quant_params params;
     save_panels panels; /* empty: the region is not cut */
-    region_part *pieces;
+    region_part *parts;
     size_t count;
     double eps[PAIR_BOUNDS];
     double share;           /* of the tensor's expected cost, which leaves the budget with this region */

@@ -35,14 +35,14 @@ static void add_error(region_figures *f, const lossy_error *e) {
 void figures_add_exact(lossy_region *r, const lossy_tile *t) {
     const kernels *k = r->save->lossy.tiles->loaders[0].kernels;
     for (size_t i = 0; i < r->count; i++) {
-        const save_panel *p = r->pieces[i].panel;
+        const save_panel *p = r->parts[i].panel;
         uint64_t first = p ? p->first : 0, width = p ? p->rows.width : t->shape.count,
                  next = p ? p->columns : t->shape.count;
         lossy_error e = {0};
         for (uint64_t at = first; at < t->shape.count; at += next) {
             lossy_error_add(&e, t->input.now + at, t->input.now + at, width, k);
         }
-        add_error(&r->pieces[i].figures, &e);
+        add_error(&r->parts[i].figures, &e);
     }
 }
 

@@ -10,8 +10,8 @@
 #include "engine/lossy/lossy.h"
 #include "engine/save/lossy.h"
 
-#define PAIR_PIECE (1u << 18) /* elements at a time */
-#define FILE_PIECE 4096u      /* elements at a time on their way to a file */
+#define PAIR_SLICE (1u << 18) /* elements at a time */
+#define FILE_SLICE 4096u      /* elements at a time on their way to a file */
 #define PAIR_SHARE 8          /* pairs in memory may take 1/PAIR_SHARE of the staging limit */
 
 /* ---- where values are kept ---- */
@@ -84,15 +84,15 @@ static ckd_status halves_put(const moment_stats *k, uint64_t to, const uint16_t 
 /* Stores n values at index `at` of the input (or decoded) values. */
 static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, const float *values,
                              uint64_t n, ckd_error *err) {
-    uint16_t halves[FILE_PIECE];
+    uint16_t halves[FILE_SLICE];
     uint64_t to = (decoded ? k->count : 0) + at;
     if (!k->file) {
         pair_record((uint16_t *)(void *)k->values.data + to, k->values_part, decoded, values, n);
         return CKD_OK;
     }
     ckd_status status = CKD_OK;
-    for (uint64_t i = 0; i < n && status == CKD_OK; i += FILE_PIECE) {
-        uint64_t length = n - i < FILE_PIECE ? n - i : FILE_PIECE;
+    for (uint64_t i = 0; i < n && status == CKD_OK; i += FILE_SLICE) {
+        uint64_t length = n - i < FILE_SLICE ? n - i : FILE_SLICE;
         pair_record(halves, k->values_part, decoded, values + i, length);
         status = halves_put(k, to + i, halves, length, err);
     }
@@ -101,36 +101,36 @@ static ckd_status values_put(const moment_stats *k, bool decoded, uint64_t at, c
 
 /* ---- tiles ---- */
 
-static uint64_t pieces_of(const tile_shape *shape) {
-    return (shape->count + PAIR_PIECE - 1) / PAIR_PIECE;
+static uint64_t slices_of(const tile_shape *shape) {
+    return (shape->count + PAIR_SLICE - 1) / PAIR_SLICE;
 }
 
-static uint64_t piece_count(const tile_shape *shape, uint64_t at) {
-    return shape->count - at < PAIR_PIECE ? shape->count - at : PAIR_PIECE;
+static uint64_t slice_count(const tile_shape *shape, uint64_t at) {
+    return shape->count - at < PAIR_SLICE ? shape->count - at : PAIR_SLICE;
 }
 
-static ckd_status record_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status record_slice(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     const inflight_tile *inflight = context;
     const lossy_tile *t = &inflight->tile;
-    uint64_t at = index * (uint64_t)PAIR_PIECE;
-    return values_put(inflight->second, false, at, t->input.now + at, piece_count(&t->shape, at), err);
+    uint64_t at = index * (uint64_t)PAIR_SLICE;
+    return values_put(inflight->second, false, at, t->input.now + at, slice_count(&t->shape, at), err);
 }
 
 typedef struct largest_search {
     const lossy_tile *tile;
-    double (*largest)[PAIR_BOUNDS]; /* of each piece */
+    double (*largest)[PAIR_BOUNDS]; /* of each slice */
 } largest_search;
 
-static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status search_slice(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     const largest_search *s = context;
     const lossy_tile *t = s->tile;
-    uint16_t other[FILE_PIECE];
-    uint64_t at = index * (uint64_t)PAIR_PIECE, end = at + piece_count(&t->shape, at);
+    uint16_t other[FILE_SLICE];
+    uint64_t at = index * (uint64_t)PAIR_SLICE, end = at + slice_count(&t->shape, at);
     ckd_status status = CKD_OK;
-    for (; at < end && status == CKD_OK; at += FILE_PIECE) {
-        uint64_t n = end - at < FILE_PIECE ? end - at : FILE_PIECE;
+    for (; at < end && status == CKD_OK; at += FILE_SLICE) {
+        uint64_t n = end - at < FILE_SLICE ? end - at : FILE_SLICE;
         status = pair_read(other, &t->context.pair, false, at, n, err);
         if (status == CKD_OK) {
             pair_largest(s->largest[index], t->part, t->input.now + at, other, n, t->context.pair.bounds);
@@ -140,14 +140,14 @@ static ckd_status search_piece(void *context, size_t index, uint32_t worker, ckd
 }
 
 static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
-    uint64_t pieces = pieces_of(&t->shape);
-    largest_search s = {t, calloc(pieces + 1, sizeof(*s.largest))};
-    ckd_status status = s.largest ? tile_run_panels(t, pieces, search_piece, &s, err)
-                                  : err_nomem(err, pieces * sizeof(*s.largest), "coding scratch");
+    uint64_t slices = slices_of(&t->shape);
+    largest_search s = {t, calloc(slices + 1, sizeof(*s.largest))};
+    ckd_status status = s.largest ? tile_run_panels(t, slices, search_slice, &s, err)
+                                  : err_nomem(err, slices * sizeof(*s.largest), "coding scratch");
     for (size_t b = 0; b < PAIR_BOUNDS && status == CKD_OK; b++) {
         pair_bound *bound = &t->context.pair.bounds[b];
         double largest = 0;
-        for (uint64_t i = 0; i < pieces; i++) {
+        for (uint64_t i = 0; i < slices; i++) {
             largest = fmax(largest, s.largest[i][b]);
         }
         pair_set_bound(bound, largest);
@@ -162,21 +162,21 @@ static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
 static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool to_device, ckd_error *err) {
     ckd_status status = CKD_OK;
     uint64_t all = 2 * k->count;
-    uint16_t *piece = malloc(PAIR_PIECE * sizeof(*piece));
-    if (!piece) {
-        return err_nomem(err, PAIR_PIECE * sizeof(*piece), "coding scratch");
+    uint16_t *slice = malloc(PAIR_SLICE * sizeof(*slice));
+    if (!slice) {
+        return err_nomem(err, PAIR_SLICE * sizeof(*slice), "coding scratch");
     }
-    for (uint64_t at = 0; at < all && status == CKD_OK; at += PAIR_PIECE) {
-        uint64_t n = all - at < PAIR_PIECE ? all - at : PAIR_PIECE;
+    for (uint64_t at = 0; at < all && status == CKD_OK; at += PAIR_SLICE) {
+        uint64_t n = all - at < PAIR_SLICE ? all - at : PAIR_SLICE;
         if (to_device) {
-            status = pair_read(piece, &t->context.pair, false, at, n, err);
-            THEN(status, lossy_device_put_halves(t->input.device, piece, at, n, err));
+            status = pair_read(slice, &t->context.pair, false, at, n, err);
+            THEN(status, lossy_device_put_halves(t->input.device, slice, at, n, err));
         } else {
-            status = lossy_device_get_halves(piece, t->input.device, at, n, err);
-            THEN(status, halves_put(k, at, piece, n, err));
+            status = lossy_device_get_halves(slice, t->input.device, at, n, err);
+            THEN(status, halves_put(k, at, slice, n, err));
         }
     }
-    free(piece);
+    free(slice);
     return status;
 }
 
@@ -199,7 +199,7 @@ static ckd_status begin_pair(ckd_save *save, inflight_tile *inflight, ckd_error 
     if (status == CKD_OK) {
         k->values_part = t->part;
         status = t->input.device ? record_on_device(t, k, err)
-                                 : tile_run_panels(t, pieces_of(&t->shape), record_piece, inflight, err);
+                                 : tile_run_panels(t, slices_of(&t->shape), record_slice, inflight, err);
     }
     if (status != CKD_OK) {
         pair_end(save->lossy.tiles, k);

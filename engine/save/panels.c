@@ -1,5 +1,5 @@
 /*
- * Saves the panels of a large exact matrix. Values from a read function come by rows, and a panel needs a piece of each.
+ * Saves the panels of a large exact matrix. Values from a read function come by rows, and a panel needs a slice of each.
  * So the rows of many blocks are held, and the panels are saved from them one after the other: a band. As many rows
  * as the staging memory has room for make a band, and most matrices are one. The order of blocks, and so the chunk file,
  * is the same wherever the values are.
@@ -49,7 +49,7 @@ static ckd_status hold_rows(const panel_source *p, uint64_t end, ckd_error *err)
 }
 
 /* Gets neighbouring elements of one row of the panel. */
-static ckd_status read_piece(void *to, const panel_source *p, uint64_t row, uint64_t column, uint64_t count,
+static ckd_status read_slice(void *to, const panel_source *p, uint64_t row, uint64_t column, uint64_t count,
                              ckd_error *err) {
     const held_rows *h = p->held;
     uint64_t from = row * p->panel->columns + p->panel->first + column;
@@ -74,7 +74,7 @@ static ckd_status read_panel(void *context, uint64_t first, uint64_t count, void
     while (count && status == CKD_OK) {
         uint64_t row = first / width, column = first % width;
         uint64_t n = width - column < count ? width - column : count;
-        status = read_piece(out, p, row, column, n, err);
+        status = read_slice(out, p, row, column, n, err);
         out += n * p->element;
         first += n;
         count -= n;

@@ -83,7 +83,7 @@ static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_e
     return block_into_span(d, l->from->view, b, &target, &l->copied[index], err);
 }
 
-static ckd_status widen_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status widen_slice(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)err;
     tile_load *l = context;
     uint64_t at = index * CKD_BLOCK_ELEMENTS, remaining = l->tile->shape.count - at;
@@ -136,8 +136,8 @@ static ckd_status load_blocks(tile_load *l, ckd_error *err) {
         status = err_set(err, CKD_E_CORRUPT, "the parent does not have all of the tensor");
     }
     if (status == CKD_OK && (void *)l->floats != l->to) {
-        size_t pieces = (l->tile->shape.count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
-        status = pool_run(pool, pieces, widen_piece, l, err);
+        size_t slices = (l->tile->shape.count + CKD_BLOCK_ELEMENTS - 1) / CKD_BLOCK_ELEMENTS;
+        status = pool_run(pool, slices, widen_slice, l, err);
     }
     free(l->copied);
     free((void *)l->blocks);

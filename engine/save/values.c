@@ -64,7 +64,7 @@ ckd_status save_device_fetch(ckd_save *save, block_job *job, const region_job *r
         return status;
     }
     r.end = job->input.first + job->input.count;
-    r.piece[0].count = r.piece[1].count = 0;
+    r.buffer[0].count = r.buffer[1].count = 0;
     status = device_read(&r, job->input.first, job->input.count, to, err);
     r.lease->reader = NULL;
     device_release(save->store, r.lease);

@@ -13,7 +13,7 @@
 #include "engine/session/session.h"
 
 #define WEIGHTS_MAX     (UINT64_C(16) << 20) /* bytes of the weights that are compared */
-#define WEIGHTS_PIECE   4096
+#define WEIGHTS_SLICE   4096
 #define STEPS_UNCHANGED 8 /* scalers of mixed precision leave out some steps in a row */
 
 __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ckd_alarm what, uint64_t step,
@@ -83,7 +83,7 @@ static bool is_weight(const session_item *item) {
 
 /*
  * Returns false if the snapshot has no weights, or some on a device: those that are not may be frozen. Large weights
- * are sampled: every nth piece counts.
+ * are sampled: every nth slice counts.
  */
 static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
     uint64_t total = 0;
@@ -93,14 +93,14 @@ static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_s
         }
         total += is_weight(&s->items[i]) ? s->items[i].bytes : 0;
     }
-    uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_PIECE;
+    uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_SLICE;
     *hash = 0;
     for (size_t i = 0; i < s->item_count && total > 0; i++) {
         const uint8_t *data = is_weight(&s->items[i]) ? snapshot_read(slot->snapshot, i) : NULL;
         for (uint64_t at = 0; data && at < s->items[i].bytes; at += stride) {
             uint64_t left = s->items[i].bytes - at;
             *hash = *hash * UINT64_C(0x9e3779b97f4a7c15) +
-                    hash64(data + at, left < WEIGHTS_PIECE ? (size_t)left : WEIGHTS_PIECE);
+                    hash64(data + at, left < WEIGHTS_SLICE ? (size_t)left : WEIGHTS_SLICE);
         }
     }
     return total > 0;

@@ -27,8 +27,8 @@ static void wait_while_held(copy_threads *c) {
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* Waits before each piece, with none in hand: a fence never waits for a thread that is held. */
-static void copy_pieces(copy_threads *c, snapshot *s) {
+/* Waits before each slice, with none in hand: a fence never waits for a thread that is held. */
+static void copy_slices(copy_threads *c, snapshot *s) {
     do {
         wait_while_held(c);
     } while (snapshot_help(s));
@@ -56,7 +56,7 @@ static void *copy_main(void *context) {
         snapshot *s = c->current;
         c->active++;
         pthread_mutex_unlock(&c->mutex);
-        copy_pieces(c, s);
+        copy_slices(c, s);
         pthread_mutex_lock(&c->mutex);
         if (--c->active == 0) {
             pthread_cond_signal(&c->idle);

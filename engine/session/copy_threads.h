@@ -19,7 +19,7 @@ ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started
 void copy_threads_begin(copy_threads *c, snapshot *s, bool may_be_held);
 /* Wakes the threads to copy it. Without threads, the caller calls `began` itself. */
 void copy_threads_wake(copy_threads *c);
-/* While `held`, threads take up no further piece of a snapshot that may be held. Callable from any thread. */
+/* While `held`, threads take up no further slice of a snapshot that may be held. Callable from any thread. */
 void copy_threads_hold(copy_threads *c, bool held);
 /* The current snapshot is waited for: it is copied even while the threads are held. */
 void copy_threads_hurry(copy_threads *c);

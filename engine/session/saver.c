@@ -312,7 +312,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
 
 /* ----------------------------------------------------------------------------------------------------- the queue */
 
-/* Waits until nobody uses the slot. Pieces that the save did not read are copied, too. */
+/* Waits until nobody uses the slot. Slices that the save did not read are copied, too. */
 static void let_copying_end(uint64_t *stall_ns, ckd_session *s, session_slot *slot) {
     save_stage copied;
     (void)session_await_fence(&copied, s, slot, NULL);

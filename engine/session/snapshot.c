@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define PIECE_BYTES \
-    (UINT64_C(4) << 20) /* a millisecond or less: the longest wait of a fence for another group's piece */
+#define SLICE_BYTES \
+    (UINT64_C(4) << 20) /* a millisecond or less: the longest wait of a fence for another group's slice */
 #define PLACE_ALIGN 64
 #define HUGE_PAGE   (UINT64_C(2) << 20)
 
@@ -24,20 +24,20 @@ uint64_t snapshot_size(const snapshot_source *sources, size_t count) {
     return size;
 }
 
-static size_t pieces_of(const snapshot_source *source) {
-    return (size_t)((source->bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+static size_t slices_of(const snapshot_source *source) {
+    return (size_t)((source->bytes + SLICE_BYTES - 1) / SLICE_BYTES);
 }
 
-static void cut_into_pieces(snapshot *s) {
-    snapshot_piece *p = s->pieces;
+static void cut_into_slices(snapshot *s) {
+    snapshot_slice *p = s->slices;
     uint64_t place = 0;
     for (size_t i = 0; i < s->count; i++) {
         s->places[i] = place;
         place = place_after(place, s->sources[i].bytes);
-        for (uint64_t offset = 0; offset < s->sources[i].bytes; offset += PIECE_BYTES) {
+        for (uint64_t offset = 0; offset < s->sources[i].bytes; offset += SLICE_BYTES) {
             uint64_t rest = s->sources[i].bytes - offset;
-            *p++ = (snapshot_piece){
-                .source = (uint32_t)i, .offset = offset, .bytes = rest < PIECE_BYTES ? rest : PIECE_BYTES};
+            *p++ = (snapshot_slice){
+                .source = (uint32_t)i, .offset = offset, .bytes = rest < SLICE_BYTES ? rest : SLICE_BYTES};
             atomic_init(&p[-1].claimed, true);
         }
     }
@@ -72,13 +72,13 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     s->sources = sources;
     s->count = count;
     for (size_t i = 0; i < count; i++) {
-        s->piece_count += pieces_of(&sources[i]);
+        s->slice_count += slices_of(&sources[i]);
     }
     uint64_t size = snapshot_size(sources, count);
-    s->pieces = calloc(s->piece_count + 1, sizeof(*s->pieces));
+    s->slices = calloc(s->slice_count + 1, sizeof(*s->slices));
     s->places = calloc(count + 1, sizeof(*s->places));
     s->left = calloc(count + 1, sizeof(*s->left));
-    bool rest = s->pieces && s->places && s->left;
+    bool rest = s->slices && s->places && s->left;
     s->borrowed = memory != NULL;
     s->memory = !rest ? NULL : memory ? memory : snapshot_memory(&s->size, size ? size : 1);
     if (!s->memory) {
@@ -87,7 +87,7 @@ ckd_status snapshot_new(snapshot **out, const snapshot_source *sources, size_t c
     }
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->copied, NULL);
-    cut_into_pieces(s);
+    cut_into_slices(s);
     *out = s;
     return CKD_OK;
 }
@@ -103,25 +103,25 @@ void snapshot_free(snapshot *s, bool in_child) {
     }
     free(s->left);
     free(s->places);
-    free(s->pieces);
+    free(s->slices);
     free(s);
 }
 
 void snapshot_start(snapshot *s) {
     for (size_t i = 0; i < s->count; i++) {
-        atomic_store(&s->left[i], (unsigned)pieces_of(&s->sources[i]));
+        atomic_store(&s->left[i], (unsigned)slices_of(&s->sources[i]));
     }
     atomic_store(&s->next, 0);
-    for (size_t i = 0; i < s->piece_count; i++) {
-        atomic_store_explicit(&s->pieces[i].claimed, false, memory_order_release);
+    for (size_t i = 0; i < s->slice_count; i++) {
+        atomic_store_explicit(&s->slices[i].claimed, false, memory_order_release);
     }
 }
 
-static bool take(snapshot_piece *p) {
+static bool take(snapshot_slice *p) {
     return !atomic_load_explicit(&p->claimed, memory_order_relaxed) && !atomic_exchange(&p->claimed, true);
 }
 
-static void copy_piece(snapshot *s, const snapshot_piece *p) {
+static void copy_slice(snapshot *s, const snapshot_slice *p) {
     memcpy(s->memory + s->places[p->source] + p->offset,
            (const uint8_t *)s->sources[p->source].data + p->offset, (size_t)p->bytes);
     bool source_copied = atomic_fetch_sub(&s->left[p->source], 1) == 1;
@@ -133,10 +133,10 @@ static void copy_piece(snapshot *s, const snapshot_piece *p) {
 }
 
 bool snapshot_help(snapshot *s) {
-    for (size_t i = atomic_load(&s->next); i < s->piece_count; i++) {
-        if (take(&s->pieces[i])) {
-            atomic_store(&s->next, i + 1); /* only a hint: it may go back, but never past a free piece */
-            copy_piece(s, &s->pieces[i]);
+    for (size_t i = atomic_load(&s->next); i < s->slice_count; i++) {
+        if (take(&s->slices[i])) {
+            atomic_store(&s->next, i + 1); /* only a hint: it may go back, but never past a free slice */
+            copy_slice(s, &s->slices[i]);
             return true;
         }
     }
@@ -155,10 +155,10 @@ static void wait_for(snapshot *s, size_t i) {
 }
 
 void snapshot_finish(snapshot *s, uint32_t group) {
-    for (size_t i = 0; i < s->piece_count; i++) {
-        snapshot_piece *p = &s->pieces[i];
+    for (size_t i = 0; i < s->slice_count; i++) {
+        snapshot_slice *p = &s->slices[i];
         if ((group == SNAPSHOT_ALL || s->sources[p->source].group == group) && take(p)) {
-            copy_piece(s, p);
+            copy_slice(s, p);
         }
     }
     for (size_t i = 0; i < s->count; i++) {

@@ -1,5 +1,5 @@
 /*
- * A copy of the trainer's data in preallocated memory. Any number of threads copy it together, in pieces. A reader can
+ * A copy of the trainer's data in preallocated memory. Any number of threads copy it together, in slices. A reader can
  * have each source as soon as it is copied. Internal to engine/.
  */
 #ifndef ENGINE_SNAPSHOT_H
@@ -21,11 +21,11 @@ typedef struct snapshot_source {
 #define SNAPSHOT_ALL     UINT32_MAX       /* all groups */
 #define SNAPSHOT_AT_ONCE (UINT32_MAX - 1) /* the group copied before the trainer continues */
 
-typedef struct snapshot_piece {
+typedef struct snapshot_slice {
     uint32_t source;
     uint64_t offset, bytes;
     atomic_bool claimed;
-} snapshot_piece;
+} snapshot_slice;
 
 typedef struct snapshot {
     const snapshot_source *sources;
@@ -34,10 +34,10 @@ typedef struct snapshot {
     bool borrowed;          /* the memory is the caller's */
     size_t size;            /* of memory */
     uint64_t *places;       /* of the sources in memory */
-    snapshot_piece *pieces; /* ordered by source */
-    size_t piece_count;
-    atomic_size_t next;    /* hint: all pieces before it are taken */
-    atomic_uint *left;     /* uncopied pieces of each source */
+    snapshot_slice *slices; /* ordered by source */
+    size_t slice_count;
+    atomic_size_t next;    /* hint: all slices before it are taken */
+    atomic_uint *left;     /* uncopied slices of each source */
     pthread_mutex_t mutex; /* only for waiting */
     pthread_cond_t copied; /* signalled when a whole source is copied */
 } snapshot;
@@ -67,9 +67,9 @@ void snapshot_free(snapshot *s, bool in_child);
 
 /* Marks all sources as not copied. Nobody may be copying or reading. */
 void snapshot_start(snapshot *s);
-/* Copies one piece that no other thread has taken; false: there is none. Callable from any thread. */
+/* Copies one slice that no other thread has taken; false: there is none. Callable from any thread. */
 bool snapshot_help(snapshot *s);
-/* Copies the remaining pieces of a group and waits for those that others copy. After that the sources may change. */
+/* Copies the remaining slices of a group and waits for those that others copy. After that the sources may change. */
 void snapshot_finish(snapshot *s, uint32_t group);
 /* Is everything copied? Does not wait. */
 bool snapshot_is_complete(const snapshot *s);

@@ -37,20 +37,20 @@ static uint64_t aligned(uint64_t at, uint64_t to) {
 
 /* Gives every item its place. Sizes cannot overflow: all of them together are below SLOT_BYTES_MAX. */
 static ckd_status place_items(slot_layout *l, ckd_error *err) {
-    l->pieces = l->data_bytes = 0;
+    l->pages = l->data_bytes = 0;
     for (size_t i = 0; i < l->count; i++) {
         slot_item *item = &l->items[i];
         if (item->bytes > SLOT_BYTES_MAX - l->data_bytes) {
             return err_set(err, CKD_E_INVALID, "a state of more than 2^50 bytes has no place in an agent");
         }
         item->place = l->data_bytes;
-        item->piece = l->pieces;
+        item->page = l->pages;
         l->data_bytes = aligned(l->data_bytes + item->bytes, PLACE_ALIGN);
-        l->pieces += (item->bytes + SLOT_PIECE - 1) / SLOT_PIECE;
+        l->pages += (item->bytes + SLOT_PAGE - 1) / SLOT_PAGE;
     }
     l->optimizers_at = HEAD_BYTES;
     l->hashes_at = aligned(l->optimizers_at + l->count * sizeof(ckd_optimizer), PLACE_ALIGN);
-    l->data_at = aligned(l->hashes_at + l->pieces * sizeof(uint64_t), PAGE);
+    l->data_at = aligned(l->hashes_at + l->pages * sizeof(uint64_t), PAGE);
     l->size = l->data_at + (l->data_bytes ? l->data_bytes : 1);
     return CKD_OK;
 }

@@ -34,14 +34,14 @@ uint8_t *slot_data(const shared_slot *s) {
 static uint64_t head_hash(const slot_layout *l, const slot_content *c) {
     uint64_t parts[] = {hash64(l->encoded.data, l->encoded.size), hash64(&c->request, sizeof(c->request)),
                         hash64(c->optimizers, l->count * sizeof(*c->optimizers)),
-                        hash64(c->hashes, (size_t)l->pieces * sizeof(*c->hashes))};
+                        hash64(c->hashes, (size_t)l->pages * sizeof(*c->hashes))};
     return hash64(parts, sizeof(parts));
 }
 
-static void hash_pieces(uint64_t *hashes, const slot_item *item, const uint8_t *data) {
-    for (uint64_t at = 0; at < item->bytes; at += SLOT_PIECE) {
+static void hash_pages(uint64_t *hashes, const slot_item *item, const uint8_t *data) {
+    for (uint64_t at = 0; at < item->bytes; at += SLOT_PAGE) {
         uint64_t rest = item->bytes - at;
-        *hashes++ = hash64(data + at, (size_t)(rest < SLOT_PIECE ? rest : SLOT_PIECE));
+        *hashes++ = hash64(data + at, (size_t)(rest < SLOT_PAGE ? rest : SLOT_PAGE));
     }
 }
 
@@ -82,7 +82,7 @@ void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimiz
         memset(c.optimizers, 0, l->count * sizeof(*c.optimizers));
     }
     for (size_t i = 0; i < l->count; i++) {
-        hash_pieces(c.hashes + l->items[i].piece, &l->items[i], slot_data(s) + l->items[i].place);
+        hash_pages(c.hashes + l->items[i].page, &l->items[i], slot_data(s) + l->items[i].place);
     }
     memcpy(&c.request, request, sizeof(c.request)); /* its padding, too */
     memcpy(&head->request, request, sizeof(head->request));
@@ -113,14 +113,14 @@ ckd_status slot_read(slot_content *out, const shared_slot *s, ckd_error *err) {
         return err_set(err, CKD_E_NOT_FOUND, "the slot holds no complete state");
     }
     out->optimizers = calloc(l->count + 1, sizeof(*out->optimizers));
-    out->hashes = calloc((size_t)l->pieces + 1, sizeof(*out->hashes));
+    out->hashes = calloc((size_t)l->pages + 1, sizeof(*out->hashes));
     if (!out->optimizers || !out->hashes) {
         slot_content_free(out);
-        return err_nomem(err, (size_t)l->pieces * sizeof(*out->hashes), "the hashes of a slot");
+        return err_nomem(err, (size_t)l->pages * sizeof(*out->hashes), "the hashes of a slot");
     }
     memcpy(&out->request, &head->request, sizeof(out->request));
     memcpy(out->optimizers, s->memory.at + l->optimizers_at, l->count * sizeof(*out->optimizers));
-    memcpy(out->hashes, s->memory.at + l->hashes_at, (size_t)l->pieces * sizeof(*out->hashes));
+    memcpy(out->hashes, s->memory.at + l->hashes_at, (size_t)l->pages * sizeof(*out->hashes));
     if (head->magic != MAGIC || head->version != VERSION || head->hash != head_hash(l, out)) {
         slot_content_free(out);
         return err_set(err, CKD_E_CORRUPT, "the head of the state in memory is damaged");
@@ -138,10 +138,10 @@ ckd_status slot_verify(const shared_slot *s, const slot_content *c, ckd_error *e
     for (size_t i = 0; i < s->layout->count; i++) {
         const slot_item *item = &s->layout->items[i];
         const uint8_t *data = slot_data(s) + item->place;
-        const uint64_t *hashes = c->hashes + item->piece;
-        for (uint64_t at = 0; at < item->bytes; at += SLOT_PIECE) {
+        const uint64_t *hashes = c->hashes + item->page;
+        for (uint64_t at = 0; at < item->bytes; at += SLOT_PAGE) {
             uint64_t rest = item->bytes - at;
-            if (hash64(data + at, (size_t)(rest < SLOT_PIECE ? rest : SLOT_PIECE)) != *hashes++) {
+            if (hash64(data + at, (size_t)(rest < SLOT_PAGE ? rest : SLOT_PAGE)) != *hashes++) {
                 return damaged(item, err);
             }
         }
@@ -152,10 +152,10 @@ ckd_status slot_verify(const shared_slot *s, const slot_content *c, ckd_error *e
 ckd_status slot_copy_item(void *to, const shared_slot *s, const slot_content *c, const slot_item *item,
                           ckd_error *err) {
     const uint8_t *data = slot_data(s) + item->place;
-    const uint64_t *hashes = c->hashes + item->piece;
-    for (uint64_t at = 0; at < item->bytes; at += SLOT_PIECE) {
+    const uint64_t *hashes = c->hashes + item->page;
+    for (uint64_t at = 0; at < item->bytes; at += SLOT_PAGE) {
         uint64_t rest = item->bytes - at;
-        size_t size = (size_t)(rest < SLOT_PIECE ? rest : SLOT_PIECE);
+        size_t size = (size_t)(rest < SLOT_PAGE ? rest : SLOT_PAGE);
         memcpy((uint8_t *)to + at, data + at, size);
         if (hash64((uint8_t *)to + at, size) != *hashes++) {
             return damaged(item, err);

@@ -16,7 +16,7 @@
 #include "include/ckptdelta_agent.h"
 
 #define SLOTS_MAX      3                   /* good, previous, being written */
-#define SLOT_PIECE     (UINT64_C(1) << 20) /* bytes that share a hash */
+#define SLOT_PAGE      (UINT64_C(1) << 20) /* bytes that share a hash */
 #define SLOT_PROTOCOL  5
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
@@ -28,7 +28,7 @@ typedef struct slot_item {
     uint64_t bytes;
     bool is_bytes;
     uint64_t place; /* in the slot's data */
-    uint64_t piece; /* number of its first piece */
+    uint64_t page;  /* number of its first page */
 } slot_item;
 
 /* The same items in the same order give the same layout in every process. */
@@ -36,7 +36,7 @@ typedef struct slot_layout {
     bytes encoded; /* as it is sent; the items' names and shapes are in it */
     slot_item *items;
     size_t count;
-    uint64_t pieces, data_bytes;
+    uint64_t pages, data_bytes;
     uint64_t optimizers_at, hashes_at, data_at, size; /* in the slot's memory */
 } slot_layout;
 
@@ -93,7 +93,7 @@ uint8_t *slot_data(const shared_slot *s);
 typedef struct slot_content {
     slot_request request;
     ckd_optimizer *optimizers; /* by item */
-    uint64_t *hashes;          /* by piece */
+    uint64_t *hashes;          /* by page */
 } slot_content;
 /* Errors: NOT_FOUND (it is not good), CORRUPT (its head is damaged), NOMEM. */
 ckd_status slot_read(slot_content *out, const shared_slot *s, ckd_error *err);

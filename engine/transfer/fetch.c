@@ -183,9 +183,9 @@ static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) 
     static const uint8_t zeros[4096];
     ckd_status status = CKD_OK;
     while (count && status == CKD_OK) {
-        size_t piece = count < sizeof(zeros) ? (size_t)count : sizeof(zeros);
-        status = file_append(to, zeros, piece, err);
-        count -= piece;
+        size_t slice = count < sizeof(zeros) ? (size_t)count : sizeof(zeros);
+        status = file_append(to, zeros, slice, err);
+        count -= slice;
     }
     return status;
 }

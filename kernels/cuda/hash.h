@@ -1,7 +1,7 @@
 /*
- * XXH3-64, seed 0, of pieces of up to 4 KiB: the part of a block's content hash that must see the values.
+ * XXH3-64, seed 0, of pages of up to 4 KiB: the part of a block's content hash that must see the values.
  * Written from xxHash's specification (doc/xxhash_spec.md of https://github.com/Cyan4973/xxHash, version
- * 0.2.0, "XXH3 Algorithm Overview"). Tests compare it with the library that the host uses. For pieces longer
+ * 0.2.0, "XXH3 Algorithm Overview"). Tests compare it with the library that the host uses. For pages longer
  * than 240 bytes eight threads each have one of the eight accumulators.
  */
 #ifndef KERNELS_CUDA_HASH_H
@@ -97,7 +97,7 @@ DEVICE_FN uint64_t hash_avalanche_64(uint64_t v) {
     return v ^ v >> 32;
 }
 
-/* ---- short pieces ---- */
+/* ---- short pages ---- */
 
 DEVICE_FN uint64_t hash_to_16(const uint8_t *p, uint32_t n) {
     if (n == 0) {
@@ -145,7 +145,7 @@ DEVICE_FN uint64_t hash_to_240(const uint8_t *p, uint32_t n) {
     return hash_avalanche(sum + hash_mix_16(p + n - 16, 136 - 17));
 }
 
-/* ---- long pieces ---- */
+/* ---- long pages ---- */
 
 /* Initial values of the accumulators. */
 DEVICE_CONST uint64_t hash_start[HASH_LANES] = {XXH_PRIME32_3, XXH_PRIME64_1, XXH_PRIME64_2, XXH_PRIME64_3,
@@ -186,10 +186,10 @@ DEVICE_FN uint64_t hash_merge(const uint64_t lanes[HASH_LANES], uint32_t n) {
     return hash_avalanche(sum);
 }
 
-/* ---- all pieces of all spans ---- */
+/* ---- all pages of all spans ---- */
 
 typedef struct hash_spans {
-    device_pieces span[DEVICE_SPANS];
+    device_hash_span span[DEVICE_SPANS];
 } hash_spans;
 
 typedef struct hash_shared {
@@ -197,14 +197,14 @@ typedef struct hash_shared {
 } hash_shared;
 
 typedef struct hash_own {
-    const uint8_t *piece;
+    const uint8_t *page;
     uint64_t number;
-    uint32_t bytes; /* 0: no such piece */
+    uint32_t bytes; /* 0: no such page */
 } hash_own;
 
-DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *shared, hash_own *own,
-                           int phase) {
-    const device_pieces *s = &all->span[at->span];
+DEVICE_FN void hash_pages(const place *at, const hash_spans *all, hash_shared *shared, hash_own *own,
+                          int phase) {
+    const device_hash_span *s = &all->span[at->span];
     const uint32_t group = at->thread / HASH_LANES, lane = at->thread % HASH_LANES;
     if (phase == 0) {
         if (at->thread < HASH_SECRET) {
@@ -217,9 +217,9 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
         uint64_t first = own->number * DEVICE_HASH_PAGE;
         uint64_t left = first < s->bytes ? s->bytes - first : 0;
         own->bytes = (uint32_t)(left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE);
-        own->piece = (const uint8_t *)s->values + first;
+        own->page = (const uint8_t *)s->values + first;
         if (own->bytes > HASH_SHORT) {
-            shared->lanes[group][lane] = hash_lane(own->piece, own->bytes, lane, shared->secret);
+            shared->lanes[group][lane] = hash_lane(own->page, own->bytes, lane, shared->secret);
         }
         return;
     }
@@ -227,12 +227,12 @@ DEVICE_FN void hash_pieces(const place *at, const hash_spans *all, hash_shared *
         return;
     }
     s->to[own->number] = own->bytes > HASH_SHORT ? hash_merge(shared->lanes[group], own->bytes)
-                         : own->bytes > 16       ? hash_to_240(own->piece, own->bytes)
-                                                 : hash_to_16(own->piece, own->bytes);
+                         : own->bytes > 16       ? hash_to_240(own->page, own->bytes)
+                                                 : hash_to_16(own->page, own->bytes);
 }
-KERNEL_IN_PHASES(hash_pieces, hash_spans, hash_shared, hash_own, 3)
+KERNEL_IN_PHASES(hash_pages, hash_spans, hash_shared, hash_own, 3)
 
-static device_result run_hash(const device_queue *queue, const device_pieces *spans, uint32_t count,
+static device_result run_hash(const device_queue *queue, const device_hash_span *spans, uint32_t count,
                               device_failure *why) {
     hash_spans all;
     uint64_t max = 0;
@@ -240,9 +240,9 @@ static device_result run_hash(const device_queue *queue, const device_pieces *sp
         all.span[i] = spans[i];
         max = spans[i].bytes > max ? spans[i].bytes : max;
     }
-    uint64_t pieces = (max + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
-    return pieces ? hash_pieces_launch(queue, launch_blocks(pieces * HASH_LANES), count, &all, why)
-                  : DEVICE_DONE;
+    uint64_t pages = (max + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
+    return pages ? hash_pages_launch(queue, launch_blocks(pages * HASH_LANES), count, &all, why)
+                 : DEVICE_DONE;
 }
 
 #endif

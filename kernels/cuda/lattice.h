@@ -317,13 +317,13 @@ DEVICE_FN void residual_tile(const place *at, const device_residuals *r, residua
 }
 KERNEL_IN_PHASES(residual_tile, device_residuals, residual_shared, quantise_own, 3)
 
-DEVICE_FN void gather_pieces(const place *at, const device_gathering *g) {
-    const device_piece *p = &g->piece[at->block];
+DEVICE_FN void gather_slices(const place *at, const device_gathering *g) {
+    const device_slice *p = &g->slice[at->block];
     for (uint32_t i = at->thread; i < p->n; i += LAUNCH_THREADS) {
         g->to[p->to + i] = g->from[p->first + i];
     }
 }
-KERNEL(gather_pieces, device_gathering)
+KERNEL(gather_slices, device_gathering)
 
 /* ---- factors ---- */
 

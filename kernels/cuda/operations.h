@@ -61,7 +61,7 @@ static device_result run_residuals(const device_queue *queue, const device_resid
 
 static device_result run_gather(const device_queue *queue, const device_gathering *gathering,
                                 device_failure *why) {
-    return gathering->pieces ? gather_pieces_launch(queue, (uint32_t)gathering->pieces, 1, gathering, why)
+    return gathering->slices ? gather_slices_launch(queue, (uint32_t)gathering->slices, 1, gathering, why)
                              : DEVICE_DONE;
 }
 

@@ -111,15 +111,15 @@ static bool read_output(bytes *out, int from) {
         if (poll(&wait, 1, (int)((until - now) / 1000000) + 1) <= 0) {
             continue;
         }
-        char piece[4096];
-        ssize_t n = read(from, piece, sizeof(piece));
+        char slice[4096];
+        ssize_t n = read(from, slice, sizeof(slice));
         if (n == 0) {
             return !out->failed;
         }
         if (n > 0) {
-            bytes_put(out, piece, (size_t)n);
+            bytes_put(out, slice, (size_t)n);
         }
-        explicit_bzero(piece, sizeof(piece));
+        explicit_bzero(slice, sizeof(slice));
         if (out->failed || out->size > OUTPUT_MAX || (n < 0 && errno != EINTR)) {
             return false;
         }

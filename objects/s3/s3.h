@@ -82,7 +82,11 @@ void s3_uploads_free(s3_uploads *list);
 ckd_status s3_text_parse(char *out, size_t capacity, const char *path, const void *data, size_t size,
                          ckd_error *err);
 
-/* ---- credentials ---- */
+/* ---- credentials ----
+ *
+ * They come from the environment, the shared files (profiles, `credential_process`), a container's service, or an
+ * instance's (IMDSv2), in this order, and are renewed five minutes before they expire. Roles and single sign-on are left
+ * to a `credential_process`. */
 
 typedef struct s3_keys {
     char *id, *secret, *token; /* token NULL: none */

@@ -561,7 +561,7 @@ static void test_read_at(void **state) {
     free(data);
 }
 
-static ckd_status read_piece(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status read_slice(void *context, size_t index, uint32_t worker, ckd_error *err) {
     (void)worker;
     uint8_t got[997];
     ckd_status status = file_read_at(context, 997 * index, got, sizeof(got), err);
@@ -581,8 +581,8 @@ static void test_one_reader_for_many_threads(void **state) {
     file_reader *r;
     assert_int_equal(pool_create(&pool, 4, NULL), CKD_OK);
     assert_int_equal(file_open_read(&r, p->path, NULL), CKD_OK);
-    assert_int_equal(pool_run(pool, 500, read_piece, r, NULL), CKD_OK);
-    assert_int_equal(pool_run(pool, 501, read_piece, r, NULL), CKD_E_CORRUPT);
+    assert_int_equal(pool_run(pool, 500, read_slice, r, NULL), CKD_OK);
+    assert_int_equal(pool_run(pool, 501, read_slice, r, NULL), CKD_E_CORRUPT);
     file_close_read(r);
     pool_destroy(pool);
     free(data);

@@ -417,7 +417,53 @@ def test_invalid_blob_options(store, tmp_path):
     store.save(1, state(1), "--blob", f"a={file}")
     for args in (["--explain"], ["--tensor", "step"], ["--shard", "0/2"], ["--region", "step=[]"]):
         store.call("load", "a@1", "--blob", f"a={tmp_path}/x", *args, expect=USAGE)
-    assert "name of a file" in store.call("load", "a@1", "--blob", "a=-", expect=USAGE).err
+
+
+def test_a_blob_comes_from_standard_input_and_goes_to_standard_output(store, tmp_path):
+    file, content = store.file(state(1, width=300)), bytes(range(256)) * 1000
+    piped(["save", store.path, "a@1", file, "--blob", "position=-"], content)
+    piped(["save", store.path, "a@1", file, "--blob", "position=-", "--on-duplicate", "same-ok"], content)
+    piped(["save", store.path, "a@1", file, "--blob", "position=-", "--on-duplicate", "same-ok"], content + b"x", expect=FAILED)
+    piped(["save", store.path, "a@2", "-", "--blob", f"position={file}"], file.read_bytes())
+    piped(["save", store.path, "a@3", file, "--blob", "position=-"], b"")
+    for args in ((), ("-o", tmp_path / "out"), ("-v", "--or-older"), ("-o", tmp_path / "x", "--blob", f"position={tmp_path}/y")):
+        words = ["load", store.path, "a@1", *args]
+        done = piped(words + ["--blob", "position=-"], b"", expect=USAGE if args[-1:] == (f"position={tmp_path}/y",) else 0)
+        assert done.stdout == (content if done.returncode == 0 else b"") and bool(done.stderr) == bool(done.returncode)
+    assert st.same(st.read(tmp_path / "out")[0], state(1, width=300))
+    assert piped(["load", store.path, "a@2", "--blob", "position=-", "-q"], b"").stdout == file.read_bytes()
+    assert piped(["load", store.path, "a@3", "--blob", "position=-"], b"").stdout == b""
+    assert not (tmp_path / "-").exists() and not [p for p in os.listdir() if p == "-"]
+
+
+def test_standard_input_and_output_are_used_once(store, tmp_path):
+    file = store.file(state(1))
+    content = file.read_bytes()
+    for args in (["-", "--blob", "a=-"], [file, "--blob", "a=-", "--blob", "b=-"], ["-", "-"]):
+        assert b"standard input is read once" in piped(["save", store.path, "a@1", *args], content, expect=USAGE).stderr
+    assert not store.path.exists() or not store.checkpoints()
+    piped(["save", store.path, "a@1", file, "--blob", "a=-", "--blob", f"b={file}"], b"text")
+    for args in (["-o", "-", "--blob", "a=-"], ["--blob", "a=-", "--blob", "b=-"]):
+        done = piped(["load", store.path, "a@1", *args], b"", expect=USAGE)
+        assert b"standard output takes one file" in done.stderr and not done.stdout
+    assert b"--json" in piped(["load", store.path, "a@1", "--blob", "a=-", "--json"], b"", expect=USAGE).stderr
+    assert piped(["load", store.path, "a@1", "-o", "-", "--blob", f"a={tmp_path}/a"], b"").stdout and (tmp_path / "a").read_bytes() == b"text"
+    assert piped(["load", store.path, "a@1", "-o", tmp_path / "o", "--blob", "a=-", "--blob", f"b={tmp_path}/b"], b"").stdout == b"text"
+    # What fails after standard output was written to is still a failure, and no file is left.
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([COMMAND, "load", store.path, "a@1", "-o", tmp_path / "p", "--blob", "a=-"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == FAILED and b"standard output" in done.stderr and not (tmp_path / "p").exists()
+    closed = subprocess.run(["bash", "-c", f'"{COMMAND}" save "{store.path}" a@2 "{file}" --blob a=- <&-'], capture_output=True, timeout=60)
+    assert closed.returncode == FAILED and b"standard input" in closed.stderr and len(store.checkpoints()) == 1
+
+
+def test_no_blob_is_written_to_a_terminal(store):
+    store.save(1, state(1), "--blob", f"a={store.file(state(1))}")
+    main, other = pty.openpty()
+    done = subprocess.run([COMMAND, "load", store.path, "a@1", "--blob", "a=-"], stdout=other, stderr=subprocess.PIPE, timeout=60)
+    os.close(main)
+    os.close(other)
+    assert done.returncode == USAGE and b"terminal" in done.stderr
 
 
 # ---------------------------------------------------------------------------------------------- missing tensors

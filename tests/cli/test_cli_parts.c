@@ -203,40 +203,40 @@ static void test_roles(void **state) {
 /* ----------------------------------------------------------------------------------------------------- regions */
 
 typedef struct counted {
-    uint64_t next, most, pieces, until;
+    uint64_t next, most, slices, until;
 } counted;
 
-/* Checks that the pieces of a box in a tensor of 5 x 7 x 9 come in order and without gaps. */
-static ckd_status count_piece(void *context, const ckd_region *piece, uint64_t elements, ckd_error *err) {
+/* Checks that the slices of a box in a tensor of 5 x 7 x 9 come in order and without gaps. */
+static ckd_status count_slice(void *context, const ckd_region *slice, uint64_t elements, ckd_error *err) {
     counted *c = context;
-    uint64_t first = piece->offsets[0] * 20 + (piece->offsets[1] - 2) * 4 + (piece->offsets[2] - 3);
-    assert_int_equal(piece->kind, CKD_REGION_BOX);
+    uint64_t first = slice->offsets[0] * 20 + (slice->offsets[1] - 2) * 4 + (slice->offsets[2] - 3);
+    assert_int_equal(slice->kind, CKD_REGION_BOX);
     assert_int_equal(first, c->next);
-    assert_int_equal(elements, piece->lengths[0] * piece->lengths[1] * piece->lengths[2]);
+    assert_int_equal(elements, slice->lengths[0] * slice->lengths[1] * slice->lengths[2]);
     assert_true(elements <= c->most || elements == 1);
     c->next += elements;
-    return ++c->pieces == c->until ? cli_error(err, CKD_E_IO, "enough") : CKD_OK;
+    return ++c->slices == c->until ? cli_error(err, CKD_E_IO, "enough") : CKD_OK;
 }
 
-static void test_boxes_in_pieces(void **state) {
+static void test_boxes_in_slices(void **state) {
     (void)state;
     ckd_region box = {.kind = CKD_REGION_BOX, .offsets = {0, 2, 3}, .lengths = {5, 5, 4}};
     static const uint64_t most[] = {0, 1, 3, 4, 7, 19, 20, 45, 99, 100, 1000};
-    static const uint64_t pieces[] = {100, 100, 50, 25, 25, 10, 5, 3, 2, 1, 1};
+    static const uint64_t slices[] = {100, 100, 50, 25, 25, 10, 5, 3, 2, 1, 1};
     ckd_error err;
     for (size_t i = 0; i < sizeof(most) / sizeof(most[0]); i++) {
         counted c = {.most = most[i]};
-        assert_int_equal(cli_cut_box(&box, 3, most[i], count_piece, &c, &err), CKD_OK);
+        assert_int_equal(cli_cut_box(&box, 3, most[i], count_slice, &c, &err), CKD_OK);
         assert_int_equal(c.next, 100);
-        assert_int_equal(c.pieces, pieces[i]);
+        assert_int_equal(c.slices, slices[i]);
     }
     counted c = {.most = 4, .until = 3};
-    assert_int_equal(cli_cut_box(&box, 3, 4, count_piece, &c, &err), CKD_E_IO);
-    assert_int_equal(c.pieces, 3);
+    assert_int_equal(cli_cut_box(&box, 3, 4, count_slice, &c, &err), CKD_E_IO);
+    assert_int_equal(c.slices, 3);
     box.lengths[1] = 0;
     c = (counted){.most = 4};
-    assert_int_equal(cli_cut_box(&box, 3, 4, count_piece, &c, &err), CKD_OK);
-    assert_int_equal(c.pieces, 0);
+    assert_int_equal(cli_cut_box(&box, 3, 4, count_slice, &c, &err), CKD_OK);
+    assert_int_equal(c.slices, 0);
 }
 
 static void test_shards_and_regions(void **state) {
@@ -505,7 +505,7 @@ int main(void) {
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_checkpoint_names),
         cmocka_unit_test(test_roles),
-        cmocka_unit_test(test_boxes_in_pieces),
+        cmocka_unit_test(test_boxes_in_slices),
         cmocka_unit_test(test_shards_and_regions),
         cmocka_unit_test(test_shards_are_chunks),
         cmocka_unit_test(test_dimensions_count_from_both_ends),

@@ -249,7 +249,7 @@ static safetensors_file *open_small(const fixture *f) {
     return file;
 }
 
-static void test_reads_pieces(void **state) {
+static void test_reads_slices(void **state) {
     safetensors_file *file = open_small(*state);
     const safetensors_tensor *a = &file->header.tensors[0];
     char to[7] = {0};
@@ -406,7 +406,7 @@ int main(void) {
         cmocka_unit_test(test_every_dtype_has_one_name),
         WITH_FOLDER(test_header_length),
         WITH_FOLDER(test_a_pipe_without_a_writer),
-        WITH_FOLDER(test_reads_pieces),
+        WITH_FOLDER(test_reads_slices),
         WITH_FOLDER(test_a_file_that_shrinks),
         WITH_FOLDER(test_a_file_that_is_written_to),
         WITH_FOLDER(test_written_files_are_read),

@@ -545,7 +545,7 @@ static void test_arena(void **state) {
     }
     assert_null(arena_alloc(&arena, SIZE_MAX - 3));
     arena_free(&arena);
-    assert_null(arena.pieces);
+    assert_null(arena.slabs);
     arena_free(&arena);
 }
 

@@ -119,7 +119,8 @@ def test_named_functions_are_there(document):
         assert any((f / path).is_file() for f in (document.parent, ROOT / "engine", ROOT)) or "NAME" in path, path
 
 
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs/ARCHITECTURE.md", *sorted(ROOT.glob("*/*/README.md")), *sorted(ROOT.glob("*/README.md"))]
+WALKS = [ROOT / "docs" / name for name in ("ARCHITECTURE.md", "walks.md", "where.md")]
+PAGES = [ROOT / "CONTRIBUTING.md", *WALKS, *sorted(ROOT.glob("*/*/README.md")), *sorted(ROOT.glob("*/README.md"))]
 
 
 def test_identifiers_of_the_guides_are_there():
@@ -129,6 +130,25 @@ def test_identifiers_of_the_guides_are_there():
     known = set().union(*(re.findall(r"\w+", p.read_text()) for p in sources if p != Path(__file__))) | {p.stem for p in sources}
     named = {(str(page.relative_to(ROOT)), name) for page in PAGES for name in re.findall(r"`([a-z]\w*_\w+)(?:\(\))?`", page.read_text())}
     assert len(named) > 300 and not {(page, name) for page, name in named if name not in known}
+
+
+def test_architecture_is_one_page_whose_steps_name_functions():
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    assert len(text.splitlines()) <= 110, "the walks in full belong into docs/walks.md, questions into docs/where.md"
+    assert text.index("](where.md)") < text.index("## ") and "](walks.md)" in text
+    steps = re.findall(r"^ ?\d+\. .*$", text, re.MULTILINE)
+    assert len(steps) >= 20 and not [s for s in steps if not re.search(r"`[\w/]+\.c: \w+`$", s)]
+
+
+@pytest.mark.parametrize("document", WALKS, ids=lambda p: p.name)
+def test_walks_name_functions_of_files_named_with_them(document):
+    """A word in backquotes, like `begin`, is in one of the files that its paragraph or its section names before."""
+    for section in re.split(r"^## |^- \*\*", document.read_text(), flags=re.MULTILINE)[1:]:
+        words = " ".join(re.findall(r"`([^`]*)`", re.sub(r"\s+", " ", section)))
+        paths = [f / path for path in re.findall(r"[\w/]+\.(?:c|h|cu)\b", words) for f in (ROOT / "engine", ROOT)]
+        text = "\n".join(f.read_text() for f in paths if f.is_file())
+        missing = {name for name in re.findall(r"`([a-z]\w*)`", section) if not re.search(rf"\b{name}\b", text)}
+        assert not missing, section
 
 
 def test_rooms_are_those_that_are_enforced():
@@ -150,7 +170,7 @@ def test_folders_of_the_library_say_what_they_are_for():
         page = ROOT / folder / "README.md"
         assert page.is_file(), f"{folder}/ has no README.md"
         text = page.read_text()
-        assert text.startswith(f"# {folder}\n") and len(text.splitlines()) <= 60, folder
+        assert text.startswith(f"# {folder}\n") and 10 <= len(text.splitlines()) <= 30, folder
         for name in re.findall(r"`([\w.]+\.(?:c|h|sql))`", text):
             assert any((ROOT / f / name).is_file() for f in (folder, "include", ".")), f"{page}: {name}"
 

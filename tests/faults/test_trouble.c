@@ -348,7 +348,7 @@ static void save_made_up(ckd_store *store, uint64_t step, uint64_t elements) {
     }
 }
 
-/* A base and a delta are saved, and loaded in pieces, within 256 MiB in all. They have 2 GiB at the big level. */
+/* A base and a delta are saved, and loaded in slices, within 256 MiB in all. They have 2 GiB at the big level. */
 static void test_large_states_in_little_memory(void **state) {
     uint64_t elements = test_level_now() == TEST_BIG ? UINT64_C(1) << 29 : UINT64_C(1) << 25;
     ckd_store *store = store_create(*state);
@@ -361,21 +361,21 @@ static void test_large_states_in_little_memory(void **state) {
     assert_int_equal(ckd_store_find(&c, store, "run", 1, NULL), CKD_OK);
     assert_int_equal(c.kind, CKD_DELTA);
     assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
-    enum { PIECE = 1 << 20 };
-    uint8_t *piece = malloc(4 * PIECE), *expected = malloc(4 * PIECE);
+    enum { SLICE = 1 << 20 };
+    uint8_t *slice = malloc(4 * SLICE), *expected = malloc(4 * SLICE);
     made_up m = {1};
-    for (uint64_t at = 0; at < elements; at += PIECE) {
+    for (uint64_t at = 0; at < elements; at += SLICE) {
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
         q.name = "t";
-        q.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = at, .count = PIECE};
-        q.data = piece;
-        q.size = 4 * PIECE;
+        q.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = at, .count = SLICE};
+        q.data = slice;
+        q.size = 4 * SLICE;
         assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
-        make_values(&m, at, PIECE, expected, NULL);
-        assert_memory_equal(piece, expected, 4 * PIECE);
+        make_values(&m, at, SLICE, expected, NULL);
+        assert_memory_equal(slice, expected, 4 * SLICE);
     }
     check_peak("two saves and a load", (double)elements * 4, before);
-    free(piece);
+    free(slice);
     free(expected);
     ckd_load_end(load);
     ckd_store_close(store);
@@ -411,16 +411,16 @@ static void test_sparse_tensor_is_streamed(void **state) {
     assert_true(c.stored_bytes < elements / 500);
     ckd_load *load;
     assert_int_equal(ckd_load_begin(&load, store, &c.id, NULL), CKD_OK);
-    uint8_t piece[3000], expected[3000];
+    uint8_t slice[3000], expected[3000];
     for (uint64_t at = 998999; at + 3000 < elements; at += (elements / 37 / 1000000 + 1) * 1000000) {
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
         q.name = "t";
         q.region = (ckd_region){.kind = CKD_REGION_FLAT, .start = at, .count = 3000};
-        q.data = piece;
+        q.data = slice;
         q.size = 3000;
         assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
         make_sparse(NULL, at, 3000, expected, NULL);
-        assert_memory_equal(piece, expected, 3000);
+        assert_memory_equal(slice, expected, 3000);
     }
     check_peak("a sparse tensor", (double)elements, before);
     ckd_load_end(load);

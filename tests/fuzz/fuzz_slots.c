@@ -11,20 +11,20 @@
 enum { SLOT_MAX = 1 << 20 };
 
 static void check_places(const slot_layout *l) {
-    uint64_t data = 0, pieces = 0;
+    uint64_t data = 0, pages = 0;
     for (size_t i = 0; i < l->count; i++) {
         const slot_item *item = &l->items[i];
-        if (item->place < data || item->piece != pieces || item->bytes > l->data_bytes - item->place) {
+        if (item->place < data || item->page != pages || item->bytes > l->data_bytes - item->place) {
             abort();
         }
         data = item->place + item->bytes;
-        pieces += (item->bytes + SLOT_PIECE - 1) / SLOT_PIECE;
+        pages += (item->bytes + SLOT_PAGE - 1) / SLOT_PAGE;
         if (slot_layout_find(l, item, i) != item) {
             abort();
         }
     }
-    if (pieces != l->pieces || l->optimizers_at + l->count * sizeof(ckd_optimizer) > l->hashes_at ||
-        l->hashes_at + pieces * sizeof(uint64_t) > l->data_at || l->data_at + l->data_bytes > l->size) {
+    if (pages != l->pages || l->optimizers_at + l->count * sizeof(ckd_optimizer) > l->hashes_at ||
+        l->hashes_at + pages * sizeof(uint64_t) > l->data_at || l->data_at + l->data_bytes > l->size) {
         abort();
     }
 }
@@ -61,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             try_slot(&l, data + 4 + length, size - 4 - length);
         }
         if (slot_layout_make(&again, l.items, l.count, NULL) != CKD_OK || again.data_bytes != l.data_bytes ||
-            again.pieces != l.pieces) {
+            again.pages != l.pages) {
             abort();
         }
         slot_layout_free(&again);

@@ -37,7 +37,7 @@ static uint64_t setting(const char *name) {
     return value ? strtoull(value, NULL, 10) : 0;
 }
 
-/* Bytes that differ with seed and place; a shifted or repeated piece is noticed. */
+/* Bytes that differ with seed and place; a shifted or repeated slice is noticed. */
 static void fill(uint8_t *to, uint64_t from, size_t size, uint64_t seed) {
     for (size_t i = 0; i < size; i++) {
         uint64_t x =

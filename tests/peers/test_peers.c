@@ -26,7 +26,7 @@
 #define SILENCE_MS 1500
 #define BUDGET     (UINT64_C(16) << 20)
 #define BLOB       "data/c/one.ckd"
-#define BLOB_BYTES (5 * (size_t)PEER_PIECE / 2)
+#define BLOB_BYTES (5 * (size_t)PEER_PACKET / 2)
 
 static peer_hosts hosts;
 static peer_secret secret = {.data = "a secret of the test", .size = 20};
@@ -825,7 +825,7 @@ static bool is_busy(void *context) {
     return p->asked++ < p->busy;
 }
 
-/* Pieces wait until training is idle. One that never is makes each piece wait for a while. */
+/* Packets wait until training is idle. One that never is makes each packet wait for a while. */
 static void test_training_that_is_busy(void **state) {
     (void)state;
     int stop;

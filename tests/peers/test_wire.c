@@ -166,12 +166,12 @@ static void send_and_compare(wire *w) {
     for (size_t i = 0; i < BYTES; i++) {
         sent[i] = (uint8_t)(i * 7 >> 3);
     }
-    for (size_t at = 0; at < BYTES; at += PEER_PIECE) {
+    for (size_t at = 0; at < BYTES; at += PEER_PACKET) {
         frame_kind kind;
         bytes body = {.size = 0};
-        must(frame_send(w, FRAME_DATA, sent + at, PEER_PIECE, &err), &err);
+        must(frame_send(w, FRAME_DATA, sent + at, PEER_PACKET, &err), &err);
         must(frame_receive(&kind, &body, w, &err), &err);
-        assert_int_equal(body.size, PEER_PIECE);
+        assert_int_equal(body.size, PEER_PACKET);
         memcpy(got + at, body.data, body.size);
         bytes_free(&body);
     }

@@ -54,7 +54,7 @@ class Fields:
     def integers(self, count, contexts=None):
         return ckd_adaptive.decode(self.take(self.varint(0, 2**64 - 1)), count, contexts)
 
-    def pieces(self, count, contexts):
+    def sections(self, count, contexts):
         values, width = [], self.u8()
         if width not in (1, 2, 4):
             raise Corrupt("the width of a factor's integers")
@@ -77,7 +77,7 @@ class Fields:
         if (scales > 63).any():
             raise Corrupt("a scale of a factor")
         contexts = scales.tolist() * rows
-        values = self.pieces(rows * rank, contexts) if symbols else self.integers(rows * rank, contexts)
+        values = self.sections(rows * rank, contexts) if symbols else self.integers(rows * rank, contexts)
         return np.array(values, np.int64).reshape(rows, rank)
 
 

@@ -47,8 +47,8 @@ def hash128(data):
 
 
 def content_hash(data):
-    pieces = (data[i:i + 4096] for i in range(0, len(data), 4096))
-    return hash128(b"".join(struct.pack("<Q", hash64(p)) for p in pieces))
+    pages = (data[i:i + 4096] for i in range(0, len(data), 4096))
+    return hash128(b"".join(struct.pack("<Q", hash64(p)) for p in pages))
 
 
 def utf8(data):

@@ -90,20 +90,20 @@ ckd_load *cells_load(const cells_scene *f, uint64_t step) {
 void cells_check_box(ckd_load *load, const char *name, const float *whole, uint64_t columns,
                      const ckd_region *r) {
     uint64_t count = r->lengths[0] * r->lengths[1];
-    float *piece = malloc(count * sizeof(float) + 1);
-    assert_non_null(piece);
+    float *slice = malloc(count * sizeof(float) + 1);
+    assert_non_null(slice);
     ckd_load_request q = CKD_LOAD_REQUEST_INIT;
     q.name = name;
     q.region = *r;
-    q.data = piece;
+    q.data = slice;
     q.size = count * sizeof(float);
     assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
     for (uint64_t row = 0; row < r->lengths[0]; row++) {
-        assert_memory_equal(piece + row * r->lengths[1],
+        assert_memory_equal(slice + row * r->lengths[1],
                             whole + (r->offsets[0] + row) * columns + r->offsets[1],
                             r->lengths[1] * sizeof(float));
     }
-    free(piece);
+    free(slice);
 }
 
 static void check_grid(ckd_load *load, const char *name, const float *whole, uint64_t down, uint64_t across) {
@@ -121,16 +121,16 @@ static void check_flat(ckd_load *load, const char *name, const float *whole, uin
     for (uint64_t i = 0; i < parts; i++) {
         ckd_region r = {.kind = CKD_REGION_FLAT, .start = CELLS_COUNT * i / parts};
         r.count = CELLS_COUNT * (i + 1) / parts - r.start;
-        float *piece = malloc(r.count * sizeof(float));
-        assert_non_null(piece);
+        float *slice = malloc(r.count * sizeof(float));
+        assert_non_null(slice);
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
         q.name = name;
         q.region = r;
-        q.data = piece;
+        q.data = slice;
         q.size = r.count * sizeof(float);
         assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
-        assert_memory_equal(piece, whole + r.start, q.size);
-        free(piece);
+        assert_memory_equal(slice, whole + r.start, q.size);
+        free(slice);
     }
 }
 

@@ -179,9 +179,9 @@ static float *gather(const geometry *g, const ckd_region *r, const float *values
 static void region_job(ckd_save *save, const char *name, const geometry *g, const ckd_region *r,
                        const float *values) {
     uint64_t count;
-    float *piece = gather(g, r, values, &count);
-    add_tensor(save, name, CKD_F32, g->ndim, g->shape, r, piece);
-    free(piece);
+    float *slice = gather(g, r, values, &count);
+    add_tensor(save, name, CKD_F32, g->ndim, g->shape, r, slice);
+    free(slice);
 }
 
 void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *name, uint32_t ndim,
@@ -197,10 +197,10 @@ void save_sharded(ckd_store *store, const char *run, uint64_t step, const char *
             r.count = g.elements * (part + 1) / 4 - r.start;
         } else { /* split into slabs of the last dimension, or a grid of the last two */
             uint32_t last = ndim - 1;
-            uint64_t pieces = layout % 3 == 1 ? 4 : 2, at = part % pieces;
-            r.offsets[last] = shape[last] * at / pieces;
-            r.lengths[last] = shape[last] * (at + 1) / pieces - r.offsets[last];
-            if (pieces == 2) {
+            uint64_t slices = layout % 3 == 1 ? 4 : 2, at = part % slices;
+            r.offsets[last] = shape[last] * at / slices;
+            r.lengths[last] = shape[last] * (at + 1) / slices - r.offsets[last];
+            if (slices == 2) {
                 r.offsets[last - 1] = shape[last - 1] * (part / 2) / 2;
                 r.lengths[last - 1] = shape[last - 1] * (part / 2 + 1) / 2 - r.offsets[last - 1];
             }

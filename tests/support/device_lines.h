@@ -12,7 +12,7 @@
 static symbols_workspace *work;
 static device_lease lease;
 
-/* Lengths of blocks around the sizes of warps, pieces and batches. */
+/* Lengths of blocks around the sizes of warps, pages and batches. */
 static const size_t block_lengths[] = {0,    1,    31,   32,   33,   255,  256,   257,
                                        1023, 1025, 2047, 2048, 4099, 8192, 33000, 1u << 18};
 #define LENGTHS (sizeof(block_lengths) / sizeof(block_lengths[0]))

@@ -199,29 +199,29 @@ static void test_hashes(void **state) {
                                   1024, 1025, 1088, 2048, 4095, 4097, 8192, 12345, 65536};
     for (size_t i = 0; i < COUNTS + sizeof(more) / sizeof(more[0]); i++) {
         size_t n = i < COUNTS ? counts[i] : more[i - COUNTS],
-               pieces = (n + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
-        array a = array_new(n, 1, 8 - i % 5), b = array_new(n / 2, 1, i % 3 * 4),
-              to = array_new(pieces, 8, 0), to_b = array_new(pieces, 8, 1);
+               pages = (n + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
+        array a = array_new(n, 1, 8 - i % 5), b = array_new(n / 2, 1, i % 3 * 4), to = array_new(pages, 8, 0),
+              to_b = array_new(pages, 8, 1);
         fill_bits(&a);
         fill_bits(&b);
         array_give(&a);
         array_give(&b);
-        size_t pieces_b = (n / 2 + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
-        device_pieces spans[2] = {{a.device, n, (uint64_t *)(void *)to.device},
-                                  {b.device, n / 2, (uint64_t *)(void *)to_b.device}};
+        size_t pages_b = (n / 2 + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
+        device_hash_span spans[2] = {{a.device, n, (uint64_t *)(void *)to.device},
+                                     {b.device, n / 2, (uint64_t *)(void *)to_b.device}};
         must(backend->hash(&queue, spans, 2, &why));
-        uint64_t *got = malloc(pieces * 8 + 8);
+        uint64_t *got = malloc(pages * 8 + 8);
         assert_non_null(got);
         array_take(&to, got);
-        for (size_t p = 0; p < pieces; p++) {
+        for (size_t p = 0; p < pages; p++) {
             size_t left = n - p * DEVICE_HASH_PAGE;
             assert_true(got[p] == hash64(a.host + p * DEVICE_HASH_PAGE,
                                          left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE));
         }
-        hash128 one = hash128_of(got, pieces * 8), other = content_hash(a.host, n);
+        hash128 one = hash128_of(got, pages * 8), other = content_hash(a.host, n);
         assert_true(hash128_equal(&one, &other));
         array_take(&to_b, got);
-        for (size_t p = 0; p < pieces_b; p++) {
+        for (size_t p = 0; p < pages_b; p++) {
             size_t left = n / 2 - p * DEVICE_HASH_PAGE;
             assert_true(got[p] == hash64(b.host + p * DEVICE_HASH_PAGE,
                                          left < DEVICE_HASH_PAGE ? left : DEVICE_HASH_PAGE));
@@ -494,30 +494,30 @@ static void test_residuals(void **state) {
 
 static void test_gather(void **state) {
     (void)state;
-    enum { N = 5000, PIECES = 40 };
-    array from = array_new(N, 4, 1), pieces = array_new(PIECES, sizeof(device_piece), 0);
+    enum { N = 5000, SLICES = 40 };
+    array from = array_new(N, 4, 1), slices = array_new(SLICES, sizeof(device_slice), 0);
     fill_floats(&from, 1, false);
-    device_piece *p = (device_piece *)(void *)pieces.host;
+    device_slice *p = (device_slice *)(void *)slices.host;
     uint32_t all = 0;
-    for (uint32_t i = 0; i < PIECES; i++) {
-        p[i] = (device_piece){(uint64_t)i * 117, all, i % 7 ? 1 + i * 13 % 400 : 0};
+    for (uint32_t i = 0; i < SLICES; i++) {
+        p[i] = (device_slice){(uint64_t)i * 117, all, i % 7 ? 1 + i * 13 % 400 : 0};
         p[i].n = p[i].first + p[i].n > N ? (uint32_t)(N - p[i].first) : p[i].n;
         all += p[i].n;
     }
     array_give(&from);
-    array_give(&pieces);
+    array_give(&slices);
     array to = array_new(all, 4, 0);
     device_gathering g = {(float *)(void *)to.device, (const float *)(void *)from.device,
-                          (const device_piece *)(void *)pieces.device, PIECES};
+                          (const device_slice *)(void *)slices.device, SLICES};
     must(backend->gather(&queue, &g, &why));
     float *got = malloc(all * 4);
     assert_non_null(got);
     array_take(&to, got);
-    for (uint32_t i = 0; i < PIECES; i++) {
+    for (uint32_t i = 0; i < SLICES; i++) {
         assert_memory_equal(got + p[i].to, (float *)(void *)from.host + p[i].first, p[i].n * sizeof(float));
     }
     free(got);
-    array *arrays[] = {&from, &pieces, &to};
+    array *arrays[] = {&from, &slices, &to};
     for (size_t i = 0; i < 3; i++) {
         array_free(arrays[i]);
     }

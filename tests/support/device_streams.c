@@ -225,9 +225,9 @@ static ckd_status add_stream(dense_batch *batch, const block *b, const uint8_t *
 
 /* Applies integers that were read on the device to the parent's values. Compares the result, and its hash. */
 static void compare_values(const block *b) {
-    device_pieces all = {b->integers.device, b->n * b->size, NULL};
-    size_t pieces = (all.bytes + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
-    array hashes = array_new(pieces, sizeof(uint64_t), 0);
+    device_hash_span all = {b->integers.device, b->n * b->size, NULL};
+    size_t pages = (all.bytes + DEVICE_HASH_PAGE - 1) / DEVICE_HASH_PAGE;
+    array hashes = array_new(pages, sizeof(uint64_t), 0);
     all.to = (uint64_t *)(void *)hashes.device;
     elements(DEVICE_APPLY, b->dtype, b->integers.device, b->before.device, b->integers.device, b->n);
     must(backend->hash(&queue, &all, 1, &why));

@@ -20,7 +20,7 @@ extern bool emulated_backwards;
 extern EMULATED_EXPORT int emulated_fail_after;
 extern device_result emulated_fail_as;
 /*
- * Bytes of device memory, pieces of pinned memory, and marks that are allocated now; bytes copied so far in
+ * Bytes of device memory, buffers of pinned memory, and marks that are allocated now; bytes copied so far in
  * each direction.
  */
 extern EMULATED_EXPORT uint64_t emulated_memory, emulated_pinned, emulated_marks, emulated_copied[3];

@@ -18,15 +18,15 @@ enum { WORLD = 9, GUARD = 32 };
 void layout_add(layout *l, uint32_t rank, const ckd_region *region) {
     if (l->count == l->capacity) {
         l->capacity = 2 * l->capacity + 4;
-        l->pieces = realloc(l->pieces, l->capacity * sizeof(*l->pieces));
-        assert_non_null(l->pieces);
+        l->regions = realloc(l->regions, l->capacity * sizeof(*l->regions));
+        assert_non_null(l->regions);
     }
-    l->pieces[l->count].rank = rank;
-    l->pieces[l->count++].region = *region;
+    l->regions[l->count].rank = rank;
+    l->regions[l->count++].region = *region;
 }
 
 void layout_free(layout *l) {
-    free(l->pieces);
+    free(l->regions);
     *l = (layout){0};
 }
 
@@ -138,9 +138,9 @@ void layout_random(layout *l, const reshard_case *c, uint64_t *random) {
     }
     for (size_t i = l->count; i > 1; i--) {
         size_t k = (size_t)below(random, i);
-        struct layout_piece p = l->pieces[i - 1];
-        l->pieces[i - 1] = l->pieces[k];
-        l->pieces[k] = p;
+        struct layout_region p = l->regions[i - 1];
+        l->regions[i - 1] = l->regions[k];
+        l->regions[k] = p;
     }
 }
 
@@ -260,16 +260,16 @@ static uint8_t *gather(uint64_t *count, const reshard_case *c, const ckd_region 
     return out;
 }
 
-/* ---- saving: each rank saves its pieces ---- */
+/* ---- saving: each rank saves its regions ---- */
 
 static void save_rank(ckd_save *save, const reshard_cases *all, uint32_t rank) {
     for (size_t i = 0; i < all->count; i++) {
         const reshard_case *c = &all->items[i];
         for (size_t p = 0; p < c->from.count; p++) {
-            if (c->from.pieces[p].rank % WORLD == rank) {
+            if (c->from.regions[p].rank % WORLD == rank) {
                 uint64_t count;
-                uint8_t *values = gather(&count, c, &c->from.pieces[p].region, c->values);
-                add_tensor(save, c->name, c->dtype, c->ndim, c->shape, &c->from.pieces[p].region, values);
+                uint8_t *values = gather(&count, c, &c->from.regions[p].region, c->values);
+                add_tensor(save, c->name, c->dtype, c->ndim, c->shape, &c->from.regions[p].region, values);
                 free(values);
             }
         }
@@ -369,10 +369,10 @@ static void check_case(const checking *k, const reshard_case *c) {
     for (size_t i = 0; i < c->to_count; i++) {
         for (size_t p = 0; p < c->to[i].count; p++) {
             uint64_t count;
-            uint8_t *want = gather(&count, c, &c->to[i].pieces[p].region, whole);
-            uint8_t *got = load_region(k, c, &c->to[i].pieces[p].region, count);
+            uint8_t *want = gather(&count, c, &c->to[i].regions[p].region, whole);
+            uint8_t *got = load_region(k, c, &c->to[i].regions[p].region, count);
             if (memcmp(want, got, count * size) != 0) {
-                fail_msg("%s, layout %zu, piece %zu, depth %u, seed %llu: not what the whole tensor holds",
+                fail_msg("%s, layout %zu, region %zu, depth %u, seed %llu: not what the whole tensor holds",
                          c->name, i, p, (unsigned)k->step, (unsigned long long)k->seed);
             }
             free(want);

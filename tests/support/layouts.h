@@ -12,10 +12,10 @@
 
 typedef struct layout {
     size_t count, capacity;
-    struct layout_piece {
+    struct layout_region {
         uint32_t rank;
         ckd_region region;
-    } * pieces;
+    } * regions;
 } layout;
 void layout_add(layout *l, uint32_t rank, const ckd_region *region);
 void layout_free(layout *l);
@@ -44,10 +44,10 @@ reshard_case *reshard_add(reshard_cases *all, ckd_dtype dtype, uint32_t ndim, co
 layout *reshard_target(reshard_case *c); /* adds an empty layout */
 void reshard_free(reshard_cases *all);
 
-/* These add pieces for ranks 0, 1, ... */
+/* These add regions for ranks 0, 1, ... */
 void layout_whole(layout *l, uint32_t ranks); /* the whole tensor for each rank */
 /*
- * Splits dimension `dim` into pieces of these lengths, one for each rank. They add up to the length of the
+ * Splits dimension `dim` into regions of these lengths, one for each rank. They add up to the length of the
  * dimension.
  */
 void layout_split(layout *l, const reshard_case *c, uint32_t dim, const uint64_t *lengths, uint32_t ranks);

@@ -73,14 +73,14 @@ static void damage(thread_ranks *t, uint8_t *data, size_t size) {
 
 static void receive(thread_rank *r, uint32_t from, const ckd_bytes *in) {
     thread_ranks *t = r->all;
-    const ckd_pieces *sent = &t->out[from][r->rank];
+    const ckd_buffers *sent = &t->out[from][r->rank];
     uint64_t size = 0;
     for (size_t i = 0; i < sent->count; i++) {
-        const ckd_bytes *piece = &sent->items[i];
-        if (piece->size && size + piece->size <= in->size) {
-            memcpy((uint8_t *)in->data + size, piece->data, piece->size);
+        const ckd_bytes *buffer = &sent->items[i];
+        if (buffer->size && size + buffer->size <= in->size) {
+            memcpy((uint8_t *)in->data + size, buffer->data, buffer->size);
         }
-        size += piece->size;
+        size += buffer->size;
     }
     pthread_mutex_lock(&t->mutex);
     t->unequal = t->unequal || size != in->size;
@@ -91,7 +91,7 @@ static void receive(thread_rank *r, uint32_t from, const ckd_bytes *in) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes *in, ckd_error *err) {
+static ckd_status exchange(void *context, const ckd_buffers *out, const ckd_bytes *in, ckd_error *err) {
     thread_rank *r = context;
     thread_ranks *t = r->all;
     t->out[r->rank] = out;
@@ -103,7 +103,8 @@ static ckd_status exchange(void *context, const ckd_pieces *out, const ckd_bytes
             receive(r, from, &in[from]);
         }
     }
-    return meet_all(t) ? CKD_OK : broken(err); /* the pieces must stay valid until all ranks have read them */
+    return meet_all(t) ? CKD_OK
+                       : broken(err); /* the buffers must stay valid until all ranks have read them */
 }
 
 static ckd_status least(void *context, uint64_t *number, ckd_error *err) {

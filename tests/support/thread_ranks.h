@@ -45,7 +45,7 @@ struct thread_ranks {
     uint32_t waiting;
     unsigned long turn;
     bool broken, unequal; /* unequal: the sizes sent and expected differed, or the calls of the ranks did */
-    const ckd_pieces *out[THREAD_RANKS_MOST];
+    const ckd_buffers *out[THREAD_RANKS_MOST];
     uint64_t number[THREAD_RANKS_MOST];
     int call[THREAD_RANKS_MOST];
 };

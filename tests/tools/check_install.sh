@@ -78,9 +78,9 @@ done
 "$root/save" "$root/store" >"$root/said" || die "the example save exits with $?"
 grep -qx 'step 2: half of it loaded, bit for bit' "$root/said" || die "the example save says: $(cat "$root/said")"
 # Training in two parts ends like training in one.
-"$root/session" "$root/two" 12 >/dev/null || die "the example session"
+"$root/session" "$root/two" 10 >/dev/null || die "the example session"
 "$root/session" "$root/two" 20 >"$root/said" || die "the example session, resuming"
-grep -qx 'resumes after step 12' "$root/said" || die "the example session did not resume: $(cat "$root/said")"
+grep -qx 'resumes after step 10' "$root/said" || die "the example session did not resume: $(cat "$root/said")"
 "$root/session" "$root/one" 20 | tail -n 1 >"$root/straight" || die "the example session"
 tail -n 1 "$root/said" | cmp -s - "$root/straight" || die "the example session ends differently after a break"
 

@@ -111,12 +111,12 @@ class Library(Protocol):
 
 def library_of(value: object) -> Library | None:
     """The library whose array the value is; None if it is no array."""
-    from . import _dlpack, _fsdp1, _numpy, _pieces, _torch
+    from . import _deferred, _dlpack, _fsdp1, _numpy, _torch
 
     if _torch.is_tensor(value):
         return _torch.LIBRARY
-    if isinstance(value, _pieces.Pieces):
-        return _pieces.LIBRARY
+    if isinstance(value, _deferred.Deferred):
+        return _deferred.LIBRARY
     if isinstance(value, _fsdp1.Part):
         return _fsdp1.LIBRARY
     if _numpy.is_array(value):

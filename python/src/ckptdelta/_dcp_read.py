@@ -30,7 +30,7 @@ from ._types import Checkpoint
 
 
 @dataclasses.dataclass
-class _Piece:
+class _Region:
     """A box of a tensor on its way into a tensor of the state."""
 
     name: str
@@ -142,14 +142,14 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         try:
             if self._load is None or self.checkpoint is None or self.checkpoint.id != plan.storage_data[2]:
                 self._begin(*plan.storage_data[:2])
-            pieces = []
+            regions = []
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
                     planner.load_bytes(item, self._value(item.storage_index.fqn))
                 else:
-                    piece = self._piece(item, planner)
-                    pieces += [piece] if piece is not None else []
-            for batch in _batches(pieces):
+                    region = self._region(item, planner)
+                    regions += [region] if region is not None else []
+            for batch in _batches(regions):
                 _read(self._load.load, batch)
         finally:
             self.close()
@@ -173,7 +173,7 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
             harmless(data, name, PICKLE)
         return io.BytesIO(data)
 
-    def _piece(self, item: Any, planner: Any) -> _Piece | None:
+    def _region(self, item: Any, planner: Any) -> _Region | None:
         """A box to be read; None if it needed no reading."""
         assert self._record is not None
         name = item.storage_index.fqn
@@ -183,7 +183,7 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         target = planner.resolve_tensor(item).detach()
         offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
         if tuple(target.shape) != lengths:
-            raise MismatchError(f"{name}: the planner gives {list(target.shape)} for a piece of {list(lengths)}", path=name)
+            raise MismatchError(f"{name}: the planner gives {list(target.shape)} for a region of {list(lengths)}", path=name)
         if name in self._record.items.scalars:
             target.copy_(scalar_of(self._record.items, name))
             planner.commit_tensor(item, target)
@@ -197,7 +197,7 @@ class StorageReader(Addressed, checkpoint.StorageReader):  # type: ignore[misc, 
         else:
             other = torch.empty(lengths, dtype=dtype)
             memory = Memory(LIBRARY.target(other, name, host=True).pointer, other, lambda: target.copy_(other))
-        return _Piece(name, leaf, offsets, lengths, memory, target.numel() * dtype.itemsize, lambda: planner.commit_tensor(item, target))
+        return _Region(name, leaf, offsets, lengths, memory, target.numel() * dtype.itemsize, lambda: planner.commit_tensor(item, target))
 
 
 def _saved(value: Any) -> io.BytesIO:
@@ -215,31 +215,31 @@ def _dtype(name: str, path: str) -> Any:
     return found
 
 
-def _batches(pieces: list[_Piece]) -> list[list[_Piece]]:
+def _batches(regions: list[_Region]) -> list[list[_Region]]:
     """In their order, so many at a time that an interrupt need not wait long."""
-    batches: list[list[_Piece]] = []
+    batches: list[list[_Region]] = []
     size = BATCH_BYTES
-    for piece in pieces:
-        if size + piece.nbytes > BATCH_BYTES:
+    for region in regions:
+        if size + region.nbytes > BATCH_BYTES:
             batches.append([])
             size = 0
-        batches[-1].append(piece)
-        size += piece.nbytes
+        batches[-1].append(region)
+        size += region.nbytes
     return batches
 
 
-def _read(load: Any, batch: list[_Piece]) -> None:
+def _read(load: Any, batch: list[_Region]) -> None:
     call = Call()
     array = ffi.new("ckd_load_request[]", len(batch))
-    names = [ffi.new("char[]", piece.name.encode()) for piece in batch]
-    shapes = [ffi.new("uint64_t[]", list(piece.leaf.shape) or [0]) for piece in batch]
-    for item, name, shape, piece in zip(array, names, shapes, batch):
+    names = [ffi.new("char[]", region.name.encode()) for region in batch]
+    shapes = [ffi.new("uint64_t[]", list(region.leaf.shape) or [0]) for region in batch]
+    for item, name, shape, region in zip(array, names, shapes, batch):
         item.struct_size = ffi.sizeof("ckd_load_request")
-        item.name, item.dtype, item.ndim, item.shape = name, piece.leaf.code, len(piece.leaf.shape), shape
-        set_region(item.region, piece.offsets, piece.lengths, piece.leaf.shape)
-        item.data, item.size = piece.memory.pointer, piece.nbytes
+        item.name, item.dtype, item.ndim, item.shape = name, region.leaf.code, len(region.leaf.shape), shape
+        set_region(item.region, region.offsets, region.lengths, region.leaf.shape)
+        item.data, item.size = region.memory.pointer, region.nbytes
     call.check(lib.ckd_load_all(load, array, len(batch), lib.CKD_DIFFERS_UNEXPECTED, call.err))
-    for piece in batch:
-        if piece.memory.finish:
-            piece.memory.finish()
-        piece.commit()
+    for region in batch:
+        if region.memory.finish:
+            region.memory.finish()
+        region.commit()

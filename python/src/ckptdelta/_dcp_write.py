@@ -34,7 +34,7 @@ from ._types import Checkpoint, Fidelity, Role
 
 
 def _key(item: Any) -> tuple[str, tuple[int, ...]]:
-    """What a write item is a piece of, and where; all pieces of a tensor without elements are the same one."""
+    """What a write item is a region of, and where; all regions of a tensor without elements are the same one."""
     index = item.index
     tensor = item.tensor_data
     offset = () if tensor is None or 0 in tensor.size else tuple(tensor.chunk.offsets)
@@ -118,7 +118,7 @@ UNDER_WAY = ("a save with this StorageWriter is under way: wait for it (the futu
 class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, unused-ignore]
     """Writes what dcp.save() and dcp.async_save() save into a store, as the checkpoint `step` of `run`.
 
-    Every rank writes the pieces that the planner gave it. Rank 0 commits all of them at once when every rank has written its
+    Every rank writes the regions that the planner gave it. Rank 0 commits all of them at once when every rank has written its
     own; if a rank fails, the save fails on all, and there is no checkpoint. Tensors are stored as deltas on the newest
     checkpoint of the run before `step`, whatever its layout. Values that are no tensors become one record without pickle.
 
@@ -311,7 +311,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
 
     def _write_items(self, plan: Any, planner: Any, save: _Open, call: Call) -> None:
         task = plan.storage_data
-        # An empty tensor can have several pieces with one key.
+        # An empty tensor can have several regions with one key.
         items = list({_key(item): item for item in plan.items if _key(item) not in task["skip"]}.values())
         stored = [item for item in items if _is_stored(item)]
         tensors = [_as_tensor(item) for item in stored]
@@ -336,7 +336,7 @@ class StorageWriter(Addressed, checkpoint.StorageWriter):  # type: ignore[misc, 
         lengths = tuple(item.tensor_data.size) if whole else tuple(chunk.sizes)
         local = LIBRARY.leaf(array, t.path)
         if local.code != t.leaf.code or (not whole and tuple(array.shape) != lengths):
-            raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a piece of "
+            raise MismatchError(f"{t.name}: the planner gives {dtype_name(array.dtype)} {list(array.shape)} for a region of "
                                 f"{list(lengths)}", path=t.name)
         tensor, alive = native_tensor(t, role, LIBRARY.source(array, host=True))
         set_region(tensor.region, tuple(chunk.offsets), lengths, t.leaf.shape)

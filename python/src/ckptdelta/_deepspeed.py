@@ -19,7 +19,7 @@ from typing import Any
 
 from . import _torch
 from ._errors import CorruptError, UnsupportedError
-from ._pieces import Pieces
+from ._deferred import Deferred
 from ._record import join
 from ._torch_file import Attributes, read_torch
 
@@ -200,7 +200,7 @@ def _cut(stage: int, shapes: Shapes, sizes: list[int], paddings: list[int] | Non
     return found
 
 
-def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int, ...]) -> Pieces:
+def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int, ...]) -> Deferred:
     """A parameter whose parts are in the shares."""
     torch = _torch.load_torch("")
 
@@ -209,12 +209,12 @@ def joined(shares: list[Any], cuts: list[tuple[int, int, int]], shape: tuple[int
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.reshape(shape)
 
-    return Pieces(shape, shares[0].dtype, make)
+    return Deferred(shape, shares[0].dtype, make)
 
 
-def rounded(master: Pieces, dtype: Any) -> Pieces:
+def rounded(master: Deferred, dtype: Any) -> Deferred:
     """A weight of another dtype, as DeepSpeed makes it from its master when it loads ZeRO 3. The same object if it has the dtype."""
-    return master if master.dtype == dtype else Pieces(master.shape, dtype, lambda: master.make().to(dtype))
+    return master if master.dtype == dtype else Deferred(master.shape, dtype, lambda: master.make().to(dtype))
 
 
 def _parameters(ranks: list[_Rank], number: int, shapes: Shapes) -> dict[str, dict[str, Any]]:

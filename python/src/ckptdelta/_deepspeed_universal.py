@@ -10,7 +10,7 @@ from . import _torch
 from ._deepspeed import (CLASSES, MASTER, OF_MODEL, OF_OPTIMIZER, Shapes, groups_of, is_of_one_rank, other_ranks, rank_files, read_model, shapes_of,
                          weights)
 from ._errors import CorruptError, UnsupportedError
-from ._pieces import Pieces
+from ._deferred import Deferred
 from ._torch_file import read_torch
 
 PARAMETERS = "zero"
@@ -114,7 +114,7 @@ def _state(file: Path, shape: tuple[int, ...], unsafe: bool) -> tuple[Any, dict[
         again = read_torch(file, unsafe, CLASSES)
         return (again[TENSOR] if isinstance(again, dict) else again).reshape(shape)
 
-    return Pieces(shape, tensor.dtype, make), more
+    return Deferred(shape, tensor.dtype, make), more
 
 
 def _buffers_only(model: dict[str, Any], states: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """FullyShardedDataParallel (FSDP1): each process has a range of a parameter's elements.
 
-A flat parameter joins the parameters of a wrapped module end to end, and each rank keeps a piece of it. The optimizer updates the flat
+A flat parameter joins the parameters of a wrapped module end to end, and each rank keeps a range of it. The optimizer updates the flat
 parameter, or with use_orig_params=True views of the ranges. Both are taken apart by the names and shapes of the parameters that the model
 was made of. So a checkpoint looks like that of a model without the wrapper.
 """

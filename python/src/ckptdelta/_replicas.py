@@ -32,9 +32,9 @@ _LEAST = 1 << 20
 _WORD = 8
 """A part of a tensor begins at a multiple of so many bytes."""
 _PLACES = 16
-"""Where a tensor differs, it is compared in so many pieces."""
+"""Where a tensor differs, it is compared in so many slices."""
 _FEW = 4
-"""Of a tensor with fewer pieces, nothing tells whether it differs in one place or everywhere."""
+"""Of a tensor with fewer slices, nothing tells whether it differs in one place or everywhere."""
 
 Value = tuple[tuple[int, ...], "int | None"]
 """The strides of a tensor, and the sum of its words in that part; None: there was no memory for it."""
@@ -209,7 +209,7 @@ def _digest(values: dict[str, Value]) -> str:
 
 
 def _places(array: Any) -> list[int]:
-    """Sums of the pieces of a tensor."""
+    """Sums of the slices of a tensor."""
     size = int(array.numel() * array.element_size())
     step = max(_WORD, -(-size // _PLACES))
     step += -step % _WORD

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _torch
 from ._errors import CorruptError, UnsupportedError
-from ._pieces import Pieces
+from ._deferred import Deferred
 
 INFO = "DCP_SHARDING_INFO"
 OFFSETS = "saved_offsets"
@@ -83,7 +83,7 @@ def _add(wholes: dict[str, _Whole], file: Path, opened: Any) -> None:
             whole.parts[at] = (file, shape)
 
 
-def _joined(path: Path, name: str, whole: _Whole, files: dict[Path, Any]) -> Pieces:
+def _joined(path: Path, name: str, whole: _Whole, files: dict[Path, Any]) -> Deferred:
     torch = _torch.load_torch(str(path))
     whole.parts = {at: part for at, part in whole.parts.items() if math.prod(part[1])} or whole.parts
     shape = whole.shape
@@ -99,7 +99,7 @@ def _joined(path: Path, name: str, whole: _Whole, files: dict[Path, Any]) -> Pie
             made[tuple(slice(begin, begin + length) for begin, length in zip(at, size))] = files[file].get_tensor(name)
         return made
 
-    return Pieces(shape, whole.dtype, make)
+    return Deferred(shape, whole.dtype, make)
 
 
 def _is_tiled(shape: tuple[int, ...], parts: dict[tuple[int, ...], tuple[Path, tuple[int, ...]]]) -> bool:

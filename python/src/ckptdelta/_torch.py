@@ -19,7 +19,7 @@ from ._native import ffi
 BYTES_ONLY = ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
-_PIECE = 1 << 16
+_SPAN = 1 << 16
 """Words that are summed together, in host memory. A device sums 256 times as many. A sum takes as much memory besides."""
 _ODD = 0x1E3779B97F4A7C15
 
@@ -67,7 +67,7 @@ def _why_not(tensor: Any) -> str | None:
         return "on the meta device, so it has no elements"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor) \
             and getattr(type(tensor), "__torch_dispatch__", None) is not getattr(torch.Tensor, "__torch_dispatch__", None):
-        return f"a {type(tensor).__name__}, whose elements are not in one piece of memory"
+        return f"a {type(tensor).__name__}, whose elements are not in one stretch of memory"
     return None
 
 
@@ -241,8 +241,8 @@ def sum_of_words(tensor: Any, begin: int, end: int) -> Any:
         data = (torch.view_as_real(local) if local.is_complex() else local).reshape(-1).view(torch.uint8)[begin:end]
         size = data.numel() // 8 * 8
         aligned = data if data.data_ptr() % 8 == 0 and data.storage_offset() % 8 == 0 else data.clone()
-        pieces = aligned[:size].view(torch.int64).split(_PIECE if data.device.type == "cpu" else 256 * _PIECE)
-        total = sum(map(_sum, pieces), torch.zeros((), dtype=torch.int64, device=data.device))
+        spans = aligned[:size].view(torch.int64).split(_SPAN if data.device.type == "cpu" else 256 * _SPAN)
+        total = sum(map(_sum, spans), torch.zeros((), dtype=torch.int64, device=data.device))
         rest = data[size:].to(torch.int64)
         return total + (rest << (8 * torch.arange(rest.numel(), device=rest.device))).sum() if rest.numel() else total
     return None

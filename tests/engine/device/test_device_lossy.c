@@ -243,7 +243,7 @@ static void compare_seconds(ckd_store *store, ckd_fidelity fidelity, ckd_dtype d
     }
     /*
      * One byte per element, if many are neither 0 nor 1; and, for the other moment, the upper halves of values in
-     * pieces.
+     * slices.
      */
     assert_true(backend != emulated_device() || t.largest < 2 * LAYER);
     assert_true(near_by(f[1].rel_l2[0], f[0].rel_l2[0], 0.001));
@@ -483,7 +483,7 @@ static void test_tiles_of_the_host(void **state) {
         for (int device = 0; device < 2; device++) {
             ckd_save_options o = options_of(device ? "device" : "host", step);
             o.fidelity = CKD_COARSE;
-            o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two per piece of pinned memory */
+            o.staging_bytes = 1 << 24; /* tiles of 1 Mi elements, two per buffer of pinned memory */
             ckd_save *save = begin_with(store, &o);
             ckd_tensor t = CKD_TENSOR_INIT;
             t.name = "w";

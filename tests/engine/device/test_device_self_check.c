@@ -151,9 +151,9 @@ static void test_differences(void **state) {
     refuse(*state, CKD_EXACT, &wrong);
 }
 
-static device_result hash_wrongly(const device_queue *queue, const device_pieces *spans, uint32_t count,
+static device_result hash_wrongly(const device_queue *queue, const device_hash_span *spans, uint32_t count,
                                   device_failure *failure) {
-    device_pieces shorter[DEVICE_SPANS];
+    device_hash_span shorter[DEVICE_SPANS];
     for (uint32_t i = 0; i < count; i++) {
         shorter[i] = spans[i];
         shorter[i].bytes--;

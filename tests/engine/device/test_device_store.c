@@ -40,7 +40,7 @@ static size_t size_of(const tensor *t) {
     return t->elements * ckd_dtype_size(t->dtype);
 }
 
-/* Tensors of many kinds. One is cut into panels and needs several pieces of pinned memory, unless `small`. */
+/* Tensors of many kinds. One is cut into panels and needs several buffers of pinned memory, unless `small`. */
 static void model(tensor *t, bool small) {
     const tensor all[TENSORS] = {
         {"layers.0.exp_avg_sq", CKD_F32, 2, {300, 260}, 0, NULL, NULL},
@@ -203,7 +203,7 @@ static void test_the_same_bytes(void **state) {
     assert_int_equal(emulated_memory + emulated_pinned, 0);
 }
 
-/* Reads columns of a tall matrix, more than fits into a piece of pinned memory, in portions of many sizes. */
+/* Reads columns of a tall matrix, more than fits into a buffer of pinned memory, in portions of many sizes. */
 static void test_reader(void **state) {
     enum { ROWS = 9001, COLUMNS = 301, FIRST = 70, WIDTH = 149 };
     ckd_store *store = store_create(*state);

@@ -603,7 +603,7 @@ static void test_regions(void **state) {
             size_t at = p ? half : 0;
             add(save, "exp_avg.w", x.m + at, &parts[p], &o);
             add(save, "exp_avg_sq.w", x.v + at, &parts[p], &o);
-            if (k == 4) { /* the weights come in one piece this time */
+            if (k == 4) { /* the weights come at once this time */
                 continue;
             }
             add(save, "w", x.w + at, &parts[p], &o);

@@ -40,20 +40,20 @@ static const uint64_t shape[2] = {ROWS, COLUMNS};
  * ranks.
  */
 static void add_cut(ckd_save *save, const float *values, bool by_rows) {
-    float *piece = malloc(sizeof(float) * ROWS * COLUMNS);
-    assert_non_null(piece);
+    float *slice = malloc(sizeof(float) * ROWS * COLUMNS);
+    assert_non_null(slice);
     for (uint64_t i = 0; i < 3; i++) {
         ckd_region r = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
         uint64_t all = shape[by_rows ? 0 : 1], at = by_rows ? 0 : 1;
         r.offsets[at] = all * i / 3;
         r.lengths[at] = all * (i + 1) / 3 - r.offsets[at];
         for (uint64_t row = 0; row < r.lengths[0]; row++) {
-            memcpy(piece + row * r.lengths[1], values + (r.offsets[0] + row) * COLUMNS + r.offsets[1],
+            memcpy(slice + row * r.lengths[1], values + (r.offsets[0] + row) * COLUMNS + r.offsets[1],
                    r.lengths[1] * sizeof(float));
         }
-        add_tensor(save, "cut", CKD_F32, 2, shape, &r, piece);
+        add_tensor(save, "cut", CKD_F32, 2, shape, &r, slice);
     }
-    free(piece);
+    free(slice);
 }
 
 static void save_step(ckd_store *store, const char *run, uint64_t step, ckd_codec codec,
@@ -154,7 +154,7 @@ static ckd_load_reads load_planned(const stored *f, ckd_load *load, ckd_load_req
 }
 
 /*
- * Rounded copies, twins, blocks cut in another way, regions in pieces: with any number of threads, no stored byte is
+ * Rounded copies, twins, blocks cut in another way, regions in slices: with any number of threads, no stored byte is
  * read twice.
  */
 static void test_each_byte_is_read_once(void **state) {

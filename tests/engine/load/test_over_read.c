@@ -206,10 +206,10 @@ static void test_parts_of_a_chain(void **state) {
 }
 
 /*
- * Tensors that are no large matrices, that are lossy, or that an optimizer predicts, are stored in one piece. So is a
- * tensor whose parent is in one piece.
+ * Tensors that are no large matrices, that are lossy, or that an optimizer predicts, are stored whole. So is a
+ * tensor whose parent is whole.
  */
-static void test_tensors_in_one_piece(void **state) {
+static void test_tensors_stored_whole(void **state) {
     fixture *f = *state;
     const uint64_t rows = 2048, columns = 2048, narrow[2] = {rows * 8, columns / 8}, line = rows * columns;
     ckd_optimizer step = CKD_OPTIMIZER_INIT;
@@ -220,7 +220,7 @@ static void test_tensors_in_one_piece(void **state) {
     step.eps = 1e-8;
     step.step = 1;
     uint64_t shape[2] = {rows, columns};
-    ckd_save *save = begin_save(f->store, "pieces", 1);
+    ckd_save *save = begin_save(f->store, "whole", 1);
     add_tensor(save, "cut", CKD_F32, 2, shape, NULL, f->values);
     add_tensor(save, "narrow", CKD_F32, 2, narrow, NULL, f->values + 1);
     add_tensor(save, "line", CKD_F32, 1, &line, NULL, f->values + 2);
@@ -236,17 +236,17 @@ static void test_tensors_in_one_piece(void **state) {
     t.optimizer = &step;
     assert_int_equal(ckd_save_tensor(save, &t, NULL), CKD_OK);
     commit_save(save);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "cut").shards, 14);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "least").shards, 6);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "less").shards, 1);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "shorter").shards, 1);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "narrow").shards, 1);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "line").shards, 1);
-    assert_int_equal(tensor_info(f->store, "pieces", 1, "stepped").shards, 1);
-    save = begin_save(f->store, "pieces", 2);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "cut").shards, 14);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "least").shards, 6);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "less").shards, 1);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "shorter").shards, 1);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "narrow").shards, 1);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "line").shards, 1);
+    assert_int_equal(tensor_info(f->store, "whole", 1, "stepped").shards, 1);
+    save = begin_save(f->store, "whole", 2);
     add_tensor(save, "stepped", CKD_F32, 2, shape, NULL, f->values + 3);
     commit_save(save);
-    assert_int_equal(tensor_info(f->store, "pieces", 2, "stepped").shards, 1);
+    assert_int_equal(tensor_info(f->store, "whole", 2, "stepped").shards, 1);
     ckd_save_options o = lossy_options("lossy", 1, CKD_NEAR);
     o.role_fidelity[CKD_ROLE_EXP_AVG] = CKD_EXACT;
     save = begin_with(f->store, &o);
@@ -394,7 +394,7 @@ int main(void) {
         cmocka_unit_test(test_raw),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_parts_of_a_chain),
-        cmocka_unit_test(test_tensors_in_one_piece),
+        cmocka_unit_test(test_tensors_stored_whole),
         cmocka_unit_test(test_rounded_copies_are_cut_alike),
         cmocka_unit_test(test_parents_with_other_cuts),
         cmocka_unit_test(test_lossy),

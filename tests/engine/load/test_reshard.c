@@ -26,7 +26,7 @@ static void enlarge(layout *l, uint32_t ndim, uint64_t by) {
         volume *= by;
     }
     for (size_t i = 0; i < l->count; i++) {
-        ckd_region *r = &l->pieces[i].region;
+        ckd_region *r = &l->regions[i].region;
         r->start *= volume;
         r->count *= volume;
         for (uint32_t d = 0; d < ndim && r->kind == CKD_REGION_BOX; d++) {
@@ -38,7 +38,7 @@ static void enlarge(layout *l, uint32_t ndim, uint64_t by) {
 
 static void copy_layout(layout *to, const layout *from) {
     for (size_t i = 0; i < from->count; i++) {
-        layout_add(to, from->pieces[i].rank, &from->pieces[i].region);
+        layout_add(to, from->regions[i].rank, &from->regions[i].region);
     }
 }
 
@@ -60,7 +60,7 @@ static void add_pairs(reshard_cases *all, const char *name, uint32_t ndim, const
             c->deep = large;
             copy_layout(&c->from, &layouts[from]);
             enlarge(&c->from, ndim, factor);
-            if (layouts[from].pieces[0].region.kind == CKD_REGION_WHOLE) {
+            if (layouts[from].regions[0].region.kind == CKD_REGION_WHOLE) {
                 c->from.count = 1; /* one of the replicas writes it */
             }
             for (size_t k = 0; k < count; k++) {

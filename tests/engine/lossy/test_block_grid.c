@@ -148,16 +148,16 @@ static void test_stacks_of_other_dtypes(void **state) {
         uint16_t *whole = load_whole(f->store, "run", last, "experts", CELLS_COUNT * 2);
         ckd_load *load = cells_load(f, last);
         ckd_region r = {.kind = CKD_REGION_BOX, .offsets = {1, 13, 57}, .lengths = {2, 31, 59}};
-        uint16_t piece[2 * 31 * 59];
+        uint16_t slice[2 * 31 * 59];
         ckd_load_request q = CKD_LOAD_REQUEST_INIT;
         q.name = "experts";
         q.region = r;
-        q.data = piece;
-        q.size = sizeof(piece);
+        q.data = slice;
+        q.size = sizeof(slice);
         assert_int_equal(ckd_load_tensor(load, &q, NULL), CKD_OK);
         for (size_t i = 0; i < 2 * 31; i++) {
             size_t row = (1 + i / 31) * (CELLS_ROWS / 3) + 13 + i % 31;
-            assert_memory_equal(piece + i * 59, whole + row * CELLS_COLUMNS + 57, 59 * 2);
+            assert_memory_equal(slice + i * 59, whole + row * CELLS_COLUMNS + 57, 59 * 2);
         }
         ckd_load_end(load);
         free(whole);
@@ -207,7 +207,7 @@ static void test_parent_with_other_cells(void **state) {
         assert_int_equal(tensor_info(f->store, "run", step, "w").depth, step);
         cells_check_parts(f, step);
     }
-    cells_save_next(f, 6, CKD_NEAR, &cells_other); /* in one piece again */
+    cells_save_next(f, 6, CKD_NEAR, &cells_other); /* whole again */
     cells_check_parts(f, 6);
     assert_int_equal(verify_damage(f->store), 0);
 }

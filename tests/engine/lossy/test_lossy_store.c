@@ -152,11 +152,11 @@ static void save_ranks(ckd_store *store, ckd_save_options o, const drift *d, uin
 }
 
 /* One rank saves the weight in several ranges. */
-static void save_in_pieces(ckd_store *store, const ckd_save_options *o, const drift *d, uint32_t pieces) {
+static void save_in_slices(ckd_store *store, const ckd_save_options *o, const drift *d, uint32_t slices) {
     uint64_t shape[2] = {d->rows, d->columns};
     ckd_save *save = begin_with(store, o);
-    for (uint32_t p = 0; p < pieces; p++) {
-        ckd_region r = region_of(d, p, pieces, false);
+    for (uint32_t p = 0; p < slices; p++) {
+        ckd_region r = region_of(d, p, slices, false);
         add_tensor(save, "w", CKD_F32, 2, shape, &r, d->weight + r.start);
     }
     commit_save(save);
@@ -250,7 +250,7 @@ static void test_regions_meet_the_load_cost(void **state) {
             if (ranks) {
                 save_ranks(store, o, &d, 3, false, 2);
             } else {
-                save_in_pieces(store, &o, &d, 3);
+                save_in_slices(store, &o, &d, 3);
             }
             ckd_checkpoint c = checkpoint_at(store, run, step);
             assert_true(c.load_cost <= o.max_load_cost);

@@ -129,19 +129,19 @@ static void test_samples_are_spread(void **state) {
             lossy_tile t = tile_of(&f, LOSSY_SECOND);
             t.shape.vector = vector;
             uint64_t elements = 0, next = 0, columns_seen = 0;
-            bool seen[COLUMNS / SAMPLE_PIECE + 1] = {false};
+            bool seen[COLUMNS / SAMPLE_SLICE + 1] = {false};
             tile_sample s;
             assert_int_equal(sample_begin(&s, &t, wanted[w], NULL), CKD_OK);
-            for (tile_piece p; sample_next(&p, &s); elements += p.n, next = p.first + p.n) {
-                assert_true(p.n > 0 && p.n <= SAMPLE_PIECE && p.first >= next && p.first + p.n <= COUNT);
+            for (tile_slice p; sample_next(&p, &s); elements += p.n, next = p.first + p.n) {
+                assert_true(p.n > 0 && p.n <= SAMPLE_SLICE && p.first >= next && p.first + p.n <= COUNT);
                 if (!vector) {
                     assert_int_equal((p.first + PHASE) / COLUMNS, p.row);
                     assert_int_equal((p.first + PHASE) % COLUMNS, p.column);
-                    columns_seen += !seen[p.column / SAMPLE_PIECE];
-                    seen[p.column / SAMPLE_PIECE] = true;
+                    columns_seen += !seen[p.column / SAMPLE_SLICE];
+                    seen[p.column / SAMPLE_SLICE] = true;
                 }
             }
-            assert_true(vector || columns_seen >= COLUMNS / SAMPLE_PIECE);
+            assert_true(vector || columns_seen >= COLUMNS / SAMPLE_SLICE);
             if (wanted[w] > COUNT) {
                 assert_int_equal(elements, COUNT);
             } else {

@@ -74,8 +74,8 @@ typedef struct array {
     size_t columns;
 } array;
 
-static void piece_of_array(const void *context, float *to, size_t row, size_t rows, size_t column,
-                           size_t columns) {
+static void submatrix_of_array(const void *context, float *to, size_t row, size_t rows, size_t column,
+                               size_t columns) {
     const array *a = context;
     for (size_t i = 0; i < rows; i++) {
         memcpy(to + i * columns, a->at + (row + i) * a->columns + column, columns * sizeof(float));
@@ -112,7 +112,7 @@ static void test_factors(void **state) {
             energy += (double)x[i] * (double)x[i];
         }
         array a = {x, columns};
-        low_rank_matrix m = {rows, columns, piece_of_array, &a, NULL};
+        low_rank_matrix m = {rows, columns, submatrix_of_array, &a, NULL};
         low_rank f = {0};
         ckd_error err = {0};
         low_rank_search how = {.lambda = 0.15, .max = 256, .kernels = kernels_cpu(), .scratch = &scratch};
@@ -149,7 +149,7 @@ static void test_cancellation(void **state) {
         x[i] = (float)(4 * even());
     }
     array a = {x, SIDE};
-    low_rank_matrix m = {SIDE, SIDE, piece_of_array, &a, NULL};
+    low_rank_matrix m = {SIDE, SIDE, submatrix_of_array, &a, NULL};
     int checks = 0;
     for (ckd_status status = CKD_E_CANCELLED; status != CKD_OK; checks++) {
         low_rank f = {0};

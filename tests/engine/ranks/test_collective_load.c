@@ -61,20 +61,20 @@ WRAPPED(realloc, (void *block, size_t size), (block, size))
  * changed.
  */
 static void add_cut(ckd_save *save, const char *name, const float *values, bool by_rows) {
-    float *piece = malloc(sizeof(float) * ROWS * COLUMNS);
-    assert_non_null(piece);
+    float *slice = malloc(sizeof(float) * ROWS * COLUMNS);
+    assert_non_null(slice);
     for (uint64_t i = 0; i < 4; i++) {
         ckd_region r = {.kind = CKD_REGION_BOX, .lengths = {ROWS, COLUMNS}};
         unsigned at = by_rows ? 0 : 1;
         r.offsets[at] = shape[at] * i / 4;
         r.lengths[at] = shape[at] * (i + 1) / 4 - r.offsets[at];
         for (uint64_t row = 0; row < r.lengths[0]; row++) {
-            memcpy(piece + row * r.lengths[1], values + (r.offsets[0] + row) * COLUMNS + r.offsets[1],
+            memcpy(slice + row * r.lengths[1], values + (r.offsets[0] + row) * COLUMNS + r.offsets[1],
                    r.lengths[1] * sizeof(float));
         }
-        add_tensor(save, name, CKD_F32, 2, shape, &r, piece);
+        add_tensor(save, name, CKD_F32, 2, shape, &r, slice);
     }
-    free(piece);
+    free(slice);
 }
 
 static void make_exact(ckd_store *store, const char *run, ckd_codec codec) {
@@ -294,10 +294,10 @@ static void check_got(const rank_requests *w) {
         const ckd_load_request *q = &w->q[i];
         static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
         ckd_region r = region_canonical(&t->shape, &q->region);
-        region_span all = {&whole, 0, t->shape.elements}, piece = {&r, 0, region_elements_of(t, &q->region)};
+        region_span all = {&whole, 0, t->shape.elements}, slice = {&r, 0, region_elements_of(t, &q->region)};
         uint8_t *expected = malloc(q->size + 1);
-        assert_int_equal(span_copy(&t->shape, ckd_dtype_size(t->dtype), expected, &piece, t->values, &all),
-                         piece.count);
+        assert_int_equal(span_copy(&t->shape, ckd_dtype_size(t->dtype), expected, &slice, t->values, &all),
+                         slice.count);
         assert_memory_equal(q->data, expected, q->size);
         assert_int_equal(((uint8_t *)q->data)[q->size], 0x5a);
         free(expected);
@@ -898,7 +898,7 @@ static void test_unusable_transports(void **state) {
     t.all_reduce_min = fail_to_call;
     assert_int_equal(ckd_load_all_together(load, &t, NULL, 0, 0, NULL), CKD_E_INVALID);
     t.struct_size = offsetof(ckd_transport, exchange); /* as if compiled before `exchange` existed */
-    t.exchange = (ckd_status(*)(void *, const ckd_pieces *, const ckd_bytes *, ckd_error *))(void *)&t;
+    t.exchange = (ckd_status(*)(void *, const ckd_buffers *, const ckd_bytes *, ckd_error *))(void *)&t;
     assert_int_equal(ckd_load_all_together(load, &t, NULL, 0, 0, NULL), CKD_E_INVALID);
     ckd_load_end(load);
     ckd_store_close(store);

@@ -1,4 +1,4 @@
-/* A save that cuts a matrix into panels asks the read function for everything, once, in large pieces. */
+/* A save that cuts a matrix into panels asks the read function for everything, once, in large slices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,7 +91,7 @@ static void test_bands(void **state) {
     check_calls(*state, "bands", 4 * COUNT * sizeof(float) / 3 * 2, ROWS / 100);
 }
 
-/* Room for some columns only: pieces of rows are as long as some panels are wide. */
+/* Room for some columns only: slices of rows are as long as some panels are wide. */
 static void test_groups(void **state) {
     check_calls(*state, "groups", UINT64_C(8) << 20, (uint64_t)ROWS * 2);
 }

@@ -454,7 +454,7 @@ static void test_very_many_tensors(void **state) {
         snprintf(name, sizeof(name), "t%u", (unsigned)i);
         add_tensor(save, name, CKD_U8, 1, shape, NULL, &value);
     }
-    /* Memory is allocated in pieces of 1 MiB after a few smaller ones. */
+    /* Memory is allocated in slabs of 1 MiB after a few smaller ones. */
     assert_in_range(save->registry.arena.count, 2, OTHERS + ((uint64_t)TINY * BYTES_EACH >> 20));
     assert_int_equal(ckd_save_commit(NULL, save, NULL), CKD_OK);
     uint8_t *got = load_whole(store, "run", 1, "t777", 1);

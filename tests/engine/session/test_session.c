@@ -112,7 +112,7 @@ static void isolate(const char *dir, ckd_snapshot how, uint32_t threads) {
     uint64_t saves = asked               ? strtoull(asked, NULL, 10)
                      : under_sanitizer() ? 20
                                          : test_pick(20, 60, 60),
-             rows = 20000; /* five layers of 5 MB, each several pieces */
+             rows = 20000; /* five layers of 5 MB, each several slices */
     trainer *t = trainer_new(rows), *seen = trainer_new(rows);
     ckd_session_options o = session_options();
     o.snapshot = how;

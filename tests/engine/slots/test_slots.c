@@ -18,7 +18,7 @@
 #include "tests/support/xorshift.h"
 
 #define ITEMS 6
-#define LARGE (3 * SLOT_PIECE / 4 + 5) /* elements: pieces of several sizes */
+#define LARGE (3 * SLOT_PAGE / 4 + 5) /* elements: pages of several sizes */
 
 static const uint64_t large_shape[] = {LARGE}, small_shape[] = {3, 5};
 
@@ -123,7 +123,7 @@ static void check_inside(const slot_layout *l) {
         assert_true(name >= begin && name < end && memchr(name, 0, (size_t)(end - name)));
         assert_true(item->place == sum || item->place - sum < 64);
         assert_true(l->data_at + item->place + item->bytes <= l->size);
-        assert_true(l->hashes_at + (item->piece + (item->bytes + SLOT_PIECE - 1) / SLOT_PIECE) * 8 <=
+        assert_true(l->hashes_at + (item->page + (item->bytes + SLOT_PAGE - 1) / SLOT_PAGE) * 8 <=
                     l->data_at);
         sum = item->place + item->bytes;
     }

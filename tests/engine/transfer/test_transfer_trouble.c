@@ -381,11 +381,11 @@ static void test_cancelled_copy_continues(void **state) {
         assert_int_equal(folder_count(p->b, DIR_CHUNKS), 0);
         dir_list list;
         assert_int_equal(dir_list_read(&list, store_path_of(p->b, DIR_INCOMING), NULL), CKD_OK);
-        char piece[256];
-        snprintf(piece, sizeof(piece), "data/x/%s", list.names[1]);
+        char path[256];
+        snprintf(path, sizeof(path), "data/x/%s", list.names[1]);
         dir_list_free(&list);
         if (damaged) {
-            flip(store_path_of(p->b, piece), 1000);
+            flip(store_path_of(p->b, path), 1000);
         }
         ckd_store_close(p->to); /* recovery keeps incomplete files */
         assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
@@ -421,11 +421,11 @@ static void test_abandoned_copies_are_removed(void **state) {
     assert_int_equal(dir_list_read(&list, store_path_of(p->b, DIR_INCOMING), NULL), CKD_OK);
     assert_int_equal(list.count, 2);
     for (int days = 6; days <= 8; days += 2) {
-        char piece[256];
+        char path[256];
         struct timespec old[2] = {{.tv_sec = time(NULL) - days * 86400},
                                   {.tv_sec = time(NULL) - days * 86400}};
-        snprintf(piece, sizeof(piece), "data/x/%s", list.names[1]);
-        assert_int_equal(utimensat(AT_FDCWD, store_path_of(p->b, piece), old, 0), 0);
+        snprintf(path, sizeof(path), "data/x/%s", list.names[1]);
+        assert_int_equal(utimensat(AT_FDCWD, store_path_of(p->b, path), old, 0), 0);
         ckd_store_close(p->to);
         assert_int_equal(scene_open(&p->to, p->b, CKD_OPEN_WRITE, NULL), CKD_OK);
         assert_int_equal(folder_count(p->b, DIR_INCOMING), days == 6 ? 2 : 0);

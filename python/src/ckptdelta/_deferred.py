@@ -10,8 +10,8 @@ from ._arrays import Leaf, Memory
 from ._errors import StateError
 
 
-class Pieces:
-    """A tensor of torch that is not in one piece of memory yet.
+class Deferred:
+    """A tensor of torch that is not in memory as a whole yet.
 
     Attributes:
         shape: of the whole.
@@ -26,21 +26,21 @@ class Pieces:
 
 
 class _Library:
-    """Pieces can only be saved; a load makes tensors."""
+    """Deferred tensors can only be saved; a load makes tensors."""
 
-    def leaf(self, array: Pieces, path: str) -> Leaf:
-        return _torch.leaf_of(array.dtype, array.shape, ("pieces", id(array)), path)
+    def leaf(self, array: Deferred, path: str) -> Leaf:
+        return _torch.leaf_of(array.dtype, array.shape, ("deferred", id(array)), path)
 
-    def source(self, array: Pieces, *, host: bool) -> Memory:
+    def source(self, array: Deferred, *, host: bool) -> Memory:
         whole = array.make()
         if tuple(whole.shape) != array.shape or whole.dtype != array.dtype:
-            raise StateError(f"a tensor of {tuple(whole.shape)} and {whole.dtype} came out of pieces of {array.shape} and {array.dtype}")
+            raise StateError(f"a tensor of {tuple(whole.shape)} and {whole.dtype} came out of one of {array.shape} and {array.dtype}")
         return _torch.LIBRARY.source(whole, host=host)
 
-    def target(self, array: Pieces, path: str, *, host: bool) -> Memory:
-        raise StateError(f"{path}: nothing can be loaded into pieces", path=path)
+    def target(self, array: Deferred, path: str, *, host: bool) -> Memory:
+        raise StateError(f"{path}: nothing can be loaded into a tensor that is made when it is saved", path=path)
 
-    def direct(self, array: Pieces, *, host: bool) -> bool:
+    def direct(self, array: Deferred, *, host: bool) -> bool:
         return False
 
     def make(self, code: int, shape: tuple[int, ...], special: str | None, path: str) -> tuple[Any, Memory]:
