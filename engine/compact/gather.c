@@ -1,8 +1,8 @@
 /*
  * Chooses the chunk files to merge. Small files of old checkpoints become one: a store of small deltas consists
- * mostly of files. A policy's compaction does so only with files of deleted checkpoints. A file with too many dead bytes is replaced by a new one with its live records. Records are
- * copied unchanged, whichever checkpoint they were written for. Then each manifest that names an old file gets a
- * next generation that names the new one.
+ * mostly of files. A policy's compaction does so only with files of deleted checkpoints. A file with too many dead
+ * bytes is replaced by a new one with its live records. Records are copied unchanged, whichever checkpoint they were
+ * written for. Then each manifest that names an old file gets a next generation that names the new one.
  */
 #include <stdlib.h>
 
@@ -171,9 +171,9 @@ static bool together(const merge_source *a, const merge_source *b) {
 }
 
 /*
- * Takes as many sources from the front as may be merged. Two files of a rank with records of the same checkpoint
- * must stay apart: one of them has it from before it was recoded, and others still read that. A reader could not
- * tell them apart in one file.
+ * Takes as many sources from the front as may be merged. Two files of a rank with records of the same checkpoint must
+ * stay apart. One of them has it from before it was recoded, and others still read that. A reader could not tell them
+ * apart in one file.
  */
 static ckd_status fill_group(merge_set *x, merge_source **chosen, size_t count, ckd_error *err) {
     uint64_t max = TIMES_MAX * x->g->c->options.pack_below, live = 0;
