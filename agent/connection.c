@@ -323,9 +323,9 @@ static void serve(bool *goodbye, connection *c) {
 }
 
 /*
- * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the run
- * may have states that are only there, and forgets them itself. durable: the store has the newest state of this one; if
- * it has stored none, the files are those of a launch before it, of which nothing is known here.
+ * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the
+ * run may have states that are only there, and forgets them itself. durable: the store has the newest state of this
+ * one. If it has stored none, the files are those of a launch before it, of which nothing is known here.
  */
 static void forget_copies(const connection *c, const char *run, const slot_peer *who, bool durable) {
     agent *a = c->agent;

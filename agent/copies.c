@@ -128,8 +128,8 @@ static bool is_part_run(const char *run) {
 }
 
 /*
- * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read, as it
- * must not pass for a state.
+ * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read, as
+ * it must not pass for a state.
  */
 static bool describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c) {
     slot_part_info part;
@@ -296,8 +296,8 @@ static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, 
 }
 
 /*
- * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one that
- * dies is found out at once.
+ * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one
+ * that dies is found out at once.
  */
 static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     ckd_ranks *first = NULL;

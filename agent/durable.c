@@ -142,10 +142,10 @@ static ckd_status agree_on_deferred(slot_content *content, uint32_t *k, connecti
 }
 
 /*
- * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After saves that
- * failed, a rank that was killed earlier has less than others, which may have overwritten older states. own: of reading
- * the slot k that this rank would save. Leaves no content if this rank does not have the state. *deferred: it is that
- * one. Collective.
+ * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After saves
+ * that failed, a rank that was killed earlier has less than others, which may have overwritten older states. own: of
+ * reading the slot k that this rank would save. Leaves no content if this rank does not have the state. *deferred: it
+ * is that one. Collective.
  */
 static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *deferred, connection *c,
                                  ckd_status own, ckd_error *why) {
@@ -199,13 +199,16 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) 
     if (status != CKD_OK) {
         return false;
     }
-    /* Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest one. */
+    /*
+     * Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest
+     * one.
+     */
     return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
 }
 
 /*
- * The same for what all ranks have: it is enough if it is for all. A rank that has ended copies nothing more, so what is
- * left goes to the store. Collective.
+ * The same for what all ranks have: it is enough if it is for all. A rank that has ended copies nothing more, so what
+ * is left goes to the store. Collective.
  */
 static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -271,8 +274,8 @@ typedef enum save_outcome {
 } save_outcome;
 
 /*
- * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state whose
- * trainer lives is copied to other nodes.
+ * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state
+ * whose trainer lives is copied to other nodes.
  */
 static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *c, uint32_t *k,
                             ckd_error *err) {

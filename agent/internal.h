@@ -154,8 +154,8 @@ void holding_remove(agent *a, holding *h);
  */
 ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
 /*
- * Gives the session `count` slots for the layout, which it takes: those of the same rank of a dead launch, or new ones. Takes
- * the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
+ * Gives the session `count` slots for the layout, which it takes: those of the same rank of a dead launch, or new ones.
+ * Takes the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
  */
 ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32_t count, ckd_error *err);
 /*
@@ -169,8 +169,9 @@ bool holdings_doubt(const agent *a, const holding *own, const ckd_id *checkpoint
 /* Makes one good slot durable. Errors: those of slot_read and slot_save. */
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_error *err);
 /*
- * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent stops.
- * Returns false if a state remains that is only in memory, here or on other nodes, or if the session has stored none.
+ * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent
+ * stops. Returns false if a state remains that is only in memory, here or on other nodes, or if the session has stored
+ * none.
  */
 bool holding_settle(connection *c);
 /* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
@@ -194,8 +195,8 @@ ckd_status tier_open(agent *a, ckd_error *err);
 /* durable: the store has all states, so copies on other nodes are removed. */
 void tier_close(agent *a, bool durable);
 /*
- * Keeps a state, or a rank's part of it (p->plan is set), as files. *version: what the copies must have. Errors: NOSPACE
- * (the budget), those of slot_save_copy and slot_part_save.
+ * Keeps a state, or a rank's part of it (p->plan is set), as files. *version: what the copies must have. Errors:
+ * NOSPACE (the budget), those of slot_save_copy and slot_part_save.
  */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
 /* While somebody hurries, nobody waits for copies. */
@@ -225,9 +226,14 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
 /* Errors: INVALID (fewer nodes than a group needs), UNSUPPORTED (no ISA-L), NOMEM, IO. */
 ckd_status parity_begin(tier *t, ckd_error *err);
 void parity_end(tier *t);
-/* Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask. */
+/*
+ * Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask.
+ */
 ckd_status parity_check_group(tier *t, ckd_error *err);
-/* Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity, too. */
+/*
+ * Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity,
+ * too.
+ */
 void pieces_record_step(tier *t, uint64_t step);
 /*
  * Looks at this node's chunk files: once a round of the mirror, so that no file is dropped before all nodes have what
@@ -250,15 +256,15 @@ void pieces_leave(tier *t);
 ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, bool takes_long,
                        ckd_error *err);
 /*
- * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one made
- * durable. Returns false if a state of several ranks could not be put together now, but may be later.
+ * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one
+ * made durable. Returns false if a state of several ranks could not be put together now, but may be later.
  */
 bool restart_from_peers(tier *t, const char *run);
 /* Has the store the state now? */
 bool restart_is_stored(tier *t, const ckd_id *id);
 /*
- * The same for all runs of which this node's last life has left copies, with peers that were not asked yet, or could not make it durable: they
- * are asked again now and then. Their copies are not replaced before.
+ * The same for all runs of which this node's last life has left copies, with peers that were not asked yet, or could
+ * not make it durable. They are asked again now and then. Their copies are not replaced before.
  */
 void restart_last_life(tier *t);
 /* Tells all agents that a group of ranks has to store its last deferred state. */

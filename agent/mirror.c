@@ -95,9 +95,9 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
         /*
-         * Files with values never change under their names. The first one does, as each life of a node has a store of its
-         * own, and so may a manifest: the number of one that was deleted for good is given again. A peer that has the
-         * same bytes does not get them again.
+         * Files with values never change under their names. The first one does, as each life of a node has a store of
+         * its own. So may a manifest, as the number of one that was deleted for good is given again. A peer that has
+         * the same bytes does not get them again.
          */
         if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(remote, own->items[i])) {
             continue;
@@ -125,8 +125,8 @@ static ckd_status remove_files(tier *t, size_t host, const names *own, const blo
 }
 
 /*
- * Whether old states may go before the newest has arrived. They may not while the store lacks them: then the round fails,
- * what is not in the store goes there, as after any loss of copies, and from now on all states do.
+ * Whether old states may go before the newest has arrived. They may not while the store lacks them. Then the round
+ * fails, and what is not in the store goes there, as after any loss of copies. From now on all states do.
  */
 static bool may_make_room(tier *t) {
     if (!holdings_defer(t->agent)) {
@@ -317,8 +317,8 @@ static bool clear_all(tier *t, names *kept) {
 }
 
 /*
- * Each node of a group has a part of every state. So manifests follow, and may replace older ones, when all nodes have the
- * pieces; and what was needed before goes when all have the manifests. Returns how many nodes have this version.
+ * Each node of a group has a part of every state. So manifests follow, and may replace older ones, when all nodes have
+ * the pieces; and what was needed before goes when all have the manifests. Returns how many nodes have this version.
  */
 static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     uint32_t count = 0, wanted = tier_wanted(t);

@@ -1,10 +1,11 @@
 /*
  * Parity across nodes. Shared by the files of agent/ that keep it: stripes.c, pieces.c and rebuild.c.
  *
- * The nodes of a group have an order, and a group has as many rows as nodes. Row r has its parity at the nodes r, r + 1, ...,
- * `lost` of them, and pieces of files of the `data` other ones. A node cuts each of its chunk files into `data` pieces, one
- * for each row in which it has no parity. A stripe of a row is the sum of at most one piece of each of these nodes, each
- * times a coefficient (codec/common: erasure_coefficient). So whatever `lost` nodes had can be computed from the others.
+ * The nodes of a group have an order, and a group has as many rows as nodes. Row r has its parity at the nodes r, r +
+ * 1, ..., `lost` of them, and pieces of files of the `data` other ones. A node cuts each of its chunk files into `data`
+ * pieces, one for each row in which it has no parity. A stripe of a row is the sum of at most one piece of each of
+ * these nodes, each times a coefficient (codec/common: erasure_coefficient). So whatever `lost` nodes had can be
+ * computed from the others.
  */
 #ifndef AGENT_PARITY_H
 #define AGENT_PARITY_H
@@ -124,8 +125,8 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
 
 /* ---- rebuild.c ---- */
 /*
- * Computes what nodes of the group have lost, so that their sets here are whole, if it is up to this node: the first one of
- * the group that is there. set: of which node; "": of all. Errors: BUSY, IO, CORRUPT (something could not be rebuilt now),
+ * Computes what nodes of the group have lost, so that their sets here are whole. It is up to the first node of the
+ * group that is there. set: of which node; "": of all. Errors: BUSY, IO, CORRUPT (something could not be rebuilt now),
  * NOSPACE, NOMEM.
  */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err);

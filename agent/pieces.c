@@ -119,8 +119,8 @@ static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
 }
 
 /*
- * Each of the nodes has some of the parity, so a state is protected by all or by none. Nor may anything be forgotten while
- * one of them may still need it.
+ * Each of the nodes has some of the parity, so a state is protected by all or by none. Nor may anything be forgotten
+ * while one of them may still need it.
  */
 ckd_status parity_check_group(tier *t, ckd_error *err) {
     const parity *p = t->parity;
@@ -176,7 +176,8 @@ static uint64_t take_step(parity *p, const char *name) {
 }
 
 /*
- * Nodes of one job have files of the same size at the same step, and drop them at the same time: such files share stripes.
+ * Nodes of one job have files of the same size at the same step, and drop them at the same time: such files share
+ * stripes.
  */
 static uint64_t choose_number(const parity *p, uint64_t step) {
     uint64_t number = step * FILES_OF_STEP;
@@ -241,9 +242,9 @@ static bool list_has(const dir_list *names, const char *name) {
 }
 
 /*
- * A file that this node does not need any more stays while stripes have pieces of it: without them the other nodes' files
- * could not be computed. Other nodes in step with this one drop theirs at the same time, and the stripe is free. If they
- * do not, and such files are many, their pieces are sent once more and taken out.
+ * A file that this node does not need any more stays while stripes have pieces of it: without them the other nodes'
+ * files could not be computed. Other nodes in step with this one drop theirs at the same time, and the stripe is free.
+ * If they do not, and such files are many, their pieces are sent once more and taken out.
  */
 static void look_at_dropped(tier *t) {
     parity *p = t->parity;

@@ -366,7 +366,9 @@ static bool is_same_file(const stripe_member *a, const stripe_member *b) {
            strcmp(a->blob.name, b->blob.name) == 0;
 }
 
-/* Is the member that `v` has at `at` the first of its file, among all views? Dropped anywhere, the file is not needed. */
+/*
+ * Is the member that `v` has at `at` the first of its file, among all views? Dropped anywhere, the file is not needed.
+ */
 static bool is_first(const rebuild *r, const stripe_member *m) {
     for (size_t i = 0; i < r->of->parity->count; i++) {
         const stripe_members *in = &r->views[i].parity;

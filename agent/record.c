@@ -1,4 +1,7 @@
-/* Lists, in a file beside the socket, the states that are not durable yet. The next agent reads it if this one is killed. */
+/*
+ * Lists, in a file beside the socket, the states that are not durable yet. The next agent reads it if this one is
+ * killed.
+ */
 #include "agent/internal.h"
 
 #include <inttypes.h>

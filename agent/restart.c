@@ -1,5 +1,5 @@
 /*
- * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep; the
+ * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep. The
  * one that has the newest state verifies it, and makes it durable in the store, where the session finds it. If the
  * state has several ranks, the agents that have its parts do that together. `ckptdelta agent --explain` shows what was
  * chosen, and why.

@@ -289,7 +289,10 @@ static void unlist_member(parity *p, const stripe_member *at) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* All nodes have pieces in the stripes that were removed, but for the one of the set. The mirror tells those that remain. */
+/*
+ * All nodes have pieces in the stripes that were removed, but for the one of the set. The mirror tells those that
+ * remain.
+ */
 static void mark_unnotified(tier *t, const char *but) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->mutex);

@@ -266,8 +266,8 @@ static uint64_t own_bytes(const tier *t) {
 }
 
 /*
- * Removes steps of a run from `first` on, but not `except`: a trainer that went back to an older state takes another way
- * from there.
+ * Removes steps of a run from `first` on, but not `except`: a trainer that went back to an older state takes another
+ * way from there.
  */
 static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t first, const ckd_id *except,
                               ckd_error *err) {
@@ -291,9 +291,10 @@ static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t firs
 }
 
 /*
- * The deltas that exact states need stay as long as their chain goes on. So a chain ends before they take too much memory,
- * and at steps that are the same on all nodes of a job: then nodes with parity drop their files together. There are few
- * lengths, so that nodes whose deltas differ somewhat in size have the same. A run's states have about the same distance.
+ * The deltas that exact states need stay as long as their chain goes on. So a chain ends before they take too much
+ * memory. It ends at steps that are the same on all nodes of a job, so that nodes with parity drop their files
+ * together. There are few lengths, so that nodes whose deltas differ somewhat in size have the same. A run's states
+ * have about the same distance.
  */
 static bool begins_chain(const tier *t, const char *run, uint64_t step) {
     ckd_checkpoint_list *list = NULL;

@@ -146,9 +146,9 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
                                ckd_error *err);
 /*
- * As file_create_durable, but the file does not count after a failure: a name that may have been given is removed again,
- * durably. If that fails as well, *undecided becomes true, and the message says that the outcome is unknown. undecided may
- * be NULL. Only for names that nobody else gives meanwhile, as under the publish lock.
+ * As file_create_durable, but the file does not count after a failure: a name that may have been given is removed
+ * again, durably. If that fails as well, *undecided becomes true, and the message says that the outcome is unknown.
+ * undecided may be NULL. Only for names that nobody else gives meanwhile, as under the publish lock.
  */
 ckd_status file_publish_durable(bool *undecided, const char *path, const char *temp, const void *data,
                                 size_t size, ckd_error *err);
@@ -184,8 +184,8 @@ uint64_t file_modified_ns(const char *path);
 uint64_t file_bytes(const char *path);
 
 /*
- * The names in a directory without . and .., sorted by bytes, each once. Release with dir_list_free. NOT_FOUND if it does
- * not exist.
+ * The names in a directory without . and .., sorted by bytes, each once. Release with dir_list_free. NOT_FOUND if it
+ * does not exist.
  */
 typedef struct dir_list {
     char **names;

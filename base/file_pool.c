@@ -1,6 +1,6 @@
 /*
- * Descriptors of files that are read now and then. A process may have far more such files than it may have open, so
- * the descriptor that was not used for longest is closed, and opened again on demand.
+ * Descriptors of files that are read now and then. A process may have far more such files than it may have open. So the
+ * descriptor that was not used for longest is closed, and opened again on demand.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -39,7 +39,10 @@ pid_t local_peer_process(int fd);
 int local_watch_process(pid_t process);
 /* Has the peer closed its end, or has its process ended? watch: of local_watch_process. */
 bool local_peer_gone(int fd, int watch);
-/* Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. Signals do not end it. */
+/*
+ * Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. Signals do not end
+ * it.
+ */
 void local_wait(const int *fds, size_t count, int timeout_ms, bool *ready);
 
 /* Errors: IO; sys_errno is EPIPE or ECONNRESET if the peer is gone. */

@@ -1,7 +1,7 @@
 /*
- * The catalog: an SQLite index of the checkpoints and their files, for queries. No other code uses SQLite. All of it but
- * timings and verification times can be rebuilt from the manifests, so a damaged catalog loses nothing. Tensors stand in
- * the chunk files alone.
+ * The catalog: an SQLite index of the checkpoints and their files, for queries. No other code uses SQLite. All of it
+ * but timings and verification times can be rebuilt from the manifests, so a damaged catalog loses nothing. Tensors
+ * stand in the chunk files alone.
  *
  * One process writes at a time (the engine holds the publish lock); many may read. The journal is a rollback journal,
  * not WAL: SQLite 3.40 has a known WAL-reset race, and WAL does not work on network file systems. Settings:

@@ -157,8 +157,8 @@ static const sqlite3_io_methods shim_methods = {
 /* ---- the VFS ---- */
 
 /*
- * The reason why a file cannot be created. SQLite then tries to open it for reading, so errno says only that it does not
- * exist.
+ * The reason why a file cannot be created. SQLite then tries to open it for reading, so errno says only that it does
+ * not exist.
  */
 static int creation_errno(const char *path) {
     file_writer *f;

@@ -94,8 +94,8 @@ static bool may_lack(int64_t version, const char *table) {
 }
 
 /*
- * Does `db`, a catalog of this version, have all its tables, indexes and views, word for word? Other objects are ignored,
- * such as ANALYZE statistics or an index added by hand.
+ * Does `db`, a catalog of this version, have all its tables, indexes and views, word for word? Other objects are
+ * ignored, such as ANALYZE statistics or an index added by hand.
  */
 static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, int64_t version) {
     sqlite3_stmt *expected = NULL, *found = NULL;

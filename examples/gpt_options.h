@@ -64,8 +64,8 @@ typedef struct gpt_position {
     char run[CKD_RUN_MAX + 1]; /* storage for lineage.run, if it is not the run of the options */
 } gpt_position;
 /*
- * Loads the checkpoint to go on from (gpt_resume.c): the one that `ckptdelta run` has chosen, or the options name, or the
- * newest. Without any, training starts from scratch, so the same command line works for every restart.
+ * Loads the checkpoint to go on from (gpt_resume.c): the one that `ckptdelta run` has chosen, or the options name, or
+ * the newest. Without any, training starts from scratch, so the same command line works for every restart.
  */
 int gpt_resume(gpt_position *at, ckd_store *store, const gpt_options *options, gpt_model *model,
                const gpt_text *text);

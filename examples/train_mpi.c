@@ -5,8 +5,8 @@
  *
  *     mpirun -n 4 train_mpi --store ckpts --save-every 10 --resume [options of train_gpt]
  *
- * The same number of ranks gives the same bits, interrupted and resumed or not. The ranks meet for saves through the store's directory, so no
- * thread but this one calls MPI.
+ * The same number of ranks gives the same bits, interrupted and resumed or not. The ranks meet for saves through the
+ * store's directory, so no thread but this one calls MPI.
  */
 #include <math.h>
 #include <mpi.h>

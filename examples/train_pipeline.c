@@ -1,7 +1,7 @@
 /*
- * train_pipeline: train_gpt as a pipeline over the ranks of an MPI job. Each rank has a stage, some blocks of the model,
- * and registers only the state of these. A batch goes through the stages in micro-batches, in the order 1F1B
- * (Narayanan et al., "PipeDream", SOSP 2019, section 3.2; flushed after each step): a stage runs as many forward passes
+ * train_pipeline: train_gpt as a pipeline over the ranks of an MPI job. Each rank has a stage, some blocks of the
+ * model, and registers only the state of these. A batch goes through the stages in micro-batches, in the order 1F1B
+ * (Narayanan et al., "PipeDream", SOSP 2019, section 3.2; flushed after each step). A stage runs as many forward passes
  * ahead as there are stages behind it, and then one backward pass for each forward pass.
  *
  *     mpirun -n 4 train_pipeline --store ckpts --save-every 10 --background lazy --resume [options of train_gpt]

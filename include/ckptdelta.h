@@ -272,9 +272,8 @@ typedef struct ckd_tensor_list {
 } ckd_tensor_list;
 
 /*
- * Lists the tensors of a checkpoint, from its chunk files. Release with ckd_tensor_list_free. If these cannot be read, the
- * list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer than
- * the store waits), IO, NOMEM.
+ * Lists the tensors of a checkpoint, from its chunk files. Release with ckd_tensor_list_free. If these cannot be read,
+ * the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (a removal outlasts the wait), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
                                      ckd_error *err);
@@ -309,8 +308,9 @@ typedef struct ckd_save_options {
     ckd_codec codec;
     int level; /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
     /*
-     * Limit on the cost of loading the checkpoint, in base loads; 0: 4. A single block, or a save that omits tensors of
-     * its parent, may take twice the limit in processor time (optimizer steps in bytes, too), or four times if lossy.
+     * Limit on the cost of loading the checkpoint, in base loads; 0: 4. A single block may take twice the limit in
+     * processor time (optimizer steps in bytes, too), or four times if lossy. So may a save that omits tensors of its
+     * parent.
      */
     double max_load_cost;
     /* Same limit while it is the newest of its run. Each save writes copies of costlier blocks. 0: max_load_cost. */
@@ -331,8 +331,8 @@ typedef struct ckd_save_options {
     double step_scale; /* lossy, no target: scales steps of weights and first moments, 1/64 ... 64; 0: 1 */
     /*
      * Memory that the save may hold besides the caller's; 0: 256 MiB. It also takes 24 MiB for each worker (with a
-     * single worker: 8, or 16 if the save is lossy), and about 600 bytes for each block that it writes and each block
-     * of the parent.
+     * single worker: 8, or 16 if the save is lossy). Each block that it writes, and each block of the parent, takes
+     * about 600 bytes.
      *
      * Moments that predict optimizer steps go to an unnamed file in the store when they exceed the limit. Rows of a
      * large matrix that is read take a quarter of it, at most 64 MiB. Lossy tensors take 16 bytes per element, for the
@@ -371,8 +371,8 @@ typedef enum ckd_optimizer_kind {
 /*
  * The optimizer update between the parent checkpoint and this one. It helps only if exactly one update separates them.
  * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. Stored is
- * the gradient if it was bf16 (mixed precision), else the first moment, and what is not predicted. Values stay bit-exact.
- * A wrong prediction, such as after several updates or with other hyperparameters, is not used and costs only time.
+ * the gradient if it was bf16 (mixed precision), else the first moment, and what is not predicted. Values stay
+ * bit-exact. A wrong prediction, as after several updates or with other hyperparameters, costs only time: it is unused.
  */
 typedef struct ckd_optimizer {
     size_t struct_size;
@@ -575,8 +575,8 @@ typedef struct ckd_rebuild_result {
     uint64_t skipped;     /* damaged manifests; on_message names each */
 } ckd_rebuild_result;
 /*
- * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs no
- * open handle. BUSY while another process writes. result may be NULL.
+ * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs
+ * no open handle. BUSY while another process writes. result may be NULL.
  */
 CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
                                      const ckd_store_options *options, ckd_error *err);

@@ -44,14 +44,14 @@ typedef struct ckd_agent_options {
     uint64_t send_bytes_per_s; /* to all peers together; 0: no limit */
     double silence_s;          /* a peer without a sign of life for so long is gone; 0: 5 */
     /*
-     * With peers: while all copies are in place, a state goes to the store only if the last one that did is this many
-     * seconds older, or when its session ends. 0: every state goes there.
+     * With peers, while all copies are in place: a state goes to the store if the last one that did is this many
+     * seconds older. It also does when its session ends. 0: every state goes there.
      */
     double store_every_s;
     /*
-     * Instead of whole copies: groups of parity_data + parity nodes keep parity of each other's states, so that any `parity`
-     * nodes of a group can be lost. The memory for it is parity / parity_data of what the node's own files take. 0 and 0:
-     * whole copies. All agents need the same values. More than one node of parity needs ISA-L.
+     * Instead of whole copies: groups of parity_data + parity nodes keep parity of each other's states, so that any
+     * `parity` nodes of a group can be lost. The memory for it is parity / parity_data of what the node's own files
+     * take. 0 and 0: whole copies. All agents need the same values. More than one node of parity needs ISA-L.
      */
     uint32_t parity_data, parity;
 } ckd_agent_options;

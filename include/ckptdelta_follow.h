@@ -53,9 +53,9 @@ typedef struct ckd_follow ckd_follow;
 
 /*
  * Opens a folder for following. The store must stay open until ckd_follow_close; reading suffices. Finishes or undoes
- * what a killed follower was doing, and removes its temporary files. Messages go to the store's on_message. The options'
- * strings are copied. Errors: INVALID, BUSY (another process follows into this folder), EXISTS (the folder has model
- * files of others: overwrite), READ_ONLY, NOSPACE, IO, NOMEM.
+ * what a killed follower was doing, and removes its temporary files. Messages go to the store's on_message. The
+ * options' strings are copied. Errors: INVALID, BUSY (another process follows into this folder), EXISTS (the folder has
+ * model files of others: overwrite), READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_follow_open(ckd_follow **out, ckd_store *store, const ckd_follow_options *options,
                                    ckd_error *err);
@@ -84,7 +84,7 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
 
 /*
  * Brings the folder to the newest checkpoint; does nothing if it is there already. New files are written beside the old
- * ones, read back, synced, and renamed together; a crash at any point leaves the old weights, or leads to the new ones
+ * ones, read back, synced, and renamed together. A crash at any point leaves the old weights, or leads to the new ones
  * when the folder is opened again. A program that has an old file open or mapped keeps it. Blocks whose content is the
  * same in both checkpoints are neither read from the store nor decoded. A file that somebody else has changed is
  * compared with the checkpoint block by block.
@@ -121,11 +121,11 @@ typedef struct ckd_changes_request {
 
 /*
  * Visits the elements of a region of a tensor whose bits differ between two checkpoints: what a sparse update of a
- * model in memory needs. Each rank of a tensor-parallel model asks for its own box. Blocks with the same content in both
- * are skipped; the others are loaded from both and compared, a block's worth at a time. A call of `visit` gets at most
- * 65,536 elements. Positions ascend across calls too, unless the region is a box of which a single row of the first
- * dimension exceeds a block. The loads must be of one store. Errors: NOT_FOUND (no such tensor), MISMATCH (dtype or shape
- * differ), INVALID (the region), those of ckd_load_tensor and of `visit`.
+ * model in memory needs. Each rank of a tensor-parallel model asks for its own box. Blocks with the same content in
+ * both are skipped; the others are loaded from both and compared, a block's worth at a time. A call of `visit` gets at
+ * most 65,536 elements. Positions ascend across calls too, unless the region is a box of which a single row of the
+ * first dimension exceeds a block. The loads must be of one store. Errors: NOT_FOUND (no such tensor), MISMATCH (dtype
+ * or shape differ), INVALID (the region), those of ckd_load_tensor and of `visit`.
  */
 CKD_API ckd_status ckd_follow_changes(ckd_load *before, ckd_load *after, const ckd_changes_request *request,
                                       ckd_error *err);

@@ -15,9 +15,9 @@ typedef struct ckd_load_options {
     size_t struct_size;
     /*
      * Memory that the load may hold besides the caller's; 0: 256 MiB. It also takes 8 MiB for each worker (16 for lossy
-     * checkpoints, plus 16 MiB in all), and about 500 bytes for each block of every checkpoint that is opened. The
-     * memory holds partly requested blocks, blocks that others are predicted from, and buffers that assemble fused
-     * tensors. Blocks stay until they are requested again. With less memory the load reads some bytes more than once.
+     * checkpoints, plus 16 MiB in all). Each block of every checkpoint that is opened takes about 500 bytes. The memory
+     * holds partly requested blocks, blocks that others are predicted from, and buffers that assemble fused tensors.
+     * Blocks stay until they are requested again. With less memory the load reads some bytes more than once.
      */
     uint64_t staging_bytes;
 } ckd_load_options;
@@ -29,8 +29,8 @@ CKD_API ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const c
                                        const ckd_load_options *options, ckd_error *err);
 
 /*
- * Why a checkpoint is suspect. Bits; new ones may be added. A suspect checkpoint loads like any other. But a session that
- * restores the newest state passes it over, policies do not count it, and saves are coded against others.
+ * Why a checkpoint is suspect. Bits; new ones may be added. A suspect checkpoint loads like any other. But a session
+ * that restores the newest state passes it over, policies do not count it, and saves are coded against others.
  */
 typedef enum ckd_suspect {
     CKD_SUSPECT_NONFINITE = 1 /* values of its model or optimizer became NaN or infinite */
@@ -38,15 +38,16 @@ typedef enum ckd_suspect {
 
 /*
  * Finds the newest checkpoint of the run before `step` that is not suspect, for callers that prefer an older state to
- * none. If the run has none, it looks in the run that it branched off by name (RUN of RUN~2). Errors: NOT_FOUND, INVALID.
+ * none. If the run has none, it looks in the run that it branched off by name (RUN of RUN~2). Errors: NOT_FOUND,
+ * INVALID.
  */
 CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                       ckd_error *err);
 /*
  * Finds the checkpoint to go on from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
- * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect: a caller that wants one all
- * the same loads it by its step), INVALID; those of ckd_store_check_newest, for one between the two: *out is set all the
- * same.
+ * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect: a caller that wants one
+ * all the same loads it by its step), INVALID; those of ckd_store_check_newest, for one between the two: *out is set
+ * all the same.
  */
 CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
                                      ckd_error *err);
@@ -55,8 +56,8 @@ CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, cons
  * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. It may also return an older one if the
  * newest was committed while the handle was open. Errors: EXISTS (a newer one can be loaded: call ckd_store_find again,
  * which finds it now), CORRUPT or UNSUPPORTED (the manifest of a newer one is damaged; the message names it), BUSY, IO,
- * NOMEM. A newer one whose manifest has vanished is no error, as nothing but a repair can bring it back: on_message names
- * it, once for each handle.
+ * NOMEM. A newer one whose manifest has vanished is no error, as nothing but a repair can bring it back: on_message
+ * names it, once for each handle.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*
@@ -79,8 +80,8 @@ typedef struct ckd_load_difference {
 } ckd_load_difference;
 
 /*
- * The bytes that a load reads. They are those of stored payloads, each counted once. The indexes of files are read in any case
- * and not counted.
+ * The bytes that a load reads. They are those of stored payloads, each counted once. The indexes of files are read in
+ * any case and not counted.
  */
 typedef struct ckd_load_reads {
     uint64_t raw_bytes;    /* of the requested values */

@@ -46,7 +46,7 @@ typedef struct ckd_parity_result {
 /*
  * Makes missing parity group by group. Each group is durable before the next begins; after an interruption the next
  * call continues. Chunk files are verified before they are covered. A group that is not full is replaced by one that
- * also has newer files; a group that lost a member by deletion is replaced by one of the remaining members. A group is
+ * also has newer files. A group that lost a member by deletion is replaced by one of the remaining members. A group is
  * not removed while a file that it covers is missing or damaged; what it covers is read first. The store must be open
  * for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE (ISA-L is
  * missing), BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
@@ -112,8 +112,8 @@ typedef struct ckd_repair_result {
  * their groups. A file is rebuilt beside the damaged one, checked against its manifest down to each record, and made
  * durable. Only then does it take over the name. The damaged file stays as data/q/NAME.TIME until it is purged.
  *
- * If a file that a compaction wrote cannot be rebuilt, and the files that it replaced are still there and intact, the
- * checkpoints are listed by those again, and the file counts as repaired.
+ * A file that a compaction wrote may be beyond repair while the files that it replaced are still there and intact. Then
+ * the checkpoints are listed by those again, and the file counts as repaired.
  *
  * A lost manifest is written again from its chunk files and a catalog. If the only catalog that knows its checkpoint is
  * older than some deletion, the checkpoint may have been deleted. A message then says so, and the checkpoint comes back

@@ -1,12 +1,13 @@
 /*
- * ckptdelta, how far training is, for `ckptdelta run`. Part of ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, how far training is, for `ckptdelta run`. Part of ckptdelta.h, which includes it; the same conventions
+ * hold.
  *
- * The supervisor makes shared memory for each attempt and names it in the environment, CKPTDELTA_PROGRESS. Each training
- * process takes a slot there and writes down its steps. The supervisor reads them. It notices when training hangs, knows
- * how far training was when it ended, and how long it took to get going.
+ * The supervisor makes shared memory for each attempt and names it in the environment, CKPTDELTA_PROGRESS. Each
+ * training process takes a slot there and writes down its steps. The supervisor reads them. It notices when training
+ * hangs, knows how far training was when it ended, and how long it took to get going.
  *
- * Sessions of the supervised run (CKPTDELTA_RUN) and its branches call all of this by themselves. A program without a session calls it
- * like this:
+ * Sessions of the supervised run (CKPTDELTA_RUN) and its branches call all of this by themselves. A program without a
+ * session calls it like this:
  *
  *     ckd_progress_begin(NULL, rank);
  *     for (step = ...) {
@@ -43,8 +44,9 @@ typedef enum ckd_progress_phase {
 #define CKD_PROGRESS_NO_RANK UINT32_MAX
 /*
  * Takes a slot for this process, in the phase CKD_PROGRESS_START, and returns 1. Returns 0 if there is no supervisor
- * on this machine, it supervises neither `run` nor what that is a branch of, or all slots are taken. run: NULL: any. rank: CKD_PROGRESS_NO_RANK: not
- * known. A process that has a slot keeps it; if it is CKD_PROGRESS_ENDED, it starts again.
+ * on this machine, it supervises neither `run` nor what that is a branch of, or all slots are taken. run: NULL: any.
+ * rank: CKD_PROGRESS_NO_RANK: not known. A process that has a slot keeps it; if it is CKD_PROGRESS_ENDED, it starts
+ * again.
  */
 CKD_API int ckd_progress_begin(const char *run, uint32_t rank);
 /*

@@ -147,10 +147,10 @@ CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const 
                                   size_t count, ckd_error *err);
 /*
  * Calls ckd_save_begin on all ranks, and sets rank and world. checkpoint_id is that of rank 0, or a new one if that is
- * zero. All other options must be the same on all ranks, except `metric`, total_bytes, the progress callback and staging_bytes. A rank may omit metric_name; rank 0's
- * metric is recorded. Collective. The save ends with ckd_ranks_commit or ckd_ranks_abort. Errors: INVALID on all ranks,
- * before anything is written, if an option differs (the message names rank and option); those of ckd_save_begin, of any
- * rank.
+ * zero. All other options must be the same on all ranks, except `metric`, total_bytes, the progress callback and
+ * staging_bytes. A rank may omit metric_name; rank 0's metric is recorded. Collective. The save ends with
+ * ckd_ranks_commit or ckd_ranks_abort. Errors: INVALID on all ranks, before anything is written, if an option differs
+ * (the message names rank and option); those of ckd_save_begin, of any rank.
  *
  * Before the commit, ckd_save_tensor and ckd_save_blob check the other ranks about ten times a second. They fail
  * (STATE, naming the rank) as soon as a rank has died or left without delivering its part, or the group has ended for

@@ -57,10 +57,10 @@ typedef struct ckd_report {
     uint64_t parity_bytes;       /* parity files; part of stored_bytes */
 } ckd_report;
 /*
- * Returns what the store holds and how much space it takes. It reads the catalog, the sizes of files, and the indexes of
- * all chunk files, which takes a second for some 10,000 checkpoints. A checkpoint whose files cannot be read has no
- * tensors in it, and on_message says so. Release with ckd_report_free. Errors: CORRUPT, BUSY (files are being removed for
- * longer than the store waits), IO, NOMEM.
+ * Returns what the store holds and how much space it takes. It reads the catalog, the sizes of files, and the indexes
+ * of all chunk files, which takes a second for some 10,000 checkpoints. A checkpoint whose files cannot be read has no
+ * tensors in it, and on_message says so. Release with ckd_report_free. Errors: CORRUPT, BUSY (files are being removed
+ * for longer than the store waits), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_report(ckd_report **out, ckd_store *store, ckd_error *err);
 CKD_API void ckd_report_free(ckd_report *report);

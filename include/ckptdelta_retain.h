@@ -83,7 +83,8 @@ typedef struct ckd_collected {
 /*
  * Removes for good the checkpoints in the trash that can no longer be restored. Files that others need remain. Waits
  * until no load or save of any process is in progress, up to the store's lock_timeout_ms. Opening a store for writing
- * does the same if it need not wait, unless its options say keep_trash. out and options may be NULL. Errors: BUSY, and those of ckd_store_delete.
+ * does the same if it need not wait, unless its options say keep_trash. out and options may be NULL. Errors: BUSY, and
+ * those of ckd_store_delete.
  */
 CKD_API ckd_status ckd_store_collect(ckd_collected *out, ckd_store *store, const ckd_collect_options *options,
                                      ckd_error *err);
@@ -153,8 +154,8 @@ CKD_API ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, con
 /* ------------------------------------------------------------------------------------------------- policies */
 
 /*
- * Which checkpoints of each run are kept. Runs are treated independently. A checkpoint stays if any rule keeps it; a rule that is not
- * set keeps nothing.
+ * Which checkpoints of each run are kept. Runs are treated independently. A checkpoint stays if any rule keeps it; a
+ * rule that is not set keeps nothing.
  */
 typedef struct ckd_policy {
     size_t struct_size;
@@ -261,7 +262,8 @@ typedef struct ckd_policy_list {
 } ckd_policy_list;
 /*
  * Stores a policy for policy->run, which need not exist yet; NULL: for all runs without their own, apart from the runs
- * RUN.lost of checkpoints that a repair brought back. It replaces the previous policy, even a damaged one. Durable on CKD_OK; a failure may leave it stored.
+ * RUN.lost of checkpoints that a repair brought back. It replaces the previous policy, even a damaged one. Durable on
+ * CKD_OK; a failure may leave it stored.
  *
  * Storing a policy deletes nothing. ckd_store_prune applies it, and with `automatic` so does rank 0 after each commit
  * to one of its runs. That never makes a save fail or wait for others: on_message receives its errors, and the next

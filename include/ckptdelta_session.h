@@ -23,8 +23,8 @@
  * opened the session. In a forked child they do nothing and fail with STATE. The session's threads inherit the cores of
  * the thread that opens it, so open it before binding that thread to one core.
  *
- * Below `ckptdelta run` a session of the supervised run reports its steps, saves and evaluations as ckptdelta_progress.h
- * describes.
+ * Below `ckptdelta run` a session of the supervised run reports its steps, saves and evaluations as
+ * ckptdelta_progress.h describes.
  */
 #ifndef CKPTDELTA_SESSION_H
 #define CKPTDELTA_SESSION_H
@@ -148,8 +148,8 @@ typedef struct ckd_session_options {
     /*
      * Bytes of device memory for a copy of the weights as a load would return them; 0: none. For lossy saves of tensors
      * whose snapshots are in device memory: the next save then need not read, decode and transfer its parent. The copy
-     * takes as much as the weights. For weights that do not fit, the parent is read from the store. The first save after
-     * a restart reads it, too.
+     * takes as much as the weights. For weights that do not fit, the parent is read from the store. The first save
+     * after a restart reads it, too.
      */
     uint64_t device_reference_bytes;
     /*
@@ -159,11 +159,11 @@ typedef struct ckd_session_options {
      */
     uint32_t saves_under_way;
     /*
-     * An agent that keeps snapshots in its memory and saves them (ckptdelta_agent.h, docs/agent.md). The newest complete
-     * state then outlives the trainer. "auto": the store's agent in its usual place; an absolute path: of its socket; "":
-     * none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. Where there is no agent, or it has gone,
-     * the session saves by itself, and on_message says so once. So it does with tensors on devices. With `ranks`, each
-     * rank has an agent on its node, or none uses one.
+     * An agent that keeps snapshots in its memory and saves them (ckptdelta_agent.h, docs/agent.md). The newest
+     * complete state then outlives the trainer. "auto": the store's agent in its usual place; an absolute path: of its
+     * socket; "": none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. Where there is no agent, or
+     * it has gone, the session saves by itself, and on_message says so once. So it does with tensors on devices. With
+     * `ranks`, each rank has an agent on its node, or none uses one.
      *
      * With an agent there are saves_under_way + 1 snapshots, which count towards its budget: snapshot_bytes has no
      * effect. ckd_session_open waits until the agent has made durable what a trainer of the run that was killed has
@@ -196,8 +196,8 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
  * tensor->data and read are ignored. tensor->optimizer: NULL, or valid as long as data. It is read whenever a snapshot
  * is taken, and used where the save is one step after its parent. `group`: any number; ckd_session_fence_group waits
  * for the tensors of one group. tensor->device: NULL, or the device of `data` and the stream on which the trainer reads
- * and writes it. The device makes the copy in the order of that stream, groups by their numbers. Neither ckd_session_step
- * nor a fence waits for it; later work on the stream does.
+ * and writes it. The device makes the copy in the order of that stream, groups by their numbers. Neither
+ * ckd_session_step nor a fence waits for it; later work on the stream does.
  *
  * Errors: INVALID (also: the name is registered, and its region overlaps this one, or it has another shape or dtype),
  * NOMEM.
@@ -218,15 +218,17 @@ CKD_API ckd_status ckd_session_add_bytes(ckd_session *session, const char *name,
  *
  * step CKD_LATEST: the highest step of the run, or of a branch (RUN~2, ...) that continued it after a restore of an
  * older step. Among these, the checkpoint with the latest created_ns is restored, or if it is suspect, the newest one
- * before it that is not. Another step: of the run as it is now, else of the runs that it branched off, else of a branch. Later saves record that they were resumed from it. If
- * it is not the newest of its run, they continue in a branch. `from` (may be NULL) receives the checkpoint.
+ * before it that is not. Another step: of the run as it is now, else of the runs that it branched off, else of a
+ * branch. Later saves record that they were resumed from it. If it is not the newest of its run, they continue in a
+ * branch. `from` (may be NULL) receives the checkpoint.
  *
- * With `ranks` it is collective. Rank 0 chooses the checkpoint, and all ranks load it, or get the error of the first rank
- * that failed, whose registered memory may have changed.
+ * With `ranks` it is collective. Rank 0 chooses the checkpoint, and all ranks load it, or get the error of the first
+ * rank that failed, whose registered memory may have changed.
  *
  * Errors: NOT_FOUND (no such checkpoint; nothing was changed), MISMATCH (it lacks a tensor or bytes, or has another
- * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one, or the newest
- * of a later branch, is damaged; see restore_older), STATE (CKD_LATEST, and all are suspect), BUSY (another process holds the store's lock), those of ckd_load_all.
+ * shape, dtype or size; nothing was changed), CORRUPT (also for CKD_LATEST if the manifest of a newer one, or the
+ * newest of a later branch, is damaged; see restore_older), STATE (CKD_LATEST, and all are suspect), BUSY (another
+ * process holds the store's lock), those of ckd_load_all.
  */
 CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *session, uint64_t step,
                                        ckd_error *err);
@@ -246,8 +248,9 @@ CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_err
  * with the values before. NaN is not recorded, and raises an alarm.
  *
  * A session raises an alarm (ckd_alarm, ckptdelta_progress.h) if this metric, the size of a delta or the time of a save
- * is unlike those before, or if the weights do not change any more. docs/run.md has the limits. An alarm is a message to
- * the store's on_message, and a count in ckd_session_state. `ckptdelta run` hears of it, too. Nothing else follows.
+ * is unlike those before. It also does if the weights do not change any more. docs/run.md has the limits. An alarm is a
+ * message to the store's on_message, and a count in ckd_session_state. `ckptdelta run` hears of it, too. Nothing else
+ * follows.
  */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);
 /* There is no value: later saves record none, and the next step compares none. */
@@ -260,7 +263,8 @@ CKD_API void ckd_session_observe(ckd_session *session, uint64_t step, double met
 /*
  * Raises an alarm for the trainer, of any kind but CKD_ALARM_NONE. The session reports and counts it like its own.
  * step: the first one that may be affected; below `ckptdelta run`, `--on-anomaly rewind` goes
- * back to a checkpoint of an earlier step. text: what is wrong, for people, of at most 299 bytes; what is longer is cut.
+ * back to a checkpoint of an earlier step. text: what is wrong, for people, of at most 299 bytes; what is longer is
+ * cut.
  */
 CKD_API void ckd_session_alarm(ckd_session *session, ckd_alarm alarm, uint64_t step, const char *text);
 

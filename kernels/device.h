@@ -379,8 +379,8 @@ typedef struct device_rounding {
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
 
 /*
- * Rows of `bytes` bytes, `stride` bytes apart, and where they are copied to: contiguous memory, or rows `to_stride` bytes
- * apart. Strides are at least `bytes` and below 2^31. Not from the host.
+ * Rows of `bytes` bytes, `stride` bytes apart, and where they are copied to: contiguous memory, or rows `to_stride`
+ * bytes apart. Strides are at least `bytes` and below 2^31. Not from the host.
  */
 typedef struct device_rows {
     void *to;

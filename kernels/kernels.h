@@ -52,8 +52,8 @@ typedef struct lattice_sums {
     { .smallest = __builtin_inff(), .lowest_bit = INT32_MAX }
 
 /*
- * A run of one row, to be summed. parent_values, weight (of columns): may be NULL; without `parent_values` differences are to zero.
- * Only magnitudes of now up to limits[0], and differences up to limits[1], count.
+ * A run of one row, to be summed. parent_values, weight (of columns): may be NULL; without `parent_values` differences
+ * are to zero. Only magnitudes of now up to limits[0], and differences up to limits[1], count.
  */
 typedef struct sums_run {
     const float *now, *parent_values, *weight;

@@ -1,8 +1,8 @@
 /*
- * The ranks' messages over MPI: sizes first, then bytes in messages that fit an MPI count. Nobody sends before those who
- * receive have the memory, and a rank without it still takes part in every call of MPI. Otherwise others would wait.
- * Rank 0 commits between the two halves of an exchange. So the memory for its answer is reserved in the first half: a
- * rank without it fails the save there, and cannot miss the outcome.
+ * The ranks' messages over MPI: sizes first, then bytes in messages that fit an MPI count. Nobody sends before those
+ * who receive have the memory, and a rank without it still takes part in every call of MPI. Otherwise others would
+ * wait. Rank 0 commits between the two halves of an exchange. So the memory for its answer is reserved in the first
+ * half: a rank without it fails the save there, and cannot miss the outcome.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * The functions that a kind of place implements. Keys and prefixes that arrive here are valid and relative to the store's prefix;
- * `call` is never NULL. Comments of objects.h hold.
+ * The functions that a kind of place implements. Keys and prefixes that arrive here are valid and relative to the
+ * store's prefix; `call` is never NULL. Comments of objects.h hold.
  */
 #ifndef OBJECTS_BACKEND_H
 #define OBJECTS_BACKEND_H
@@ -67,7 +67,9 @@ ckd_status object_rate_wait(object_rate *r, uint64_t size, const object_call *ca
                             ckd_error *err);
 /* Sleeps, unless the call ends earlier. Errors: those of object_call_check. */
 ckd_status object_call_sleep(const object_call *call, uint64_t ns, const char *what, ckd_error *err);
-/* Returns CKD_OK, CANCELLED or what the callback says, or BUSY if the deadline has passed. `what` begins the message. */
+/*
+ * Returns CKD_OK, CANCELLED or what the callback says, or BUSY if the deadline has passed. `what` begins the message.
+ */
 ckd_status object_call_check(const object_call *call, const char *what, ckd_error *err);
 /* The source's bytes [at, at + size): in memory, or read into `scratch`. NULL on failure. */
 const void *object_source_bytes(const object_source *from, uint64_t at, size_t size, bytes *scratch,

@@ -19,7 +19,9 @@ typedef struct object_store object_store;
 
 /* Zero-initialise; every zero stands for a default. Strings are copied. A directory heeds only bytes_per_s. */
 typedef struct object_options {
-    /* http(s)://HOST[:PORT][/PATH]; NULL: as the environment or the profile says, else AWS. The bucket comes behind it. */
+    /*
+     * http(s)://HOST[:PORT][/PATH]; NULL: as the environment or the profile says, else AWS. The bucket comes behind it.
+     */
     const char *endpoint;
     const char *region;
     const char *profile;  /* then credentials in the environment are not used */
@@ -28,7 +30,10 @@ typedef struct object_options {
     uint32_t pause_ms;    /* bound of the first pause between attempts, which doubles each time; 200 */
     uint32_t stall_ms;    /* a connection that moves nothing for so long is given up; 30000 */
     uint64_t bytes_per_s; /* of all calls on the store together, sent and received, on average; no limit */
-    /* Larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB. A file is read a part for each connection. */
+    /*
+     * Larger objects are uploaded in parts of this size; 16 MiB, not below 5 MiB. A file is read a part for each
+     * connection.
+     */
     uint64_t part_size;
     bool http2; /* over TLS, if the server has it */
     bool
@@ -62,8 +67,8 @@ typedef struct object_call {
 
 /*
  * A key has 1 to OBJECT_KEY_MAX bytes of A-Z a-z 0-9 . _ - and /, its parts between slashes are 1 to OBJECT_PART_MAX
- * bytes long, and none begins with a dot. The prefix of a store follows the same rules. A directory cannot have both `a`
- * and `a/b`: what comes second is INVALID there.
+ * bytes long, and none begins with a dot. The prefix of a store follows the same rules. A directory cannot have both
+ * `a` and `a/b`: what comes second is INVALID there.
  */
 enum { OBJECT_KEY_MAX = 512, OBJECT_PART_MAX = 200 };
 bool object_key_valid(const char *key);
@@ -87,17 +92,17 @@ ckd_status objects_put(object_store *store, const char *key, const object_source
                        const object_call *call, ckd_error *err);
 /*
  * As objects_put, but fails with EXISTS if the key has an object: of several callers exactly one succeeds. This is how
- * a commit is published. The object is small, at most OBJECT_NEW_MAX bytes. If a request's answer is lost, the object is
- * read to see who wrote it. Any other error leaves open whether the object was written, and the message says so where
- * that is the case. On a server that ignores the condition this call replaces objects: see objects_probe.
+ * a commit is published. The object is small, at most OBJECT_NEW_MAX bytes. If a request's answer is lost, the object
+ * is read to see who wrote it. Any other error leaves open whether the object was written, and the message says so
+ * where that is the case. On a server that ignores the condition this call replaces objects: see objects_probe.
  */
 #define OBJECT_NEW_MAX (UINT64_C(64) << 20)
 ckd_status objects_put_new(object_store *store, const char *key, const object_source *from,
                            const object_call *call, ckd_error *err);
 /*
- * Writes and removes a few objects to find out whether this place honours objects_put_new, also in a race. Sets *honoured.
- * A probe that is killed leaves objects whose keys begin with `probe-`. Errors: as objects_put; a place that cannot be
- * written is an error.
+ * Writes and removes a few objects to find out whether this place honours objects_put_new, also in a race. Sets
+ * *honoured. A probe that is killed leaves objects whose keys begin with `probe-`. Errors: as objects_put; a place that
+ * cannot be written is an error.
  */
 ckd_status objects_probe(object_store *store, bool *honoured, const object_call *call, ckd_error *err);
 
@@ -106,7 +111,9 @@ typedef struct object_range {
     void *to;
     size_t size;
 } object_range;
-/* Reads exactly `size` bytes at `offset` into `to`. Errors: NOT_FOUND; CORRUPT (the object is shorter); as objects_put. */
+/*
+ * Reads exactly `size` bytes at `offset` into `to`. Errors: NOT_FOUND; CORRUPT (the object is shorter); as objects_put.
+ */
 ckd_status objects_get(object_store *store, const char *key, const object_range *range,
                        const object_call *call, ckd_error *err);
 /* Errors: NOT_FOUND; as objects_put. */
@@ -128,8 +135,9 @@ typedef struct object_page {
     char *next; /* what to continue after; NULL: this page is the last */
 } object_page;
 /*
- * Reads the keys that begin with `prefix` and come after `after` (NULL or "": all), at most `limit` of them (0: 1000; at
- * most 1000). A page may have fewer, even none, and yet a next one. Release it with object_page_free. Errors: as objects_put.
+ * Reads the keys that begin with `prefix` and come after `after` (NULL or "": all), at most `limit` of them (0: 1000;
+ * at most 1000). A page may have fewer, even none, and yet a next one. Release it with object_page_free. Errors: as
+ * objects_put.
  */
 typedef struct object_query {
     const char *prefix, *after;
@@ -140,8 +148,9 @@ ckd_status objects_list(object_store *store, const object_query *query, object_p
 void object_page_free(object_page *page);
 
 /*
- * Removes what interrupted calls left behind: uploads in parts, and temporary files, that began at least `age_s` seconds
- * ago. An upload that is still in progress fails if it is that old. Adds their number to *count. Errors: as objects_put.
+ * Removes what interrupted calls left behind: uploads in parts, and temporary files, that began at least `age_s`
+ * seconds ago. An upload that is still in progress fails if it is that old. Adds their number to *count. Errors: as
+ * objects_put.
  */
 ckd_status objects_abort_uploads(object_store *store, uint64_t age_s, uint64_t *count,
                                  const object_call *call, ckd_error *err);

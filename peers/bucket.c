@@ -1,6 +1,6 @@
 /*
- * When blobs may be sent. A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. And not
- * while training is busy, within limits.
+ * When blobs may be sent. A limit of bytes per second: a bucket that fills steadily and holds a tenth of a second. And
+ * not while training is busy, within limits.
  */
 #include "peers/internal.h"
 

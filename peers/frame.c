@@ -7,8 +7,8 @@
 #define HEAD_SIZE 40
 
 /*
- * magic, protocol, kind, size of the body, 0; hash of the body; hash of all that. Every version has the first two and the
- * last at these places, so that each can tell which one the other side is.
+ * magic, protocol, kind, size of the body, 0; hash of the body; hash of all that. Every version has the first two and
+ * the last at these places, so that each can tell which one the other side is.
  */
 static void put_head(uint8_t head[HEAD_SIZE], frame_kind kind, const void *body, size_t size) {
     hash128 hash = hash128_of(body, size);

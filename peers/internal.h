@@ -40,8 +40,8 @@ uint64_t wire_limits_end(const wire_limits *limits);
 ckd_status wire_limits_check(const wire_limits *limits, uint64_t end_ns, ckd_error *err);
 
 /*
- * At the first of the name's addresses that this machine has; at the same port of all its addresses if it has none. Errors:
- * INVALID (the name), IO.
+ * At the first of the name's addresses that this machine has; at the same port of all its addresses if it has none.
+ * Errors: INVALID (the name), IO.
  */
 ckd_status tcp_listen(int *out, const peer_host *at, ckd_error *err);
 /* Waits for a connection; CANCELLED once `stop` is readable. Errors: IO. */
@@ -59,7 +59,10 @@ ckd_status tcp_receive(int fd, void *to, size_t size, const wire_limits *limits,
 typedef struct ucx_net ucx_net;   /* UCX in this process */
 typedef struct ucx_link ucx_link; /* to a peer; one thread uses it */
 
-/* *out is NULL if there is no UCX here, or no network that it is faster on. Errors: if CKD_UCX_TLS is set: IO, UNSUPPORTED; NOMEM. */
+/*
+ * *out is NULL if there is no UCX here, or no network that it is faster on. Errors: if CKD_UCX_TLS is set: IO,
+ * UNSUPPORTED; NOMEM.
+ */
 ckd_status ucx_open(ucx_net **out, ckd_error *err);
 void ucx_close(ucx_net *net); /* accepts NULL */
 /* Adds this side's address. The socket is readable once the peer is gone. Errors: IO, NOMEM. */
@@ -82,7 +85,10 @@ ckd_status wire_connect(wire **out, ucx_net *net, const peer_host *to, const wir
                         ckd_error *err);
 /* This side's address for UCX; empty: the connection stays on its socket. Called once, before wire_reach. */
 void wire_address(bytes *out, wire *w);
-/* Makes the way to the other side's address; empty: the connection stays on its socket. Errors: IO (there is none), NOMEM. */
+/*
+ * Makes the way to the other side's address; empty: the connection stays on its socket. Errors: IO (there is none),
+ * NOMEM.
+ */
 ckd_status wire_reach(wire *w, const bytes *address, ckd_error *err);
 /* UCX carries what follows, if there is a way. The other side does the same. */
 void wire_switch(wire *w);
@@ -141,7 +147,10 @@ typedef enum frame_kind {
 } frame_kind;
 
 ckd_status frame_send(wire *w, frame_kind kind, const void *body, size_t size, ckd_error *err);
-/* Clears the body first. Errors: CORRUPT (head or body do not have their hashes), INVALID (no frame of ours), UNSUPPORTED. */
+/*
+ * Clears the body first. Errors: CORRUPT (head or body do not have their hashes), INVALID (no frame of ours),
+ * UNSUPPORTED.
+ */
 ckd_status frame_receive(frame_kind *kind, bytes *body, wire *w, ckd_error *err);
 /* From somebody who has not proved the secret: INVALID if it is of another kind or has more than HELLO_MAX bytes. */
 ckd_status frame_receive_hello(bytes *body, wire *w, frame_kind kind, ckd_error *err);

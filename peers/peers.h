@@ -37,24 +37,25 @@ typedef struct peer_hosts {
 } peer_hosts;
 
 /*
- * Reads a list: a file with a line `HOST:PORT [domain=NAME]` for each node, or HOST:PORT,HOST:PORT,... itself. self: this
- * node's HOST:PORT; NULL: the entry whose address this machine has. Errors: NOT_FOUND (no such file), INVALID (the
+ * Reads a list: a file with a line `HOST:PORT [domain=NAME]` for each node, or HOST:PORT,HOST:PORT,... itself. self:
+ * this node's HOST:PORT; NULL: the entry whose address this machine has. Errors: NOT_FOUND (no such file), INVALID (the
  * line that is wrong; no entry is this node's, or several are), IO, NOMEM.
  */
 ckd_status peer_hosts_read(peer_hosts *out, const char *list, const char *self, ckd_error *err);
 void peer_hosts_free(peer_hosts *hosts);
 /*
  * Chooses the nodes that keep copies for node `of`, at most `copies`, among those that `usable` accepts (NULL: all).
- * Nodes form groups of copies + 1 whose members keep copies for each other; a member that is not usable is replaced by the
- * next node in the order of groups. Nodes of other domains come first. Every node computes the same. Returns how many.
+ * Nodes form groups of copies + 1 whose members keep copies for each other. A member that is not usable is replaced by
+ * the next node in the order of groups. Nodes of other domains come first. Every node computes the same. Returns how
+ * many.
  */
 typedef bool (*peer_usable_fn)(void *context, size_t host);
 size_t peer_hosts_partners(size_t *out, const peer_hosts *hosts, size_t of, size_t copies,
                            peer_usable_fn usable, void *context);
 /*
- * Finds the group of node `of`, itself included: `size` nodes, of different domains where that is possible. The last group
- * takes what is left over, and has up to 2 * size - 1. Every node computes the same, in the same order. Returns how many
- * there are; 0: the list has fewer than `size`.
+ * Finds the group of node `of`, itself included: `size` nodes, of different domains where that is possible. The last
+ * group takes what is left over, and has up to 2 * size - 1. Every node computes the same, in the same order. Returns
+ * how many there are; 0: the list has fewer than `size`.
  */
 size_t peer_hosts_group(size_t *out, const peer_hosts *hosts, size_t of, size_t size);
 
@@ -63,7 +64,9 @@ typedef struct peer_secret {
     uint8_t data[PEER_SECRET_MAX];
     size_t size;
 } peer_secret;
-/* Reads a file that only its owner may read. Errors: NOT_FOUND, READ_ONLY (others may read it), INVALID (its size), IO. */
+/*
+ * Reads a file that only its owner may read. Errors: NOT_FOUND, READ_ONLY (others may read it), INVALID (its size), IO.
+ */
 ckd_status peer_secret_read(peer_secret *out, const char *path, ckd_error *err);
 
 /* ---- blobs.c: what this node keeps for others ---- */
@@ -126,8 +129,8 @@ bool peer_alive(const peer_node *node, size_t host);
 void peer_node_await_first_look(peer_node *node);
 
 /*
- * Calls on one peer. One at a time is under way to each peer, others wait. Errors of all: IO (it cannot be reached or has
- * gone), BUSY (no sign of life for silence_ms), READ_ONLY (it has another secret), CORRUPT (bytes have changed on
+ * Calls on one peer. One at a time is under way to each peer, others wait. Errors of all: IO (it cannot be reached or
+ * has gone), BUSY (no sign of life for silence_ms), READ_ONLY (it has another secret), CORRUPT (bytes have changed on
  * their way, or where they were kept), UNSUPPORTED (another version), CANCELLED, NOMEM.
  */
 typedef struct peer_range {
@@ -138,7 +141,10 @@ typedef struct peer_copy {
     const char *path;        /* the file here */
     const peer_range *range; /* of the file; NULL: all of it */
 } peer_copy;
-/* Sends a file, or a part of it, unless the peer has it. sent: bytes that travelled. Also NOSPACE (its budget), and errors of reading. */
+/*
+ * Sends a file, or a part of it, unless the peer has it. sent: bytes that travelled. Also NOSPACE (its budget), and
+ * errors of reading.
+ */
 ckd_status peer_put(uint64_t *sent, peer_node *node, size_t host, const peer_copy *copy, ckd_error *err);
 /* Gets a blob into a new file, which is removed after a failure. Also NOT_FOUND, EXISTS, NOSPACE. */
 ckd_status peer_fetch(peer_node *node, size_t host, const char *set, const char *blob, const char *path,
@@ -167,14 +173,14 @@ ckd_status peer_held_sets(char ***out, size_t *count, peer_node *node, ckd_error
 ckd_status peer_set_hold(char *path, size_t capacity, peer_node *node, const char *set, ckd_error *err);
 void peer_set_release(peer_node *node);
 /*
- * Finds the file of a blob. It stays until somebody replaces or removes the blob. Errors: NOT_FOUND, CORRUPT (it has changed
- * since it arrived), IO, NOMEM.
+ * Finds the file of a blob. It stays until somebody replaces or removes the blob. Errors: NOT_FOUND, CORRUPT (it has
+ * changed since it arrived), IO, NOMEM.
  */
 ckd_status peer_held_file(char *path, size_t capacity, peer_node *node, const char *set, const char *blob,
                           ckd_error *err);
 /*
- * Keeps a file of this node's own as a blob, as if it had arrived. The file is moved, so it must be on the file system of
- * peer_options.folder; it is removed after a failure. Errors: NOSPACE (the budget), INVALID (a name), IO, NOMEM.
+ * Keeps a file of this node's own as a blob, as if it had arrived. The file is moved, so it must be on the file system
+ * of peer_options.folder; it is removed after a failure. Errors: NOSPACE (the budget), INVALID (a name), IO, NOMEM.
  */
 ckd_status peer_keep(peer_node *node, const char *set, const char *blob, const char *path, ckd_error *err);
 /* Removes a blob, or with blob "" the whole set. One that is not there is no error. */

@@ -89,7 +89,10 @@ static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_
                   first->file[0] ? ", file " : "", first->file);
 }
 
-/* The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for example. */
+/*
+ * The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for
+ * example.
+ */
 static const ckd_damage *harmful(const ckd_verify_result *r) {
     for (size_t i = 0; i < r->damage_count; i++) {
         if (r->damage[i].checkpoint_count > 0) {

@@ -148,16 +148,16 @@ typedef struct candidates_rule {
 ckd_status candidates_read(candidates *out, const char *store, const char *run, ckd_error *err);
 /*
  * Chooses the newest that is whole and not suspect, and from which attempts have not failed. With rewind_on_nan, if a
- * newer one is suspect, the good one of that number before it, or the oldest. Errors: CORRUPT (none is good), CANCELLED,
- * those of ckd_store_verify.
+ * newer one is suspect, the good one of that number before it, or the oldest. Errors: CORRUPT (none is good),
+ * CANCELLED, those of ckd_store_verify.
  */
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err);
 void candidates_free(candidates *c);
 /* The highest step of those that are neither known to be damaged nor suspect. */
 uint64_t candidates_top(const candidates *c);
 /*
- * The earliest of those that are not in `before`: the clock of the trainer's machine may be another one than that of the
- * supervisor's. before NULL: of those created at `since` or later. NULL: none.
+ * The earliest of those that are not in `before`: the clock of the trainer's machine may be another one than that of
+ * the supervisor's. before NULL: of those created at `since` or later. NULL: none.
  */
 const ckd_checkpoint *candidates_first_new(const candidates *c, const candidates *before, uint64_t since);
 /* Is there one, other than the named one, that is neither known to be damaged nor suspect? */
@@ -202,7 +202,9 @@ typedef struct process_end {
 ckd_status process_start(process *out, const supervise_options *options, const sigset_t *mask,
                          ckd_error *err);
 ckd_status process_go(process *p, ckd_error *err);
-/* Passes a signal on, to the group unless the kill mode is mixed. `stop`: the group is killed after the grace period. */
+/*
+ * Passes a signal on, to the group unless the kill mode is mixed. `stop`: the group is killed after the grace period.
+ */
 void process_signal(process *p, int number, bool stop);
 /* p->socket is readable: has the command ended, and everything below it? */
 bool process_ended(process_end *out, process *p);
@@ -330,7 +332,9 @@ typedef struct devices {
     pid_t *before; /* the processes that held memory when the last attempt started */
     size_t count;
 } devices;
-/* Before an attempt. `follows`: waits until the last attempt's processes hold none, at most as long as the options say. */
+/*
+ * Before an attempt. `follows`: waits until the last attempt's processes hold none, at most as long as the options say.
+ */
 void devices_settle(devices *d, bool follows);
 void devices_free(devices *d);
 
@@ -460,7 +464,10 @@ typedef enum watch_news {
     WATCH_END = 2,    /* told once, when these are done: it is time to end the command */
     WATCH_SUSPECT = 3 /* told once: it is time to end the command, for anomalies_reason */
 } watch_news;
-/* The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is watched. */
+/*
+ * The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is
+ * watched.
+ */
 watch *watch_new(const watch_rule *rule);
 watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]);
 /* When to look next, for poll(). */

@@ -2,9 +2,9 @@
  * Does training hang? A pure function of the slots, of what was seen in them before, and of the time that has passed.
  *
  * A rank is silent from its last step or change of phase on. It hangs if it is silent for longer than a limit, which
- * is learned from the times of its own steps. While it evaluates or waits for a save, the limit is generous. Its start and
- * its first steps have a limit only if there is something to compare with: ranks that have made more steps, or the starts
- * of earlier attempts.
+ * is learned from the times of its own steps. While it evaluates or waits for a save, the limit is generous. Its start
+ * and its first steps have a limit only if there is something to compare with. That is ranks that have made more steps,
+ * or the starts of earlier attempts.
  */
 #include <inttypes.h>
 #include <math.h>

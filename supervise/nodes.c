@@ -133,7 +133,10 @@ static bool check_all(int *statuses, const nodes *n, const host_list *hosts) {
     return going;
 }
 
-/* A check that fails on each host, or on each that it reaches by the remote shell, says nothing: a command may be missing. */
+/*
+ * A check that fails on each host, or on each that it reaches by the remote shell, says nothing: a command may be
+ * missing.
+ */
 static void excuse(int *statuses, const nodes *n, const host_list *fresh, const host_list *checked) {
     size_t failed = 0, others = 0, others_failed = 0;
     for (size_t i = 0; i < checked->count; i++) {

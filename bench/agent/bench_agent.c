@@ -3,12 +3,13 @@
  *
  *   bench_agent [--width N] [--steps N] [--every N] [--mib N] [--repeats N] [--json FILE]
  *
- * Stalls: train_gpt of this width with --background copy saves every Nth step, without an agent and with one, in turns. The medians
- * are of what each save made training wait, and of the time until it was durable.
+ * Stalls: train_gpt of this width with --background copy saves every Nth step, without an agent and with one, in turns.
+ * The medians are of what each save made training wait, and of the time until it was durable.
  *
- * Restores: a state of so many MiB, in 16 tensors, is saved by a session with an agent. Then sessions restore it: from the agent's
- * memory; from the store with files in the page cache; from the store with a cold cache, if this process may drop it. memcpy is that
- * of the same bytes, by one thread, between memory that is mapped. All are medians of wall-clock time.
+ * Restores: a state of so many MiB, in 16 tensors, is saved by a session with an agent. Then sessions restore it: from
+ * the agent's memory; from the store with files in the page cache; from the store with a cold cache, if this process
+ * may drop it. memcpy is that of the same bytes, by one thread, between memory that is mapped. All are medians of
+ * wall-clock time.
  */
 #include <errno.h>
 #include <fcntl.h>

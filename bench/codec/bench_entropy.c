@@ -1,6 +1,6 @@
 /*
- * bench_entropy: entropy coding of small quantised integers, mostly zero, as lossy checkpoints consist of. All coders run on the same
- * bytes in one run.
+ * bench_entropy: entropy coding of small quantised integers, mostly zero, as lossy checkpoints consist of. All coders
+ * run on the same bytes in one run.
  *
  *   bench_entropy [BLOCK_KI] [REPEATS]        blocks of 256 Ki integers, 9 repeats
  *
@@ -12,9 +12,9 @@
  *
  * Then come factors: Gaussian integers of a known scale in 24 columns of 128, coded in the contexts of a scale.
  *
- * `over` is the size beyond the entropy of order 0 (for factors: of the distribution). Speeds are GB/s of the fp32 values that the
- * integers stand for, four bytes each, by processor time. They are medians of runs that take turns. The last columns are decoding
- * times relative to copying these fp32 values, and to `symbols`.
+ * `over` is the size beyond the entropy of order 0 (for factors: of the distribution). Speeds are GB/s of the fp32
+ * values that the integers stand for, four bytes each, by processor time. They are medians of runs that take turns. The
+ * last columns are decoding times relative to copying these fp32 values, and to `symbols`.
  */
 #include <lz4.h>
 #include <math.h>

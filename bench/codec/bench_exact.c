@@ -3,8 +3,9 @@
  *
  *   bench_exact [--quick] [--width N] [--seeds N] [--repeats N] [--json FILE]
  *
- * For each seed it trains a small GPT (train_gpt), and keeps its states in bench/series/: 50 steps apart, 1 step apart, and the same in
- * a continuation at a low learning rate. Weights, exp_avg and exp_avg_sq are measured separately, as fp32 and rounded to bf16:
+ * For each seed it trains a small GPT (train_gpt), and keeps its states in bench/series/: 50 steps apart, 1 step apart,
+ * and the same in a continuation at a low learning rate. Weights, exp_avg and exp_avg_sq are measured separately, as
+ * fp32 and rounded to bf16:
  *
  *   zstd      zstd -3 on the file, no parent
  *   xor       XOR with the parent, byte planes, zstd -3

@@ -3,11 +3,13 @@
  *
  *   bench_kernels [--quick] [--repeats N] [--operations] [--paths] [--size N] [--effort N] [--device N] [--elements N] [--json FILE]
  *
- * It runs each operation of the kernels' table on arrays beyond the caches, beside memcpy in the same turn, in bytes that the operation
- * must read and write per second: on one core (processor time) and on all of them (wall clock). Then it saves and loads W, m and v of a
- * synthetic training state as a whole, on one core. Figures are medians of repeats, and all kinds take turns.
+ * It runs each operation of the kernels' table on arrays beyond the caches, beside memcpy in the same turn, in bytes
+ * that the operation must read and write per second: on one core (processor time) and on all of them (wall clock). Then
+ * it saves and loads W, m and v of a synthetic training state as a whole, on one core. Figures are medians of repeats,
+ * and all kinds take turns.
  *
- * --device N: instead, the operations of that device's backend (wall clock) beside its own copy, on --elements elements (2^28).
+ * --device N: instead, the operations of that device's backend (wall clock) beside its own copy, on --elements elements
+ * (2^28).
  */
 #include "bench/kernels/kernels.h"
 #include "bench/support/support.h"

@@ -1,4 +1,6 @@
-/* Each operation of a device's backend, and transfers between device and pinned memory, beside the device's own copy. */
+/*
+ * Each operation of a device's backend, and transfers between device and pinned memory, beside the device's own copy.
+ */
 #include <stdlib.h>
 #include <string.h>
 

@@ -27,8 +27,8 @@ void bench_device(const bench_plan *plan);
 const char *bench_no_device(int device);
 
 /*
- * Streams of differences of f32 elements in the memory of a device, in blocks of 2^18. Elements beyond the last whole block have no
- * stream. The last three functions do one step for all blocks.
+ * Streams of differences of f32 elements in the memory of a device, in blocks of 2^18. Elements beyond the last whole
+ * block have no stream. The last three functions do one step for all blocks.
  */
 typedef struct bench_streams bench_streams;
 bench_streams *bench_streams_begin(const device_backend *backend, const device_queue *queue, const float *now,

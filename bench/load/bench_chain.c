@@ -3,10 +3,11 @@
  *
  *   bench_chain [--store DIR] [--run NAME] [--fidelity F] [--repeats N] [--json FILE] [--saves N] [--every N] [--max-load-cost X]
  *
- * Without --store it first trains a run (train_gpt, 100 saves). It then loads the state of every checkpoint from disk, and an exact,
- * standalone base of the very same state. The file cache is dropped before each load. Bytes are those that the process read, times are
- * medians of the repeats. With --fidelity near or coarse it saves the states once more in that fidelity, and loads these checkpoints.
- * Sizes of a whole run count every file of its store. Uses the public API only.
+ * Without --store it first trains a run (train_gpt, 100 saves). It then loads the state of every checkpoint from disk,
+ * and an exact, standalone base of the very same state. The file cache is dropped before each load. Bytes are those
+ * that the process read, times are medians of the repeats. With --fidelity near or coarse it saves the states once more
+ * in that fidelity, and loads these checkpoints. Sizes of a whole run count every file of its store. Uses the public
+ * API only.
  */
 #include <ckptdelta.h>
 #include <dirent.h>

@@ -3,9 +3,9 @@
  *
  *   bench_packs [--repeats N] STORE PACKED
  *
- * STORE holds a run. PACKED is a copy of it after `ckptdelta compact --pack-below`. Every checkpoint is loaded from both, N times,
- * and the two stores take turns in being first. A load counts from its begin to its end. Medians of processor time and of wall-clock
- * time. Files are in the page cache.
+ * STORE holds a run. PACKED is a copy of it after `ckptdelta compact --pack-below`. Every checkpoint is loaded from
+ * both, N times, and the two stores take turns in being first. A load counts from its begin to its end. Medians of
+ * processor time and of wall-clock time. Files are in the page cache.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -3,10 +3,11 @@
  *
  *   bench_reshard [--depth N] [--repeats N] [--json FILE]
  *
- * A random matrix of 4096 x 4096 in f32, with noise added from one checkpoint to the next, is saved whole in five ways: not compressed,
- * compressed, as an exact chain, and as two chains in `near`. The movements of one are noise. Those of the other have a low rank with
- * noise on them, so that its deltas are mostly factors. 1 to 16 ranks load it in rows, columns, grids and flat ranges, with one thread.
- * Parts begin where torch.chunk puts them; `even` parts begin at L * i / n, rounded down. It prints:
+ * A random matrix of 4096 x 4096 in f32, with noise added from one checkpoint to the next, is saved whole in five ways:
+ * not compressed, compressed, as an exact chain, and as two chains in `near`. The movements of one are noise. Those of
+ * the other have a low rank with noise on them, so that its deltas are mostly factors. 1 to 16 ranks load it in rows,
+ * columns, grids and flat ranges, with one thread. Parts begin where torch.chunk puts them; `even` parts begin at L * i
+ * / n, rounded down. It prints:
  *
  *   over       bytes read over bytes needed (ckd_load_explain), of all ranks together and of the worst one. A side record counts as
  *              needed by each rank that needs a part of it

@@ -3,11 +3,12 @@
  *
  *   bench_quality [--quick | --full | --curves | --resumes N | --merge | --drift] [--seeds N] [--width N] ...      (--help has the rest)
  *
- * For each model and seed it trains the example GPT (kept in bench/series/, continued after an interruption). It codes a chain of its
- * states with every coder in closed loop, through files. It saves the last reconstructed state, trains on from it on the same batches as
- * the exact resume, and compares. Exact resumes on other batches give the run-to-run noise. A gap of validation losses over the fall of
- * the exact run's in one step is the number of steps lost. --curves does this with several steps of each
- * coder; --resumes saves and resumes many times in a row; --merge codes every 2nd, 4th and 8th state; --drift codes one long chain.
+ * For each model and seed it trains the example GPT (kept in bench/series/, continued after an interruption). It codes
+ * a chain of its states with every coder in closed loop, through files. It saves the last reconstructed state, trains
+ * on from it on the same batches as the exact resume, and compares. Exact resumes on other batches give the run-to-run
+ * noise. A gap of validation losses over the fall of the exact run's in one step is the number of steps lost. --curves
+ * does this with several steps of each coder; --resumes saves and resumes many times in a row; --merge codes every 2nd,
+ * 4th and 8th state; --drift codes one long chain.
  */
 #include <argp.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * The coders, one row of the table each. A state is the file DIR/STEP.xz, compressed as a whole by the command xz; ExCP's by `xz -9e`,
- * which makes it as small as possible. The library keeps a store in DIR.
+ * The coders, one row of the table each. A state is the file DIR/STEP.xz, compressed as a whole by the command xz;
+ * ExCP's by `xz -9e`, which makes it as small as possible. The library keeps a store in DIR.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -179,7 +179,10 @@ static void excp_prune(float *parts[QUALITY_PARTS], const quality_tensor *now, c
     excp_prune_moments(parts[1], parts[2], parts[0], now->count, EXCP_BETA);
 }
 
-/* Tensor by tensor, as the released program has it: residual, first and second moment. Vectors are treated as matrices are. */
+/*
+ * Tensor by tensor, as the released program has it: residual, first and second moment. Vectors are treated as matrices
+ * are.
+ */
 static void excp_encode(const quality_coder *coder, const char *dir, const quality_state *now,
                         const quality_state *before) {
     if (!before) {

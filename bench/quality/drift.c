@@ -1,6 +1,7 @@
 /*
- * Drift: one long chain of every state without a bound on load costs, and the error of the weights at every depth. The error of a single
- * checkpoint depends on the steps just before it, so means over three checkpoints are printed as well.
+ * Drift: one long chain of every state without a bound on load costs, and the error of the weights at every depth. The
+ * error of a single checkpoint depends on the steps just before it, so means over three checkpoints are printed as
+ * well.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -193,8 +193,8 @@ static void from_halves(excp_table *table, const uint16_t halves[EXCP_CENTROIDS]
 }
 
 /*
- * A byte: how many centroids, + 128 if they are few enough to be the values themselves. Then these as floats, or two bytes of
- * shift and a half each. `table` becomes what the decoder sees.
+ * A byte: how many centroids, + 128 if they are few enough to be the values themselves. Then these as floats, or two
+ * bytes of shift and a half each. `table` becomes what the decoder sees.
  */
 static int write_table(excp_bytes *out, excp_table *table, int exact) {
     uint8_t *at = append(out, exact ? 1 + 4 * (size_t)table->count : 3 + 2 * (size_t)table->count);

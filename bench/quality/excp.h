@@ -4,14 +4,15 @@
  *   W. Li, X. Chen, H. Shu, Y. Tang, Y. Wang, "ExCP: Extreme LLM Checkpoint Compression via Weight-Momentum Joint
  *   Shrinking", ICML 2024, arXiv:2406.11257, sections 3.2 to 3.4, with the defaults of the authors' released program.
  *
- * Per tensor, matrices and vectors alike (as the released program does): the residual of the weights to the reconstructed
- * parent is pruned by a threshold, the first moment by its mean and by the residual's mask, the second moment by the first
- * one's mask. What is not zero is quantised by k-means: label 0 is zero, labels 1 to 15 are centroids, two labels a byte.
+ * Per tensor, matrices and vectors alike (as the released program does): the residual of the weights to the
+ * reconstructed parent is pruned by a threshold, the first moment by its mean and by the residual's mask, the second
+ * moment by the first one's mask. What is not zero is quantised by k-means: label 0 is zero, labels 1 to 15 are
+ * centroids, two labels a byte.
  *
- * Each choice that the description leaves open is made in its favour. k-means sees all values (not a sample), starts at quantiles and runs
- * until it converges. Centroids take 16 bits as in the released program, but with a common power of two, so that small second moments do
- * not underflow. Up to 15 values are stored as they are. Functions that return int return 0, or -1 when memory or input is missing.
- * Thread-safe.
+ * Each choice that the description leaves open is made in its favour. k-means sees all values (not a sample), starts at
+ * quantiles and runs until it converges. Centroids take 16 bits as in the released program, but with a common power of
+ * two, so that small second moments do not underflow. Up to 15 values are stored as they are. Functions that return int
+ * return 0, or -1 when memory or input is missing. Thread-safe.
  */
 #ifndef BENCH_EXCP_H
 #define BENCH_EXCP_H
@@ -43,7 +44,10 @@ typedef struct excp_table {
     float values[EXCP_CENTROIDS];
 } excp_table;
 
-/* Median of |residual| x min(most, alpha / sqrt(mean of v)). The median of an even count is the lower one. Negative: no memory. */
+/*
+ * Median of |residual| x min(most, alpha / sqrt(mean of v)). The median of an even count is the lower one. Negative: no
+ * memory.
+ */
 double excp_threshold(const float *residual, const float *v, size_t count, double alpha, double most);
 /* Sets values that do not exceed the threshold to zero. */
 void excp_prune_weights(float *residual, size_t count, double threshold);

@@ -1,7 +1,8 @@
 /*
- * Deltas over several saves: chains of every state, and of every 2nd, 4th and 8th, over the same steps. If training moved the weights in
- * independent directions, a delta over n saves would have steps that grow with its movement, and the bits of a delta over one save. The
- * difference between its bits and those of its parts is the cost of the checkpoints in between.
+ * Deltas over several saves: chains of every state, and of every 2nd, 4th and 8th, over the same steps. If training
+ * moved the weights in independent directions, a delta over n saves would have steps that grow with its movement, and
+ * the bits of a delta over one save. The difference between its bits and those of its parts is the cost of the
+ * checkpoints in between.
  */
 #include <stdlib.h>
 

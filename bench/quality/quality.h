@@ -1,10 +1,11 @@
 /*
- * bench_quality's parts: states, training runs, coders, chains, results. Functions exit with a message when something fails.
+ * bench_quality's parts: states, training runs, coders, chains, results. Functions exit with a message when something
+ * fails.
  *
  *   series (train_gpt) -> states -> for each coder: encode -> file -> decode -> ... -> last state -> store -> resume -> losses -> steps lost
  *
- * Other modes use the same parts in other orders: save -> load -> train -> save ... (resumes.c), chains of every 2nd, 4th and 8th state
- * (merge.c), and one long chain (drift.c).
+ * Other modes use the same parts in other orders: save -> load -> train -> save ... (resumes.c), chains of every 2nd,
+ * 4th and 8th state (merge.c), and one long chain (drift.c).
  */
 #ifndef BENCH_QUALITY_H
 #define BENCH_QUALITY_H
@@ -94,8 +95,8 @@ typedef struct quality_library {
     ckd_fidelity moments; /* of first moments; 0: `fidelity` */
 } quality_library;
 /*
- * Saves a state as a base of a new run, or as a delta on the last state of the run. resumed_from: the step of the same run from which
- * training was resumed, or NULL. Returns the number of lossy resumes behind it, from the catalog.
+ * Saves a state as a base of a new run, or as a delta on the last state of the run. resumed_from: the step of the same
+ * run from which training was resumed, or NULL. Returns the number of lossy resumes behind it, from the catalog.
  */
 uint32_t quality_save(const char *store, const char *run, const quality_state *s, const quality_library *how,
                       int base, const uint64_t *resumed_from);
@@ -127,8 +128,9 @@ int quality_mean_losses(double *means, const char *path, int segments, int steps
 /* The last `count` validation losses that train_gpt printed into a file, in order; false: there are fewer. */
 int quality_validation_losses(double *losses, const char *path, int count);
 /*
- * Trains the states of the chain, or continues after an interruption. Series that differ in the chain only share a store. Its run "gpt"
- * has a state every hundred steps. States less far apart are made from one of these, which gives the same bits.
+ * Trains the states of the chain, or continues after an interruption. Series that differ in the chain only share a
+ * store. Its run "gpt" has a state every hundred steps. States less far apart are made from one of these, which gives
+ * the same bits.
  */
 void quality_make_series(quality_series *out, const quality_options *o, int width, double beta2, int seed);
 uint64_t quality_last_step(const quality_options *o);
@@ -138,8 +140,9 @@ uint64_t quality_state_before(const quality_series *s, uint64_t step);
 /* Loads the states of the chain; release them with quality_free. */
 void quality_load_chain(quality_state *states, const quality_series *s);
 /*
- * Saves the state as an exact checkpoint and trains on from it for `segments` times `steps` steps: mean training loss of each segment,
- * and validation loss at its end. batch_seed 0: on the batches of the series. end: NULL, or becomes the last state, the caller's.
+ * Saves the state as an exact checkpoint and trains on from it for `segments` times `steps` steps: mean training loss
+ * of each segment, and validation loss at its end. batch_seed 0: on the batches of the series. end: NULL, or becomes
+ * the last state, the caller's.
  */
 void quality_train_on(double *training, double *after, quality_state *end, const quality_series *s,
                       const char *name, const quality_state *from, int segments, int steps, int batch_seed);
@@ -152,8 +155,9 @@ quality_losses quality_resume(const quality_series *series, const char *name, co
 /* Median of the slopes of all pairs of points: one that single losses, which fluctuate, hardly change. */
 double quality_robust_slope(const double *x, const double *y, int count);
 /*
- * Fall of the exact run's validation loss in one step, around `step`. A gap divided by it is the number of steps lost: how many steps
- * earlier the exact run had that loss. The curve stays in the series' folder. Exits if the loss does not fall.
+ * Fall of the exact run's validation loss in one step, around `step`. A gap divided by it is the number of steps lost:
+ * how many steps earlier the exact run had that loss. The curve stays in the series' folder. Exits if the loss does not
+ * fall.
  */
 double quality_fall(const quality_series *s, uint64_t step);
 /* The middle of the late evaluations after a resume from the last state. */
@@ -162,13 +166,13 @@ uint64_t quality_judged_step(const quality_options *o);
 /* ---- coders (coders.c) ---- */
 
 /*
- * A way to code a state given the reconstructed previous one (NULL: the first state of a chain, to be coded exactly). encode runs in a
- * process of its own, so that decode knows only the files of `dir`.
+ * A way to code a state given the reconstructed previous one (NULL: the first state of a chain, to be coded exactly).
+ * encode runs in a process of its own, so that decode knows only the files of `dir`.
  */
 typedef struct quality_coder quality_coder;
 /*
- * The weights to resume from, other than the decoded ones. Their error has a part along the difference between the true weights and the
- * decoded ones of the parent: they lag behind. The rest of the error points elsewhere.
+ * The weights to resume from, other than the decoded ones. Their error has a part along the difference between the true
+ * weights and the decoded ones of the parent: they lag behind. The rest of the error points elsewhere.
  */
 typedef enum quality_mix {
     QUALITY_DECODED,
@@ -197,7 +201,10 @@ struct quality_coder {
 extern const quality_coder quality_coders[];
 extern const size_t quality_coder_count;
 
-/* The first coder from `from` on that the mode measures; quality_coder_count: none. Resumes, merges and drift measure lossy ones. */
+/*
+ * The first coder from `from` on that the mode measures; quality_coder_count: none. Resumes, merges and drift measure
+ * lossy ones.
+ */
 size_t quality_next(const quality_options *o, size_t from);
 /* The coder with the options' bound on loads, if it is the library and has no bound of its own. */
 quality_coder quality_with_load_cost(const quality_coder *coder, const quality_options *o);
@@ -236,7 +243,10 @@ typedef struct quality_row {
     quality_figure lag;
 } quality_row;
 
-/* Codes a chain of `count` states with one coder. The last two reconstructed states are the caller's; parent NULL: only the last one is. */
+/*
+ * Codes a chain of `count` states with one coder. The last two reconstructed states are the caller's; parent NULL: only
+ * the last one is.
+ */
 quality_state quality_run_chain(quality_result *r, quality_state *parent, const quality_coder *coder,
                                 const char *dir, const quality_state *states, int count);
 /* The same in a folder of the series' own, with the losses after a resume from the last state. */

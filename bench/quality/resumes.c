@@ -1,6 +1,7 @@
 /*
- * Many lossy resumes in a row: save, load, train, save ... Each save is a delta on the one before, each training continues from what was
- * loaded. For comparison the same steps run without an interruption, on the same batches, and on others, whose difference is noise.
+ * Many lossy resumes in a row: save, load, train, save ... Each save is a delta on the one before, each training
+ * continues from what was loaded. For comparison the same steps run without an interruption, on the same batches, and
+ * on others, whose difference is noise.
  */
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /*
- * The curve of validation loss along the exact run, and its slope. Losses fluctuate between steps by more than the slope, so it comes from
- * many evaluations to both sides of a step.
+ * The curve of validation loss along the exact run, and its slope. Losses fluctuate between steps by more than the
+ * slope, so it comes from many evaluations to both sides of a step.
  */
 #include <inttypes.h>
 #include <stdbool.h>

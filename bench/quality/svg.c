@@ -1,6 +1,7 @@
 /*
- * The size ratio late in the chain (logarithmic) against the steps lost by a resume, in light or dark colours as the reader prefers. There
- * is one panel for each model, two in a row. Curves have two panels: the gap in training loss, and the steps lost.
+ * The size ratio late in the chain (logarithmic) against the steps lost by a resume, in light or dark colours as the
+ * reader prefers. There is one panel for each model, two in a row. Curves have two panels: the gap in training loss,
+ * and the steps lost.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -52,7 +53,10 @@ static quality_figure gap_of(const panel *p, const quality_row *row) {
     return p->training ? row->training : row->steps;
 }
 
-/* Of training: a resume on other batches. Steps lost are differences on equal batches, whose noise is too small to be seen. */
+/*
+ * Of training: a resume on other batches. Steps lost are differences on equal batches, whose noise is too small to be
+ * seen.
+ */
 static double noise_of(const panel *p, const quality_group *g, const quality_options *o) {
     return p->training ? quality_noise(g, o->orders).training : 0;
 }

@@ -43,7 +43,9 @@ static const char *const *arguments(command *c) {
     return c->list;
 }
 
-/* The options that all runs of a series share. The schedule is constant, so that it does not depend on the last step. */
+/*
+ * The options that all runs of a series share. The schedule is constant, so that it does not depend on the last step.
+ */
 static command training(const quality_series *s) {
     command c = {0};
     char beta[32];

@@ -3,9 +3,9 @@
  *
  *   bench_plan [--tensors N] [--ranks N] [--repeats N] [--json FILE]
  *
- * Each rank holds one region of each tensor (4096 x 4096, f32). The layouts are those of tensor parallelism (rows, columns, grids of
- * both), of flat shards (FSDP and ZeRO: ranges of the row-major order that begin in the middle of rows), of data parallelism (all ranks
- * hold everything), and a grid with replicas. It prints, for one core, medians:
+ * Each rank holds one region of each tensor (4096 x 4096, f32). The layouts are those of tensor parallelism (rows,
+ * columns, grids of both), of flat shards (FSDP and ZeRO: ranges of the row-major order that begin in the middle of
+ * rows), of data parallelism (all ranks hold everything), and a grid with replicas. It prints, for one core, medians:
  *
  *   describe   one rank's description, and its bytes
  *   plan       from the descriptions of all ranks to the plan: read, compare, sort, check bounds, overlap and coverage, assign

@@ -1,4 +1,7 @@
-/* The size that four ranks store, and that one rank stores: through the store's directory, and over MPI if it is installed. */
+/*
+ * The size that four ranks store, and that one rank stores: through the store's directory, and over MPI if it is
+ * installed.
+ */
 #include <stdlib.h>
 
 #include "bench/ranks/ranks.h"

@@ -1,6 +1,7 @@
 /*
- * How soon the other ranks learn of a killed one. Four processes save one checkpoint after another through the store's directory. One of
- * them is killed at a random time during a save, half of the time in an exact save, half of it in a near one.
+ * How soon the other ranks learn of a killed one. Four processes save one checkpoint after another through the store's
+ * directory. One of them is killed at a random time during a save, half of the time in an exact save, half of it in a
+ * near one.
  */
 #include <errno.h>
 #include <signal.h>
@@ -106,7 +107,10 @@ typedef struct figures {
     unsigned killed, committed, survived;
 } figures;
 
-/* Exits unless the previous checkpoint is there, and the new one if and only if the survivors say so. Returns whether it is. */
+/*
+ * Exits unless the previous checkpoint is there, and the new one if and only if the survivors say so. Returns whether
+ * it is.
+ */
 static bool check_survivors(figures *f, const attempt *a) {
     bool committed = a->status[(a->victim + 1) % RANKS] == CKD_OK;
     for (uint32_t r = 0; r < RANKS; r++) {

@@ -1,6 +1,6 @@
 /*
- * Planning a rank's load from a checkpoint of a million blocks: as many tensors as shards of each, a shard a row, saved by many ranks.
- * The blocks are small, because only their records matter here.
+ * Planning a rank's load from a checkpoint of a million blocks: as many tensors as shards of each, a shard a row, saved
+ * by many ranks. The blocks are small, because only their records matter here.
  */
 #include <malloc.h>
 #include <stdlib.h>

@@ -10,8 +10,8 @@ enum { RANKS = 4 };
 
 /* ---- state.c ---- */
 /*
- * Random matrices of 4096 x 1024 in f32 with both moments (48 MiB each). From step to step all values move a little. They are computed
- * from tensor, step and element when they are read, so that ranks need no memory for them.
+ * Random matrices of 4096 x 1024 in f32 with both moments (48 MiB each). From step to step all values move a little.
+ * They are computed from tensor, step and element when they are read, so that ranks need no memory for them.
  */
 typedef struct ranks_state ranks_state;
 /* The part of a rank: its rows of every tensor. */

@@ -4,15 +4,16 @@
  *   bench_save [--device N] [--parameters N] [--side N] [--saves N] [--fidelity coarse|near|exact] [--exact-on-device 0|1]
  *              [--json FILE]
  *
- * The state has N parameters in f32 (2^25): square matrices with their first and second moments. Between saves they move in a few
- * directions, and a little in all others. It prints medians of all saves but the first:
+ * The state has N parameters in f32 (2^25): square matrices with their first and second moments. Between saves they
+ * move in a few directions, and a little in all others. It prints medians of all saves but the first:
  *
  *   copy        copying the whole state from the device to pinned memory, as any system must that codes on the host
  *   host        saving the same state from host memory
  *   device      saving it from the device. `read`: until it may be overwritten, that is, the last tensor has been coded
  *   session     a session that copies it on the device and saves in the background. `stall`: until the trainer's stream may continue
  *
- * Then it loads the newest checkpoint and the one before it (which has no materialized copies), as often as there were saves, in turns:
+ * Then it loads the newest checkpoint and the one before it (which has no materialized copies), as often as there were
+ * saves, in turns:
  *
  *   to host     all tensors to pinned host memory, and a copy to the device, as any system must that decodes on the host
  *   to device   all tensors to the device, which decodes what it can

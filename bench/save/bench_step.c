@@ -3,9 +3,9 @@
  *
  *   bench_step [--width N] [--seeds N] [--steps N] [--repeats N] [--json FILE]
  *
- * For each seed it trains a small GPT (train_gpt, AdamW, fp32) to step 500, and saves at each of the next steps, into bench/series/. It
- * saves these states once more, with the optimizer's parameters and without, under several bounds on the cost of a load. It loads each
- * state, and a standalone base of it. It prints:
+ * For each seed it trains a small GPT (train_gpt, AdamW, fp32) to step 500, and saves at each of the next steps, into
+ * bench/series/. It saves these states once more, with the optimizer's parameters and without, under several bounds on
+ * the cost of a load. It loads each state, and a standalone base of it. It prints:
  *
  *   W, v, m    stored bits a parameter of weights, exp_avg_sq and exp_avg where the first two are steps, headers and index included
  *   step       raw bytes by stored bytes of such states, that is, of a typical save

@@ -4,10 +4,10 @@
  *   bench_stall [--mb N] [--step-ms N] [--steps N] [--every N | --overhead PERCENT] [--fidelity F] [--disk-mb-s N] [--idle]
  *               [--repeats N] [--json FILE] [--svg FILE]      (--help has the rest)
  *
- * A loop imitates training. One thread computes for a while (arithmetic in its caches, then reading the weights), then an optimizer goes
- * over the whole state (W, m, v, f32). The loop runs without saves, with a memcpy of the state in place of each save (by one thread, and
- * by two), with a synchronous save like torch.save's (write everything, fsync), and with sessions of the library, whose snapshots are
- * copied or lazy. The kinds take turns. It prints medians:
+ * A loop imitates training. One thread computes for a while (arithmetic in its caches, then reading the weights), then
+ * an optimizer goes over the whole state (W, m, v, f32). The loop runs without saves, with a memcpy of the state in
+ * place of each save (by one thread, and by two), with a synchronous save like torch.save's (write everything, fsync),
+ * and with sessions of the library, whose snapshots are copied or lazy. The kinds take turns. It prints medians:
  *
  *   step       ms of an iteration without a save
  *   stall      ms that training waits for a save: ckd_session_step and ckd_session_fence, or the memcpy or save in their place
@@ -19,9 +19,10 @@
  *
  * and checks what sessions must show (checks.c).
  *
- * --disk-mb-s N imitates a disk of N MB/s that has a write cache (support/slow_disk.h). With --slower X it becomes X times slower in the
- * middle of each loop. --idle leaves all cores to the saver except during the optimizer, as training on a GPU does. --trainer N runs N
- * steps of train_gpt instead of the loop: without saves, with its own, and with sessions. --kills N kills a trainer in its saves N times.
+ * --disk-mb-s N imitates a disk of N MB/s that has a write cache (support/slow_disk.h). With --slower X it becomes X
+ * times slower in the middle of each loop. --idle leaves all cores to the saver except during the optimizer, as
+ * training on a GPU does. --trainer N runs N steps of train_gpt instead of the loop: without saves, with its own, and
+ * with sessions. --kills N kills a trainer in its saves N times.
  */
 #include <argp.h>
 #include <ckptdelta.h>

@@ -1,4 +1,7 @@
-/* How soon a store can be written again after a trainer was killed in its saves, and how many states that it had handed over are lost. */
+/*
+ * How soon a store can be written again after a trainer was killed in its saves, and how many states that it had handed
+ * over are lost.
+ */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>

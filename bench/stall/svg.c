@@ -1,4 +1,7 @@
-/* The share of iterations that took longer than a time, by mode. Both axes are logarithmic, because the few long iterations matter. */
+/*
+ * The share of iterations that took longer than a time, by mode. Both axes are logarithmic, because the few long
+ * iterations matter.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,9 @@
  *
  *   bench_store [--checkpoints N] [--tensors N] [--runs N] [--repeats N] [--store DIR] [--json FILE]
  *
- * It writes the store itself, file by file and without syncing, because training would take too long. Each checkpoint is a base of
- * tensors of eight elements, in a chunk file of its own. If DIR already holds a store, it is used as it is. It prints medians of:
+ * It writes the store itself, file by file and without syncing, because training would take too long. Each checkpoint
+ * is a base of tensors of eight elements, in a chunk file of its own. If DIR already holds a store, it is used as it
+ * is. It prints medians of:
  *
  *   without    opening for reading without a catalog, so that one is made in memory
  *   adopt      opening for writing without a catalog, which makes it from the manifests (once)
@@ -14,7 +15,8 @@
  *   report     ckd_store_report, which reads the tensors from the chunk files
  *   commands   the processes `ckptdelta list --json`, `report`, `report --json`, their output dropped
  *
- * Seconds are wall-clock time, and processor time. Files are in the page cache. The command is the one of the same build.
+ * Seconds are wall-clock time, and processor time. Files are in the page cache. The command is the one of the same
+ * build.
  */
 #include <fcntl.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /*
- * Small quantised integers of a given entropy, as lossy coders make them: mostly zero, from distributions of three shapes. They are
- * the same in every run, and on every machine but for the last bit of the C library's logarithms.
+ * Small quantised integers of a given entropy, as lossy coders make them: mostly zero, from distributions of three
+ * shapes. They are the same in every run, and on every machine but for the last bit of the C library's logarithms.
  */
 #ifndef BENCH_RATES_H
 #define BENCH_RATES_H

@@ -1,6 +1,6 @@
 /*
- * slow_disk.so: LD_PRELOAD for a process that shall have a slower disk, of SLOW_DISK_MB_S megabytes a second. It slows down new files
- * that are made durable, and not files that are changed in place, as SQLite's are.
+ * slow_disk.so: LD_PRELOAD for a process that shall have a slower disk, of SLOW_DISK_MB_S megabytes a second. It slows
+ * down new files that are made durable, and not files that are changed in place, as SQLite's are.
  */
 #include "bench/support/slow_disk.h"
 

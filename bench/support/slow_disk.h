@@ -1,6 +1,6 @@
 /*
- * A disk of limited speed with a write cache. The bytes of a file go to it from the moment the file was created, after those of earlier
- * files. A call that makes a file durable waits until they would have been written.
+ * A disk of limited speed with a write cache. The bytes of a file go to it from the moment the file was created, after
+ * those of earlier files. A call that makes a file durable waits until they would have been written.
  */
 #ifndef BENCH_SLOW_DISK_H
 #define BENCH_SLOW_DISK_H

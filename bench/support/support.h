@@ -1,6 +1,6 @@
 /*
- * Shared by the benchmarks: time, numbers, options, files, the trainer, checkpoints. Where something fails, the functions exit with a
- * message that begins with the program's name.
+ * Shared by the benchmarks: time, numbers, options, files, the trainer, checkpoints. Where something fails, the
+ * functions exit with a message that begins with the program's name.
  */
 #ifndef BENCH_SUPPORT_H
 #define BENCH_SUPPORT_H
@@ -70,8 +70,9 @@ void bench_beside_program(char path[BENCH_PATH], const char *name);
 /* ---- the trainer ---- */
 
 /*
- * Runs train_gpt with these options (NULL at the end), its output dropped. Its text, unless TEXT names one, is kept beside the series:
- * the text that it finds on a machine changes with packages, and a series cannot go on with another one.
+ * Runs train_gpt with these options (NULL at the end), its output dropped. Its text, unless TEXT names one, is kept
+ * beside the series: the text that it finds on a machine changes with packages, and a series cannot go on with another
+ * one.
  */
 void bench_run_trainer(const char *const *arguments);
 /* The same with its output in a file, and without a message. */
@@ -79,7 +80,9 @@ void bench_run_trainer_into(const char *output, const char *const *arguments);
 
 /* ---- checkpoints ---- */
 
-/* Memory for the values of all tensors of a list, in its order, already written to: page faults are no cost of a load. */
+/*
+ * Memory for the values of all tensors of a list, in its order, already written to: page faults are no cost of a load.
+ */
 void **bench_values_new(const ckd_tensor_list *list);
 void bench_values_free(void **values, size_t count);
 /* Loads every tensor of the list. */

@@ -47,8 +47,8 @@ typedef struct file_writing {
 ckd_status file_writing_begin(file_writing *w, ckd_load *load, const char *verb, uint64_t total,
                               const cli_options *options, ckd_error *err);
 /*
- * Writes a file, which appears complete or not at all: at once, or with the others of `set` unless that is NULL. Errors:
- * those of ckd_load_tensor and of cli_output_*; CANCELLED.
+ * Writes a file, which appears complete or not at all: at once, or with the others of `set` unless that is NULL.
+ * Errors: those of ckd_load_tensor and of cli_output_*; CANCELLED.
  */
 ckd_status file_content_write(file_writing *w, const file_content *c, const char *path, bool force,
                               cli_outputs *set, ckd_error *err);
@@ -221,8 +221,8 @@ void cli_optimizers_free(cli_optimizers *optimizers);
 ckd_status cli_optimizers_apply(cli_optimizers *optimizers, cli_inputs *inputs, ckd_error *err);
 
 /*
- * A folder that appears complete or not at all. Files are written into .FOLDER.tmp-PID-N beside it, which is renamed when
- * all of them are durable. Dropping it leaves nothing behind.
+ * A folder that appears complete or not at all. Files are written into .FOLDER.tmp-PID-N beside it, which is renamed
+ * when all of them are durable. Dropping it leaves nothing behind.
  */
 
 typedef struct cli_folder cli_folder;

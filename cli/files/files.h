@@ -35,7 +35,10 @@ ckd_status cli_blobs_add(cli_blobs *blobs, const char *text, ckd_error *err);
 ckd_status cli_blobs_save(const cli_blobs *blobs, ckd_save *save, ckd_error *err);
 /* Loads all blobs into memory. Blobs loaded before are released. */
 ckd_status cli_blobs_load(cli_blobs *blobs, ckd_load *load, ckd_error *err);
-/* Writes the loaded blobs, those to standard output last, and adds their files to those that appear together (see below). */
+/*
+ * Writes the loaded blobs, those to standard output last, and adds their files to those that appear together (see
+ * below).
+ */
 ckd_status cli_blobs_write(const cli_blobs *blobs, bool force, cli_outputs *set, ckd_error *err);
 /* Returns how many of them have the FILE -. */
 size_t cli_blobs_standard(const cli_blobs *blobs);
@@ -275,12 +278,15 @@ ckd_status cli_outputs_add(cli_outputs *set, cli_output *output, ckd_error *err)
 ckd_status cli_outputs_publish(cli_outputs *set, ckd_error *err);
 void cli_outputs_drop(cli_outputs *set);
 
-/* A thread that writes to outputs, one buffer at a time, while its owner fills another one. Returns NULL if it has none. */
+/*
+ * A thread that writes to outputs, one buffer at a time, while its owner fills another one. Returns NULL if it has
+ * none.
+ */
 typedef struct cli_writer cli_writer;
 cli_writer *cli_writer_new(void);
 /*
- * Begins to write once the write before is complete, and returns its error if it failed. The data must not change before
- * the next call.
+ * Begins to write once the write before is complete, and returns its error if it failed. The data must not change
+ * before the next call.
  */
 ckd_status cli_writer_write(cli_writer *w, cli_output *output, const void *data, size_t size, ckd_error *err);
 /* Returns when nothing is being written: before the output ends. */

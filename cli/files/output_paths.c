@@ -95,7 +95,7 @@ static void append_names(char real[2 * PATH_MAX], const char *names) {
 }
 
 /*
- * Finds the absolute path of the folder that has, or will have, this path in it, without symbolic links; then appends
+ * Finds the absolute path of the folder that has, or will have, this path in it, without symbolic links. Then appends
  * the path's last name, which may itself be a link. False: no folder on the way can be read.
  */
 static bool real_path(char real[2 * PATH_MAX], const char *path) {

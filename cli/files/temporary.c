@@ -1,4 +1,6 @@
-/* Temporary names beside outputs. Their writers lock them, so that others know which ones belong to killed processes. */
+/*
+ * Temporary names beside outputs. Their writers lock them, so that others know which ones belong to killed processes.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

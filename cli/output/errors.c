@@ -204,7 +204,9 @@ void cli_committed(const char *format, ...) {
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
-/* Some file systems report only on close that data could not be written. A duplicate is closed, so stdout stays open. */
+/*
+ * Some file systems report only on close that data could not be written. A duplicate is closed, so stdout stays open.
+ */
 static int close_error(void) {
     int copy = dup(STDOUT_FILENO);
     return copy >= 0 && close(copy) != 0 ? errno : 0;

@@ -7,7 +7,10 @@
 #include "cli/report/report.h"
 #include "cli/output/output.h"
 
-/* Make tables, which printing frees. `max`: number of rows or runs (the largest tensors, the last checkpoints, the first runs). */
+/*
+ * Make tables, which printing frees. `max`: number of rows or runs (the largest tensors, the last checkpoints, the
+ * first runs).
+ */
 cli_table *report_runs(const report_data *d, size_t max);
 cli_table *report_roles(const report_data *d);
 cli_table *report_growths(const report_data *d, size_t max); /* per run, by role */

@@ -49,7 +49,9 @@ typedef struct dependency {
     ckd_id checkpoint;
     const char *tensor; /* NUL-terminated; "" means the record's own name (decoders return "" for it) */
     bool same_span;     /* the span equals the record's; otherwise region, first and count apply */
-    /* region of a tensor with the record's ndim; a tensor of another ndim is named by WHOLE or FLAT. NULL if same_span */
+    /*
+     * region of a tensor with the record's ndim; a tensor of another ndim is named by WHOLE or FLAT. NULL if same_span
+     */
     const ckd_region *region;
     uint64_t first, count;
     hash128 content;

@@ -30,8 +30,8 @@ static double *figure_of(measures *m, unsigned which) {
 }
 
 /*
- * Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. A sum of squares that is too small
- * for that is not known: as zero it would say that the values are exact.
+ * Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. A sum of squares that is too
+ * small for that is not known: as zero it would say that the values are exact.
  */
 static uint32_t figure_bits(double v, unsigned which) {
     const bool up = which == MAX_ERROR || which == UPDATE;

@@ -1,6 +1,6 @@
 /*
- * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. Streams of
- * symbols are planned and encoded by symbols.c; here they are only decoded.
+ * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. Streams
+ * of symbols are planned and encoded by symbols.c; here they are only decoded.
  */
 #include "codec/entropy/entropy.h"
 

@@ -150,8 +150,8 @@ ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const
 /*
  * Reads the integers that are not 0 of a stream that lists them, in two steps, so that they can be added to an array in
  * place. First their indices, each once in streams of the encoder; then, with a context for each of them (or NULL, if
- * the encoder had none), their values. All are valid until the workspace plans or decodes something else. symbols_decode gives the same
- * integers. Errors: as symbols_decode.
+ * the encoder had none), their values. All are valid until the workspace plans or decodes something else.
+ * symbols_decode gives the same integers. Errors: as symbols_decode.
  */
 typedef struct symbols_changes {
     unsigned width; /* bytes of an integer */
@@ -191,13 +191,15 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_ARRAY_COUNT, /* one past those that store one array of integers; it stays 6, as CODING_LATTICE is 6 in files */
+    CODING_ARRAY_COUNT, /* one past those that store one array of integers; stays 6, as CODING_LATTICE is 6 in files */
     CODING_LATTICE = CODING_ARRAY_COUNT, /* a lossy block: codec/lattice/lattice.h */
     CODING_GRADIENT = 7                  /* a first moment by its gradient: two symbol streams */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */
-/* Whether it stores one array of integers, which coder_decode decodes. Lattice and gradient are for decode/ to decode. */
+/*
+ * Whether it stores one array of integers, which coder_decode decodes. Lattice and gradient are for decode/ to decode.
+ */
 bool coding_is_array(uint32_t c);
 
 /* Scratch of one worker: symbol tables, zstd and LZ4 contexts, a plane buffer. One thread uses it at a time. */

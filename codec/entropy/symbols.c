@@ -11,7 +11,9 @@
 #define RUNS_WORTH 40
 /* A nonzero integer takes as long to decode as this many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
-/* A change stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer. */
+/*
+ * A change stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer.
+ */
 #define CHANGES_SHARE 8
 
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err) {

@@ -59,9 +59,9 @@ static float part_bits(const symbols_workspace *w, const context_sums *sums, int
 }
 
 /*
- * Chooses the contexts that the lists before the last one end with. A list must save 1 % of the bits and may hold few of
- * the elements, as their contexts take time. The last list is one of all elements, so that its places are found without
- * contexts; nearly all elements are above the lower lists anyway.
+ * Chooses the contexts that the lists before the last one end with. A list must save 1 % of the bits and may hold few
+ * of the elements, as their contexts take time. The last list is one of all elements, so that its places are found
+ * without contexts; nearly all elements are above the lower lists anyway.
  */
 static void choose_lists(symbols_changing *c, const symbols_workspace *w, size_t n) {
     context_sums sums;
@@ -137,7 +137,10 @@ CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const symbols_li
     return passed > last;
 }
 
-/* Turns ascending places among the elements of a list but the last into these elements. Returns false if there are fewer. */
+/*
+ * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are
+ * fewer.
+ */
 CPU_INLINE bool find_elements(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m,
                               symbols_range_64 *range_64, select_bit *select) {
     if (!find_members(m, at[count - 1], in, range_64)) {

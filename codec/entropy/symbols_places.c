@@ -1,6 +1,6 @@
 /*
- * The places of changes, as gaps or as runs, in Golomb-Rice codes (Golomb, Run-length encodings, 1966; Rice, JPL 79-22):
- * within 1 % of the entropy of places that are independent of each other, and without tables.
+ * The places of changes, as gaps or as runs, in Golomb-Rice codes (Golomb, Run-length encodings, 1966; Rice, JPL
+ * 79-22). Without tables, these are within 1 % of the entropy of independent places.
  */
 #include <string.h>
 
@@ -94,8 +94,8 @@ typedef struct rice_sums {
 } rice_sums;
 
 /*
- * Reads `count` numbers, or the places that lie so many integers apart. Returns the number of unary bits that they take,
- * or 0 if they are fewer.
+ * Reads `count` numbers, or the places that lie so many integers apart. Returns the number of unary bits that they
+ * take, or 0 if they are fewer.
  */
 CPU_INLINE uint64_t rice_loop(uint32_t *numbers, size_t count, const rice_code *code, rice_sums *sums) {
     const unsigned low = code->low;
@@ -167,7 +167,9 @@ static void find_gaps(uint32_t *gap, const uint32_t *place, size_t count) {
     }
 }
 
-/* Returns the number of runs. Between two of them is at least one integer, so a gap counts one less, but for the first. */
+/*
+ * Returns the number of runs. Between two of them is at least one integer, so a gap counts one less, but for the first.
+ */
 static size_t find_runs(uint32_t *gap, uint32_t *length, const uint32_t *place, size_t count) {
     size_t runs = 0;
     for (size_t i = 0; i < count; i++) {

@@ -341,8 +341,8 @@ typedef struct symbols_listed {
     size_t n;
 } symbols_listed;
 /*
- * Turns ascending places among the elements of a list into these elements; count >= 1. Returns false if there are fewer of
- * them.
+ * Turns ascending places among the elements of a list into these elements; count >= 1. Returns false if there are fewer
+ * of them.
  */
 typedef bool symbols_finder(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m);
 /* The ways to do so that this processor has, the fastest first; NULL: there are no more. All give the same. */

@@ -48,8 +48,8 @@ typedef struct lattice_block {
     const int32_t *q;          /* NULL: use `q8` */
     const int8_t *q8;          /* replaces q if all fit and none is -128 (linear). Both NULL: all zero */
     /*
-     * lattice_payload.as_masks: replace q and q8. One bit per integer, set unless it is zero, the first one lowest; then
-     * the integers that are not zero, in order. masks NULL: not used.
+     * lattice_payload.as_masks: replace q and q8. One bit per integer, set unless it is zero, the first one lowest;
+     * then the integers that are not zero, in order. masks NULL: not used.
      */
     const uint8_t *masks;
     const int8_t *others;

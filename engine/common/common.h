@@ -122,8 +122,8 @@ size_t span_runs(span_run *out, size_t capacity, const geometry *g, const region
  * P1(x1 + 1) - P1(x1), ... in the integers modulo 2^61 - 1, where every Pd(x) is a hash of d, x and a seed. Such sums
  * telescope, so a box or a flat range of any size costs a few multiplications. Regions that tile the tensor always
  * add up to the tensor's weight. Other regions do so only if a nonzero polynomial of degree at most 16 in the Pd(x)
- * happens to vanish there, which has a probability of 2^-57 (Schwartz, "Fast probabilistic algorithms for verification
- * of polynomial identities", JACM 1980, lemma 1). This assumes that nobody chose the regions to fit the seed.
+ * happens to vanish there. The probability is 2^-57 (Schwartz, "Fast probabilistic algorithms for verification of
+ * polynomial identities", JACM 1980, lemma 1). This assumes that nobody chose the regions to fit the seed.
  */
 
 typedef struct coverage {
@@ -230,8 +230,8 @@ bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run);
 ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err);
 
 /*
- * Names the run of lost checkpoints that a repair brings back although their names were taken: RUN.lost, and for numbers
- * above 1 RUN.lostK. Errors: INVALID (too long).
+ * Names the run of lost checkpoints that a repair brings back although their names were taken: RUN.lost, and for
+ * numbers above 1 RUN.lostK. Errors: INVALID (too long).
  */
 ckd_status returned_name(char out[CKD_RUN_MAX + 1], const char *run, unsigned number, ckd_error *err);
 /* Whether a run has such a name. */

@@ -1,7 +1,7 @@
 /*
- * Finds the role of each tensor, and the weight that each optimizer tensor belongs to, from all names of a checkpoint together. Names are compared
- * as they are, then without module wrappers, then without prefixes of a whole model. An ambiguous comparison finds
- * nothing.
+ * Finds the role of each tensor, and the weight that each optimizer tensor belongs to, from all names of a checkpoint
+ * together. Names are compared as they are, then without module wrappers, then without prefixes of a whole model. An
+ * ambiguous comparison finds nothing.
  */
 #include <stdlib.h>
 #include <string.h>

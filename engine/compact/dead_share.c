@@ -7,7 +7,7 @@
 
 /*
  * After a save, the rewrites of a compaction move at most this many times the raw size of the newest state, and its
- * merges as much, unless a single checkpoint takes more. Rewriting a base and reading it back takes about half of it.
+ * merges as much. A single checkpoint may take more. Rewriting a base and reading it back takes about half of it.
  * Rewrites that made nothing smaller, and were dropped, do not count.
  */
 #define STATES 4

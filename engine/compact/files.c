@@ -400,8 +400,8 @@ static ckd_status read_file_back(void *context, size_t index, uint32_t worker, c
 }
 
 /*
- * Names all files that a load may read: the new files, the files of new bases, and all files from before, as an old
- * own file may also hold records of others.
+ * Names all files that a load may read: the new files, the files of new bases, and all files from before. An old own
+ * file may also hold records of others.
  */
 static ckd_status name_candidates(rewrite *r, ckd_error *err) {
     const view *v = r->plan->view, *last = NULL;

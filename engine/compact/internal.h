@@ -33,7 +33,9 @@ ckd_status compact_report_progress(void *context, ckd_error *err);
  * Does the error concern one checkpoint only (it is damaged, or another process was quicker)? Then the others go on.
  */
 bool compact_is_local_error(ckd_status status, const ckd_error *why);
-/* Remembers files that were written and read back, so that they are not read again before old ones go. Errors: NOMEM. */
+/*
+ * Remembers files that were written and read back, so that they are not read again before old ones go. Errors: NOMEM.
+ */
 ckd_status compact_record_proven(compaction *c, const file_ref *files, size_t count, ckd_error *err);
 /* Closes all views. Views that were opened before something was published may be out of date. */
 void compact_close_views(compaction *c);
@@ -74,9 +76,9 @@ ckd_status compact_retained_bytes(uint64_t *cost, compaction *c, const view *v, 
 ckd_status compact_open(const view **draft, const manifest **published, compaction *c, const ckd_id *id,
                         ckd_error *err);
 /*
- * Reads the records of the draft that a load by the published manifest does not read: the files that it names may have the
- * only intact ones. Each record is read once in a compaction, and none of the `count` files `written`, which were just read
- * back. Not thread-safe. Errors: CORRUPT, IO, CANCELLED, NOMEM.
+ * Reads the records of the draft that a load by the published manifest does not read: the files that it names may have
+ * the only intact ones. Each record is read once in a compaction, and none of the `count` files `written`, which were
+ * just read back. Not thread-safe. Errors: CORRUPT, IO, CANCELLED, NOMEM.
  */
 ckd_status compact_read_moved(compaction *c, const view *draft, const file_ref *written, size_t count,
                               ckd_error *err);

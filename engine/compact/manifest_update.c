@@ -118,9 +118,9 @@ static ckd_status add_newer(manifest *m, compaction *c, const view *now, const b
 }
 
 /*
- * Candidates: own files, newer files of what it builds on, and the other files that it names now. These keep their order:
- * a pack may hold a record from before it was rewritten on a shorter chain, and must not come before the file that has
- * the latter.
+ * Candidates: own files, newer files of what it builds on, and the other files that it names now. These keep their
+ * order. A pack may hold a record from before it was rewritten on a shorter chain, and must not come before the file
+ * that has the latter.
  */
 static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
                                ckd_error *err) {

@@ -370,8 +370,7 @@ static const manifest_entry *step_before(const compaction *c, const ckd_checkpoi
 /*
  * The parent of k. Where it is gone, or descends from the checkpoint sought, the run's step before k takes its place. A
  * later step may have been saved first, and have become this one's parent. Everything builds only on what was saved
- * before it, in all stores and whatever other compactions do, so that no copying and no joining of files can close a
- * circle.
+ * before it, in all stores and whatever other compactions do. So no copying and no joining of files can close a circle.
  */
 static const manifest_entry *next_ancestor(search *s, const compaction *c, const ckd_checkpoint *k) {
     const manifest_entry *n = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);

@@ -1,8 +1,8 @@
 /*
- * Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. An exact chain
- * ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor. A chain of
- * optimizer steps ends in a block on its own, at the same save as those of the other tensors of its parameter: a load of
- * one reads all of them.
+ * Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. An exact
+ * chain ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor. A
+ * chain of optimizer steps ends in a block on its own, at the same save as those of the other tensors of its parameter.
+ * A load of one reads all of them.
  */
 #include <math.h>
 #include <stdlib.h>

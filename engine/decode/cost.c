@@ -151,9 +151,9 @@ bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t de
 }
 
 /*
- * Says yes more often than the bound requires. A single block without a copy makes the load open all its ancestors, which
- * takes most of the time of small states. So a block gets a copy as soon as its chain takes NEWEST_SHARE of what the
- * limit allows beyond one base load.
+ * Says yes more often than the bound requires. A single block without a copy makes the load open all its ancestors,
+ * which takes most of the time of small states. So a block gets a copy as soon as its chain takes NEWEST_SHARE of what
+ * the limit allows beyond one base load.
  */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base) {
     if (b->newest_limit >= b->limit) {

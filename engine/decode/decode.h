@@ -121,8 +121,8 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * and sizes stay even: there are no periodic full saves.
  *
  * A restart loads the newest checkpoint, and so does the next save. A caller may set newest_load_cost to a limit below
- * max_load_cost. Blocks whose chains would exceed it are then stored once more, coded on their own, as an evictable copy
- * (store/materialized.c).
+ * max_load_cost. Blocks whose chains would exceed it are then stored once more, coded on their own, as an evictable
+ * copy (store/materialized.c).
  */
 
 typedef struct load_cost {
@@ -237,8 +237,8 @@ ckd_status totals_set(manifest *m, const view *v, ckd_error *err);
 
 /*
  * Rebuilding values: reads the blocks that intersect a span, walks each block's chain to its root, decodes the root and
- * applies the deltas on the way back. It verifies the content hash of the last block of a chain, and those of the others
- * only if that one does not match (DECISIONS.md).
+ * applies the deltas on the way back. It verifies the content hash of the last block of a chain, and those of the
+ * others only if that one does not match (DECISIONS.md).
  */
 
 #define MAX_CHAIN_BLOCKS 4096u /* blocks decoded for one block; a chain has a handful */

@@ -11,8 +11,8 @@
 /* ---- cost.c, chain_plan.c ---- */
 
 /*
- * Estimates of size and time are inexact and the bounds are promises, so stay a little inside them. Chains end by a plan for
- * less: what it did not foresee must not make bases of the blocks that come last.
+ * Estimates of size and time are inexact and the bounds are promises, so stay a little inside them. Chains end by a
+ * plan for less: what it did not foresee must not make bases of the blocks that come last.
  */
 #define BUDGET_MARGIN 0.95
 #define PLAN_MARGIN   0.92
@@ -49,8 +49,8 @@ ckd_status lattice_move_values(const lattice_target *to, const lattice_block *b,
                                const kernels *k, ckd_error *err);
 
 /*
- * values.c: The values of a block that the planned load uses more than once; the caller releases them (values_store_release).
- * *out NULL with CKD_OK: the load has no plan or no space, or uses them once.
+ * values.c: The values of a block that the planned load uses more than once; the caller releases them
+ * (values_store_release). *out NULL with CKD_OK: the load has no plan or no space, or uses them once.
  */
 ckd_status values_shared(stored_values **out, decoder *d, const view *v, const view_block *b, ckd_error *err);
 

@@ -425,8 +425,9 @@ static uint32_t planned_uses(const decoder *d, const view_block *b) {
 }
 
 /*
- * Gets the block's values from the decoder's values_store, or decodes them into it; the caller releases them. *out NULL with CKD_OK:
- * decode elsewhere. Other threads may use the values, so they are checked against their own hash even inside a chain.
+ * Gets the block's values from the decoder's values_store, or decodes them into it; the caller releases them. *out NULL
+ * with CKD_OK: decode elsewhere. Other threads may use the values, so they are checked against their own hash even
+ * inside a chain.
  */
 static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
                                   ckd_error *err) {

@@ -1,8 +1,8 @@
 /*
  * Values of blocks that a load will need again. A block qualifies if the caller, or a block that was cut differently,
  * needed only a part of it. It also qualifies if other tensors of the checkpoint are built from it. An entry is dropped
- * after its last use, and its memory serves the next one. Beyond the budget, the least recently used are evicted. While one worker decodes a block, the others wait for it. Internal to engine/;
- * thread-safe.
+ * after its last use, and its memory serves the next one. Beyond the budget, the least recently used are evicted. While
+ * one worker decodes a block, the others wait for it. Internal to engine/; thread-safe.
  */
 #ifndef ENGINE_VALUES_STORE_H
 #define ENGINE_VALUES_STORE_H
@@ -42,8 +42,8 @@ void values_store_free(values_store *s);
 
 /*
  * Pins a block's entry until values_store_release. NULL: it is not here, and there is no space for it. *must_fill: the
- * caller must fill in the values (r->raw_size bytes) and call values_store_filled first. uses: how often the block will be
- * claimed, this time included, or VALUES_USES_UNKNOWN.
+ * caller must fill in the values (r->raw_size bytes) and call values_store_filled first. uses: how often the block will
+ * be claimed, this time included, or VALUES_USES_UNKNOWN.
  *
  * floor: the first, in the order of values_store_before, of the blocks that the caller is filling now; NULL: none. The
  * call waits for a block that another worker is filling only if that block comes before it. So waits cannot form a

@@ -113,8 +113,9 @@ ckd_status device_hash(hash128 *out, device_lease *lease, device_hash_span *stre
                        uint64_t *to, ckd_error *err);
 
 /*
- * Copies slices of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves the
- * place as it is. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors: DEVICE.
+ * Copies slices of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves
+ * the place as it is. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors:
+ * DEVICE.
  */
 typedef struct device_putting {
     device_lease *lease;

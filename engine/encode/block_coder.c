@@ -8,7 +8,10 @@
 
 #define PROBE_BYTES 16384u /* sample of a block, which shows if zstd or LZ4 can win */
 #define PROBE_WHOLE 65536u /* smaller blocks are tried whole */
-/* Panels of large matrices have smaller blocks: the sample is 1/PROBE_SHARE of one, and below PROBE_PANEL it is tried whole. */
+/*
+ * Panels of large matrices have smaller blocks: the sample is 1/PROBE_SHARE of one, and below PROBE_PANEL it is tried
+ * whole.
+ */
 #define PROBE_SHARE 16u
 #define PROBE_PANEL 8192u
 #define STEP_HEADER 320u /* additional bytes of a record that names the inputs of an optimizer step */

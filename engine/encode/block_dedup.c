@@ -103,7 +103,9 @@ void block_add_referenced(const block_job *job, const coding_context *ctx) {
     unlock_registry(ctx);
 }
 
-/* Checks that the block is still where the parent says, and can be read: whoever names it never has its values again. */
+/*
+ * Checks that the block is still where the parent says, and can be read: whoever names it never has its values again.
+ */
 static bool is_referenced(const coding_context *ctx, const ckd_id *holder, block_job *job,
                           const tensor_context *tensor) {
     const view *v;

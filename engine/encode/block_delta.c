@@ -1,6 +1,6 @@
 /*
- * A block as a delta on the parent's values, or, where this save ends the parent's chain, on those that it begins with;
- * and the coding of that delta.
+ * A block as a delta, and the coding of that delta. It is one on the parent's values, or, where this save ends the
+ * parent's chain, on those that the chain begins with.
  */
 #include "engine/encode/internal.h"
 
@@ -56,7 +56,8 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
 
 /*
  * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash. They
- * do not count if nobody else can decode them. Without a parent block of the same span there is no hash to compare with.
+ * do not count if nobody else can decode them. Without a parent block of the same span there is no hash to compare
+ * with.
  */
 static bool values_in_memory(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                              const view_source *from, void *to) {

@@ -379,8 +379,8 @@ void block_measure_parent(block_job *job, const tensor_context *tensor);
  */
 
 /*
- * Analyses a block. job: first and count in the region, and the original values. Afterwards the job is lossy, with
- * the decoded values and their content; or a duplicate; or analysed as an exact block, because too many values are
+ * Analyses a block. job: first and count in the region, and the original values. Afterwards the job is lossy, with the
+ * decoded values and their content, or a duplicate. Or it is analysed as an exact block, because too many values are
  * not finite or the tile's error bound would not hold.
  */
 ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const coding_context *ctx,

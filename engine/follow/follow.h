@@ -38,8 +38,9 @@ typedef struct follow_layout {
 } follow_layout;
 
 /*
- * Distributes the chosen tensors of a checkpoint. The same names, dtypes and shapes always give the same layout, whatever
- * the step. Errors: MISMATCH (no tensor is chosen), UNSUPPORTED (a name that the format cannot express), NOMEM.
+ * Distributes the chosen tensors of a checkpoint. The same names, dtypes and shapes always give the same layout,
+ * whatever the step. Errors: MISMATCH (no tensor is chosen), UNSUPPORTED (a name that the format cannot express),
+ * NOMEM.
  */
 ckd_status follow_layout_make(follow_layout *out, const ckd_tensor_list *tensors,
                               const ckd_follow_options *options, ckd_error *err);
@@ -81,8 +82,8 @@ bool follow_file_unchanged(const follow_file *f, const char *path);
 /* Reads the folder's state. One that cannot be read is empty: then all files are compared. Errors: IO, NOMEM. */
 ckd_status follow_state_read(follow_state *out, const char *folder, ckd_error *err);
 /*
- * Makes the state the folder's: renames all new files, and removes model files that it does not name. Writing the journal
- * is the commit point. *committed tells whether that was reached; follow_recover then completes the rest.
+ * Makes the state the folder's: renames all new files, and removes model files that it does not name. Writing the
+ * journal is the commit point. *committed tells whether that was reached; follow_recover then completes the rest.
  */
 ckd_status follow_commit(bool *committed, const char *folder, const follow_state *next, ckd_error *err);
 /* Completes a commit whose journal is there; otherwise removes what a killed follower left. */

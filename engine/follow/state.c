@@ -1,6 +1,6 @@
 /*
- * The folder's state and its journal: the same small text, which is valid JSON. The journal is the state that the folder
- * is about to have.
+ * The folder's state and its journal: the same small text, which is valid JSON. The journal is the state that the
+ * folder is about to have.
  */
 #include <inttypes.h>
 #include <stdarg.h>

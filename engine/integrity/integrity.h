@@ -35,8 +35,8 @@ typedef struct parity_files {
 /*
  * Removes groups that become useless when the files `removed` are removed on purpose. Members among `remaining` are
  * read first, and get new groups unless their runs are to have no parity. If that is not possible, a message says so.
- * Files that are `ending` stay for now, but only checkpoints name them that nobody can restore; they need no cover. Each
- * list is sorted by id. Unreadable parity files stay. The caller holds the publish lock.
+ * Files that are `ending` stay for now, but only checkpoints name them that nobody can restore; they need no cover.
+ * Each list is sorted by id. Unreadable parity files stay. The caller holds the publish lock.
  *
  * Errors: BUSY (members stay that may need new groups, and another process makes parity or repairs; nothing was read or
  * changed), STATE (a file that stays is missing or damaged, and only a group that would go can rebuild it; nothing

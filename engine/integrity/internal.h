@@ -59,8 +59,8 @@ int parity_set_redundancy(const parity_set *s, const ckd_store *store);
 ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row, const ckd_store *store,
                            ckd_error *err);
 /*
- * Removes the files of the groups items[i] for which removed[i] is set, durably. If the process dies meanwhile, the next
- * one that takes the parity lock removes the rest. The caller holds the publish lock. Errors: IO, READ_ONLY.
+ * Removes the files of the groups items[i] for which removed[i] is set, durably. If the process dies meanwhile, the
+ * next one that takes the parity lock removes the rest. The caller holds the publish lock. Errors: IO, READ_ONLY.
  */
 ckd_status parity_sets_remove(const parity_sets *s, const bool *removed, const ckd_store *store,
                               ckd_error *err);
@@ -107,8 +107,8 @@ void parity_plan_free(parity_plan *p);
 ckd_status parity_plan_best(const parity_set **out, const live_file *f, const parity_inputs *inputs,
                             ckd_error *err);
 /*
- * Sets needed[i] if inputs->sets->items[i] is the best group of some live file, or has a live file that is missing. Goes
- * by names and sizes alone. Errors: as parity_plan_make.
+ * Sets needed[i] if inputs->sets->items[i] is the best group of some live file, or has a live file that is missing.
+ * Goes by names and sizes alone. Errors: as parity_plan_make.
  */
 ckd_status parity_plan_needed(bool *needed, const parity_inputs *inputs, ckd_error *err);
 /*
@@ -163,9 +163,9 @@ ckd_status parity_check_member(bool *right, const parity_member *m, const ckd_st
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err);
 /*
- * Makes groups of these files alone, as the settings of their runs ask, or like the old group where none can be read. The
- * caller holds the publish lock and the parity lock, and has read the files and found them undamaged. *covered: files
- * with a new group, also after a failure. Errors: those of reading a setting and of parity_write.
+ * Makes groups of these files alone, as the settings of their runs ask, or like the old group where none can be read.
+ * The caller holds the publish lock and the parity lock, and has read the files and found them undamaged. *covered:
+ * files with a new group, also after a failure. Errors: those of reading a setting and of parity_write.
  */
 ckd_status parity_protect_again(size_t *covered, const ckd_store *store, const parity_files *selected,
                                 const parity_group *old, ckd_error *err);
@@ -217,15 +217,16 @@ ckd_status repair_manifest(bool *possible, ckd_store *store, const manifest_requ
 /* Called for a file that was moved from `path` to `aside`. */
 typedef ckd_status (*repair_moved_fn)(void *context, const char *path, const char *aside, ckd_error *err);
 /*
- * repair_publish.c: Moves chunk files that no checkpoint can need to data/q (`spare` of stray_file), if nothing is lost.
- * Members of parity groups stay, as other members may need them. Takes the publish lock, under which no other file becomes spare. Errors: BUSY, NOSPACE, IO, NOMEM; those of moved.
+ * repair_publish.c: Moves chunk files that no checkpoint can need to data/q (`spare` of stray_file), if nothing is
+ * lost. Members of parity groups stay, as other members may need them. Takes the publish lock, under which no other
+ * file becomes spare. Errors: BUSY, NOSPACE, IO, NOMEM; those of moved.
  */
 ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, repair_moved_fn moved,
                                   void *context, ckd_error *err);
 
 /*
- * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes over
- * the list and the publish lock. Errors: BUSY; as store_refresh_catalog_locked.
+ * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes
+ * over the list and the publish lock. Errors: BUSY; as store_refresh_catalog_locked.
  */
 ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
 
@@ -242,8 +243,8 @@ typedef struct generation_request {
     bool write;             /* false: only looks whether it is possible */
 } generation_request;
 /*
- * repair_generation.c: Lists older generations of checkpoints again whose newest ones name such files, if the older ones
- * are whole. dropped: by index of `bad`; set for files that no checkpoint, listed or in the trash, needs any more.
+ * repair_generation.c: Lists older generations of checkpoints again whose newest ones name such files, if the older
+ * ones are whole. dropped: by index of `bad`; set for files that no checkpoint, listed or in the trash, needs any more.
  * Takes the reader lock and the publish lock. Errors: BUSY, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_generations(bool *dropped, ckd_store *store, const generation_request *q, ckd_error *err);

@@ -31,9 +31,9 @@ static ckd_status wanted_for(wanted *out, const parity_inputs *inputs, const cha
 /* ---- existing groups ---- */
 
 /*
- * Use of the group for the live file `f`. A missing member counts whatever the settings say. Checkpoints of other runs may
- * need the files of a run that was deleted or renamed, and no setting may speak of them: such files keep the cover that
- * they have.
+ * Use of the group for the live file `f`. A missing member counts whatever the settings say. Checkpoints of other runs
+ * may need the files of a run that was deleted or renamed, and no setting may speak of them. Such files keep the cover
+ * that they have.
  */
 static parity_use use_of(const parity_set *s, const live_file *f, const wanted *w,
                          const parity_inputs *inputs) {

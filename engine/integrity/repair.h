@@ -42,8 +42,8 @@ ckd_status repair_report(repairing *r, const char *path, const char *aside, uint
 /* ---- repair_identity.c ---- */
 
 /*
- * Writes data/store again if it is damaged or missing. One that cannot be read now, or that another version wrote, stays.
- * Takes the publish lock. Errors: BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
+ * Writes data/store again if it is damaged or missing. One that cannot be read now, or that another version wrote,
+ * stays. Takes the publish lock. Errors: BUSY, READ_ONLY, NOSPACE, IO, NOMEM.
  */
 ckd_status repair_identity(repairing *r, ckd_error *err);
 
@@ -53,8 +53,8 @@ ckd_status repair_identity(repairing *r, ckd_error *err);
 ckd_status repair_find_aside(bool *found, pathname *out, const ckd_store *store, const file_ref *file,
                              ckd_error *err);
 /*
- * Moves files with records of lost checkpoints back to data/c, where a repair of manifests finds them. *any: set if there
- * was one. Takes the publish lock. Errors: BUSY, IO, NOMEM.
+ * Moves files with records of lost checkpoints back to data/c, where a repair of manifests finds them. *any: set if
+ * there was one. Takes the publish lock. Errors: BUSY, IO, NOMEM.
  */
 ckd_status repair_return_aside(bool *any, ckd_store *store, const vanished *v, ckd_error *err);
 

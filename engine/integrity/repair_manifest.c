@@ -412,11 +412,11 @@ static selection selection_at(size_t i, ckd_id *writer, const bytes *writers) {
 }
 
 /*
- * A compaction that was cut off may have left the files of two generations, each of which holds the whole checkpoint. One
- * writer wrote all files of its generation. So the files of each writer are tried separately, and so are the files of all
- * others. The older generation may build on files of deleted checkpoints, which would seem to be the rest of lost ones
- * if nothing named them. So the selection counts that leaves the fewest such files. Reports the error of all files
- * together.
+ * A compaction that was cut off may have left the files of two generations, each of which holds the whole checkpoint.
+ * One writer wrote all files of its generation. So the files of each writer are tried separately, and so are the files
+ * of all others. The older generation may build on files of deleted checkpoints, which would seem to be the rest of
+ * lost ones if nothing named them. So the selection counts that leaves the fewest such files. Reports the error of all
+ * files together.
  */
 static ckd_status try_generations(rewriting *w, ckd_error *err) {
     ckd_id writer;

@@ -109,8 +109,8 @@ typedef struct stripe_view {
 } stripe_view;
 
 /*
- * Whether a member's piece is what it was. Without an intact row nothing tells; then only what the file lacks is lost, so
- * that no file is rebuilt beyond the bytes that exist.
+ * Whether a member's piece is what it was. Without an intact row nothing tells; then only what the file lacks is lost,
+ * so that no file is rebuilt beyond the bytes that exist.
  */
 static bool piece_is_intact(const rebuilder *r, const stripe_view *v, size_t i) {
     const parity_group *g = r->g;
@@ -326,7 +326,9 @@ static ckd_status attempt(bool *possible, rebuilder *r, const rebuild_request *q
     return status;
 }
 
-/* If undamaged rows contradict each other, one may give a file that is not the expected one: then another is preferred. */
+/*
+ * If undamaged rows contradict each other, one may give a file that is not the expected one: then another is preferred.
+ */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err) {
     const parity_group *g = &q->set->group;

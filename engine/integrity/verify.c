@@ -254,8 +254,8 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
 }
 
 /*
- * A checkpoint that decodes whole chains opens a view of each ancestor. So nothing else joins its window; afterwards the
- * views are closed.
+ * A checkpoint that decodes whole chains opens a view of each ancestor. So nothing else joins its window; afterwards
+ * the views are closed.
  */
 static bool window_is_full(const verification *v) {
     bool alone = by_dependencies(v) || !v->window[v->window_count - 1].target.shares;

@@ -1,6 +1,6 @@
 /*
- * Tasks whose destination is a device. The host makes what to send for each block: its chain, or values that it decoded.
- * The device makes the values of all blocks in their place. If it cannot, the host decodes them all.
+ * Tasks whose destination is a device. The host makes what to send for each block: its chain, or values that it
+ * decoded. The device makes the values of all blocks in their place. If it cannot, the host decodes them all.
  *
  * Tasks of a call go through in groups. The pool makes what to send for one group while a thread of its own lets the
  * device work on the group before: neither waits for the other.

@@ -1,4 +1,6 @@
-/* Compares the values of two blocks. The loops have no branches, and sums in lanes, so that compilers vectorise them. */
+/*
+ * Compares the values of two blocks. The loops have no branches, and sums in lanes, so that compilers vectorise them.
+ */
 #include <float.h>
 #include <math.h>
 #include <string.h>

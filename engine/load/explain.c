@@ -1,6 +1,6 @@
 /*
  * Plans the reads of a load without reading: the blocks that intersect, and everything they build on, each once. A
- * depth-first search finds them. Then shares are passed from the requested blocks down to the roots: each block passes
+ * depth-first search finds them. Then shares are passed from the requested blocks down to the roots. Each block passes
  * the part of its elements that is needed on to the blocks it builds on.
  */
 #include <stdlib.h>

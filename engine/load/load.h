@@ -134,13 +134,16 @@ ckd_status load_task_after_device(ckd_load *load, load_task *task, const device_
 void load_report_attempt(ckd_load *load, const view_tensor *t, const device_attempt *a);
 /* Allocates host memory for the whole task, which is finally copied to its device. Errors: NOMEM. */
 ckd_status load_task_use_host(load_task *task, ckd_error *err);
-/* Sets the destination. If no block is better decoded on the device, that is host memory first. Errors: INVALID, DEVICE, NOMEM. */
+/*
+ * Sets the destination. If no block is better decoded on the device, that is host memory first. Errors: INVALID,
+ * DEVICE, NOMEM.
+ */
 ckd_status load_task_find_device(load_task *task, ckd_load *load, const ckd_load_request *q, ckd_error *err);
 
 /*
- * The tensors for devices of one call. They may be written until load_devices_wait returns: the host works on some while
- * devices work on others. An error names the tensor. Errors: as load_task_execute. load_devices_end waits for devices, too,
- * and accepts NULL.
+ * The tensors for devices of one call. They may be written until load_devices_wait returns: the host works on some
+ * while devices work on others. An error names the tensor. Errors: as load_task_execute. load_devices_end waits for
+ * devices, too, and accepts NULL.
  */
 typedef struct load_devices load_devices;
 ckd_status load_devices_begin(load_devices **out, ckd_load *load, ckd_error *err);

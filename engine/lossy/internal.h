@@ -66,8 +66,8 @@ void lossy_check_bound(lossy_job *j, const tile_limits *limits);
 
 /* ---- direction ---- */
 /*
- * How far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps), is estimated on a sample of
- * elements, as first and second moments are saved one after the other.
+ * A sample of elements shows how far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps). The whole
+ * cannot be compared, as first and second moments are saved one after the other.
  */
 #define DIRECTION_SAMPLE 4096u /* approximate number of elements per tile */
 

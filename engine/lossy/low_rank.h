@@ -1,11 +1,10 @@
 /*
- * Approximates a matrix by a product of two integer factors where that is cheaper than coding its elements:
- * the changes that training makes to a weight have few strong directions. Randomised subspace iteration
- * (Halko, Martinsson, Tropp, SIAM Review 53(2), 2011, algorithm 4.4) finds the components, which are kept as
- * long as they pay. Both sides are quantised so that a unit of either factor means the same error (reverse
- * water-filling: strong components get more bits). The sides are quantised in turn, and the other one is
- * refitted by least squares to the rounded one. The arithmetic is free, as the results are integers. Internal
- * to engine/.
+ * Approximates a matrix by a product of two integer factors where that is cheaper than coding its elements. The changes
+ * that training makes to a weight have few strong directions. Randomised subspace iteration (Halko, Martinsson, Tropp,
+ * SIAM Review 53(2), 2011, algorithm 4.4) finds the components, which are kept as long as they pay. Both sides are
+ * quantised so that a unit of either factor means the same error (reverse water-filling: strong components get more
+ * bits). The sides are quantised in turn, and the other one is refitted by least squares to the rounded one. The
+ * arithmetic is free, as the results are integers. Internal to engine/.
  */
 #ifndef ENGINE_LOW_RANK_H
 #define ENGINE_LOW_RANK_H

@@ -136,8 +136,8 @@ static int32_t step_limit(const lossy_tile *t) {
 }
 
 /*
- * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. The limit of
- * steps comes first: values that were replaced take more bits, rather than to keep the old ones.
+ * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. The limit
+ * of steps comes first: values that were replaced take more bits, rather than to keep the old ones.
  */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->shape.count;

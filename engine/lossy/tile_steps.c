@@ -207,8 +207,8 @@ static int32_t round_clamped(double x, int32_t max) {
 
 /*
  * Elements that do not move keep the parent's value, so the lattice must be as fine as the lowest bit of any of these
- * values. After an exact base no lattice worth its integers is. Then on_lattice is false: the block can be a lossy delta,
- * but stands alone only exactly.
+ * values. After an exact base no lattice worth its integers is. Then on_lattice is false: the block can be a lossy
+ * delta, but stands alone only exactly.
  */
 static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
     int32_t lowest = s->lowest_bit < t->plan.lattice.exponent ? s->lowest_bit : t->plan.lattice.exponent;

@@ -142,8 +142,8 @@ typedef struct rank_message {
 ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
                              size_t size);
 /*
- * The same in memory that is used again for each message, and needs none for an error, or for RANK_MESSAGE_SURE bytes:
- * a rank that sent nothing would leave the others waiting. If longer data find no memory, the message is that error.
+ * The same in memory that is used again for each message. An error, or RANK_MESSAGE_SURE bytes, need no memory, as a
+ * rank that sent nothing would leave the others waiting. If longer data find no memory, the message is that error.
  */
 #define RANK_MESSAGE_SURE 512u
 bool rank_message_reserve(bytes *to); /* false: out of memory */

@@ -460,8 +460,8 @@ static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const
 
 /*
  * Whether the checkpoint is committed. Rank 0 holds the publish lock from its claim to the end of its commit, and may
- * take back a manifest that it could not make durable. So the answer is only final under that lock, or if rank 0 has ended
- * or will not begin; and once the name is durable, as rank 0 may have died before it was.
+ * take back a manifest that it could not make durable. So the answer is only final under that lock, or if rank 0 has
+ * ended or will not begin. The name must be durable, too, as rank 0 may have died before it was.
  */
 static ckd_status find_committed(commitment *c, const ckd_id *id, uint64_t step, bool ended, ckd_error *err) {
     const ckd_store *store = c->g->store;

@@ -64,8 +64,8 @@ bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
 }
 
 /*
- * Ranks leave once rank 0 is gone. So if rank 0 is gone too by now, it was the first, and it is the one to name: this rank
- * may have looked at it just before it went.
+ * Ranks leave once rank 0 is gone. So if rank 0 is gone too by now, it was the first, and it is the one to name. This
+ * rank may have looked at it just before it went.
  */
 ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
     for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {

@@ -1,7 +1,7 @@
 /*
  * Deleting and restoring make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"), and complete
- * manifests of early versions. Chunk files are never removed here, as other checkpoints may build on a deleted one. A file
- * stays as long as a manifest names it.
+ * manifests of early versions. Chunk files are never removed here, as other checkpoints may build on a deleted one. A
+ * file stays as long as a manifest names it.
  */
 #include <stdlib.h>
 
@@ -98,8 +98,8 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
 
 /*
  * The catalog, by which policies choose, may lack what other processes published. It may also list a checkpoint whose
- * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first. *in_step: false if the file may
- * have such rows still.
+ * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first. *in_step: false if the file
+ * may have such rows still.
  */
 static ckd_status refresh_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);

@@ -1,6 +1,7 @@
 /*
- * Applies policies: reads each checkpoint of the safety set in full (store/safety_set.c), then deletes those that the policy
- * does not keep. This happens on request, and after commits for automatic policies. These may be followed by a compaction.
+ * Applies policies: reads each checkpoint of the safety set in full (store/safety_set.c), then deletes those that the
+ * policy does not keep. This happens on request, and after commits for automatic policies. These may be followed by a
+ * compaction.
  */
 #include <stdlib.h>
 

@@ -320,8 +320,8 @@ static ckd_status publish_record(const renaming *r, ckd_error *err) {
 }
 
 /*
- * Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. Until it is done,
- * the settings have both names, so that a policy finds its rules whichever name a checkpoint has.
+ * Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. Until it is
+ * done, the settings have both names, so that a policy finds its rules whichever name a checkpoint has.
  */
 static ckd_status complete(renaming *r, bool with_catalog, ckd_error *err) {
     ckd_status status = copy_setting(r, METADATA_POLICY, err);

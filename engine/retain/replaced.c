@@ -1,7 +1,7 @@
 /*
- * A compaction proves the files that it writes. But it may be killed before it removes what they replace, or a reader may
- * keep it from that, and they may rot meanwhile. The generation before is then all that is left of the values. So files
- * that this compaction has not written are read through before what they replaced is removed.
+ * A compaction proves the files that it writes. But it may be killed before it removes what they replace, or a reader
+ * may keep it from that, and they may rot meanwhile. The generation before is then all that is left of the values. So
+ * files that this compaction has not written are read through before what they replaced is removed.
  *
  * That happens under the publish lock, with all readers excluded. So one call reads little more than CHECK_BYTES.
  */
@@ -101,9 +101,9 @@ static bool same_order(const manifest *newer, const manifest *older) {
 }
 
 /*
- * A file of both generations is needed either way. If the newer one names all files of the older, none is removed. If it
- * names fewer, and no new one, or others first, it reads records in other files than the older one did. It is not known in
- * which.
+ * A file of both generations is needed either way. If the newer one names all files of the older, none is removed. If
+ * it names fewer, and no new one, or others first, it reads records in other files than the older one did. It is not
+ * known in which.
  */
 static ckd_status check_newer(bool *intact, checked_files *checked, const ckd_store *store,
                               const manifest *newer, const manifest *older, ckd_error *err) {

@@ -1,8 +1,8 @@
 /*
  * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. Parity groups with the
  * files go first. Then the tombstones record that the grace period has ended: a checkpoint that has lost a file must
- * not seem to be restorable. Then chunk files go, then manifests, then tombstones. Each directory is synced before the next. No checkpoint comes
- * back by itself until its tombstone is gone.
+ * not seem to be restorable. Then chunk files go, then manifests, then tombstones. Each directory is synced before the
+ * next. No checkpoint comes back by itself until its tombstone is gone.
  */
 #include "engine/retain/retain.h"
 #include "engine/store/store.h"
@@ -123,10 +123,10 @@ static bool remove_one(const ckd_store *store, const file_uses *files) {
 }
 
 /*
- * On a full disk, something must be removed before a tombstone can be written. If nothing else can go, that is a chunk file
- * of the trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied. If there is no
- * file to remove either, the old tombstone stays for now. That is safe: the files that only its checkpoint names are gone
- * already, or there are none. *late: it is to be replaced when the manifests have made room.
+ * On a full disk, something must be removed before a tombstone can be written. If nothing else can go, that is a chunk
+ * file of the trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied.
+ * If there is no file to remove either, the old tombstone stays for now. That is safe: the files that only its
+ * checkpoint names are gone already, or there are none. *late: it is to be replaced when the manifests have made room.
  */
 static ckd_status replace_tombstone(bool *late, const ckd_store *store, const tombstone *t,
                                     const file_uses *files, ckd_error *err) {
@@ -199,9 +199,9 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
 }
 
 /*
- * Whether a tombstone without a manifest stays. It does if its checkpoint could still be restored, unless `all`: then the
- * manifest was not collected, but is lost, and verify reports it. One that another version wrote, or that the disk does
- * not give now, always stays, as it may say the same. A damaged one never will.
+ * Whether a tombstone without a manifest stays. It does if its checkpoint could still be restored, unless `all`: then
+ * the manifest was not collected, but is lost, and verify reports it. One that another version wrote, or that the disk
+ * does not give now, always stays, as it may say the same. A damaged one never will.
  */
 static ckd_status check_tombstone(bool *stays, const ckd_store *store, const manifest_name *name, bool all,
                                   ckd_error *err) {

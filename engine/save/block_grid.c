@@ -3,10 +3,10 @@
  * rest. A block is a stretch of a region's order. So panels of some columns are regions of their own, whose blocks
  * are some of their rows.
  *
- * Rows and columns are cut where shards are likely to begin, as torch.chunk cuts: at eighths (and finer powers of
- * two), thirds, fifths, sevenths and sixths of the tensor's, unless two cuts would be too close. Further cuts keep
- * every side short enough. Cuts are those of the tensor, not of the region: a tensor that several ranks save is cut
- * as if one rank had saved it.
+ * Rows and columns are cut where shards are likely to begin, as torch.chunk cuts. These are eighths (and finer powers
+ * of two), thirds, fifths, sevenths and sixths of the tensor's, unless two cuts would be too close. Further cuts keep
+ * every side short enough. Cuts are those of the tensor, not of the region: a tensor that several ranks save is cut as
+ * if one rank had saved it.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -33,9 +33,9 @@ static void name_materialized(ckd_save *save) {
 }
 
 /*
- * Rank 0 may have another parent, because one may be deleted between the ranks' begins. The blocks of this rank may name
- * only older checkpoints, which have no manifests any more. Rank 0 finds their files through the manifest of this rank's
- * parent, so the part names that, too.
+ * Rank 0 may have another parent, because one may be deleted between the ranks' begins. The blocks of this rank may
+ * name only older checkpoints, which have no manifests any more. Rank 0 finds their files through the manifest of this
+ * rank's parent, so the part names that, too.
  */
 static ckd_status name_parent(ckd_save *save, ckd_error *err) {
     const view *parent = save->sources.parent;

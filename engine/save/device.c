@@ -1,4 +1,7 @@
-/* Blocks that a device codes: chooses delta or standalone by the rules of encode/block_coder.c, and hands them to the pipeline. */
+/*
+ * Blocks that a device codes: chooses delta or standalone by the rules of encode/block_coder.c, and hands them to the
+ * pipeline.
+ */
 #include "engine/save/device.h"
 
 #include <stdlib.h>

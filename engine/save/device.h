@@ -1,13 +1,14 @@
 /*
  * Exact blocks of a tensor on a device. Internal to engine/.
  *
- * Deduplication in device memory (device_dedup.c): hashes computed on the device show that a block equals the
- * parent's, or a rounded master of this save; its values are then not copied to the host. This also makes the hashes of
- * masters by which such copies are found.
+ * Deduplication in device memory (device_dedup.c): hashes computed on the device show that a block equals the parent's,
+ * or a rounded master of this save. Its values are then not copied to the host. This also makes the hashes of masters
+ * by which such copies are found.
  *
- * Blocks that the device codes (device.c), if it is used for that: it codes batches ahead of the pipeline, which the blocks enter with their
- * payload. Their values are read only if the host needs them. The results are the same as the host's: the device leaves
- * a block to the host if its delta does not clearly win, or another stream or a byte codec may be better.
+ * Blocks that the device codes (device.c), if it is used for that: it codes batches ahead of the pipeline, which the
+ * blocks enter with their payload. Their values are read only if the host needs them. The results are the same as the
+ * host's. The device leaves a block to the host if its delta does not clearly win, or another stream or a byte codec
+ * may be better.
  */
 #ifndef ENGINE_SAVE_DEVICE_H
 #define ENGINE_SAVE_DEVICE_H
@@ -62,8 +63,8 @@ ckd_status save_device_code(ckd_save *save, unchanged_blocks *u, uint64_t first,
 bool save_device_take_result(ckd_save *save, block_job *job, const unchanged_blocks *u);
 
 /*
- * Whether devices code blocks at all. They do not by default: the host is faster (DECISIONS.md). For tests, and to measure
- * it. Not while a save is in progress.
+ * Whether devices code blocks at all. They do not by default: the host is faster (DECISIONS.md). For tests, and to
+ * measure it. Not while a save is in progress.
  */
 void save_device_use(bool yes);
 bool save_device_is_used(void);

@@ -96,8 +96,8 @@ typedef struct row_records {
 typedef struct save_tiles {
     inflight_tile in_flight[2];
     /*
-     * The budget by which a tile's parent is chosen: that of the last tile that is certainly done when the next one
-     * is prepared, so it does not depend on timing. seen_region: the number of that tile's region.
+     * The budget by which a tile's parent is chosen. It is that of the last tile that is certainly done when the next
+     * one is prepared, so it does not depend on timing. seen_region: the number of that tile's region.
      */
     load_budget budget;
     uint64_t seen_region, regions;

@@ -1,6 +1,6 @@
 /*
- * Statistics of moments that a lossy save keeps for the tensors that come after them: the steps of their weights, how
- * far errors of the first moments turn an optimizer's step, and how large they make it.
+ * Statistics of moments that a lossy save keeps for the tensors that come after them. They are the steps of their
+ * weights, how far errors of the first moments turn an optimizer's step, and how large they make it.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /*
- * Saves the panels of a large exact matrix. Values from a read function come by rows, and a panel needs a slice of each.
- * So the rows of many blocks are held, and the panels are saved from them one after the other: a band. As many rows
- * as the staging memory has room for make a band, and most matrices are one. The order of blocks, and so the chunk file,
- * is the same wherever the values are.
+ * Saves the panels of a large exact matrix. Values from a read function come by rows, and a panel needs a slice of
+ * each. So the rows of many blocks are held, and the panels are saved from them one after the other: a band. As many
+ * rows as the staging memory has room for make a band, and most matrices are one. The order of blocks, and so the chunk
+ * file, is the same wherever the values are.
  */
 #include <string.h>
 

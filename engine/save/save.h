@@ -22,9 +22,9 @@
  *     suspect.c       have values become NaN or infinite?
  *
  * Used by all of them: state.c (is the save open, its dependencies, progress), names.c (refuses a region or blob that
- * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures, values that are not finite), self_check.c (what a
- * device made), terms.c (the options on which all ranks must agree), times.c (how long each stage took), workspace.c
- * (scratch that the next save uses again).
+ * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures, values that are not
+ * finite), self_check.c (what a device made), terms.c (the options on which all ranks must agree), times.c (how long
+ * each stage took), workspace.c (scratch that the next save uses again).
  */
 #ifndef ENGINE_SAVE_SAVE_H
 #define ENGINE_SAVE_SAVE_H

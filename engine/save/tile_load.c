@@ -10,9 +10,9 @@
 /* ---- choosing the parent ---- */
 
 /*
- * If the next delta would make a tile's chain cost more than the load budget allows, the tile goes back to an
- * ancestor whose chain takes only this share of the budget. The delta on the ancestor is larger, but far smaller than
- * a lossy base. So lossy bases are rare, and loads stay bounded.
+ * The next delta may make a tile's chain cost more than the load budget allows. Then the tile goes back to an ancestor
+ * whose chain takes only this share of the budget. The delta on the ancestor is larger, but far smaller than a lossy
+ * base. So lossy bases are rare, and loads stay bounded.
  *
  * Any of several such ancestors will do. All tiles prefer the same ones, whatever the rest of their chains, so that a
  * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as
@@ -89,8 +89,8 @@ static bool ranks_before(const tile_parent *a, const tile_parent *b) {
 }
 
 /*
- * Whether all of the tile can be read. The parent's manifest names only files that a load of the parent reads. Where the
- * parent's block stands alone, the ancestor's block, or what it builds on, may be in others.
+ * Whether all of the tile can be read. The parent's manifest names only files that a load of the parent reads. Where
+ * the parent's block stands alone, the ancestor's block, or what it builds on, may be in others.
  */
 static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
                      const tensor_context *context) {

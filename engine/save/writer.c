@@ -5,7 +5,7 @@
  * Also makes space for a save on a disk that is nearly full. A failed write into the chunk file cannot be repeated, as
  * the values of earlier tensors are gone. So materialized copies are removed before the disk is full. Small files
  * that did not fit are written again, as new files. If the file system does not foretell its limit (quotas, some
- * network file systems), the save fails; but the copies are gone then, and the next save has their space.
+ * network file systems), the save fails. But the copies are gone then, and the next save has their space.
  */
 #include "engine/store/store.h"
 #include "engine/save/internal.h"

@@ -351,8 +351,8 @@ static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shar
 }
 
 /*
- * If a rank's agent is lost, or cannot talk to the others any more (STATE), no rank goes on with its own. All have their
- * answers then, so an agent that lives commits nothing later.
+ * If a rank's agent is lost, or cannot talk to the others any more (STATE), no rank goes on with its own. All have
+ * their answers then, so an agent that lives commits nothing later.
  */
 static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *answer) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, err;
@@ -511,8 +511,8 @@ bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool trie
 }
 
 /*
- * The values had their hashes, so memory has kept them. They may have been damaged before they were hashed, or while the
- * trainer took them over.
+ * The values had their hashes, so memory has kept them. They may have been damaged before they were hashed, or while
+ * the trainer took them over.
  */
 void session_agent_doubt(ckd_session *s, uint64_t step) {
     pthread_mutex_lock(&s->shared.mutex);

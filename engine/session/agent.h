@@ -50,7 +50,8 @@ void session_agent_stage(ckd_session *s, const struct session_slot *slot);
 bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *s, struct session_slot *slot,
                         bool one_step, ckd_error *err);
 /*
- * Finds a checkpoint that an agent may have committed. The caller holds store_turn. For ranks, rank 0 decides: collective.
+ * Finds a checkpoint that an agent may have committed. The caller holds store_turn. For ranks, rank 0 decides:
+ * collective.
  */
 bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_id *id);
 /*
@@ -60,13 +61,13 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
  */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries);
 /*
- * Something is wrong with what was trained at this step. If the values came from memory a few steps before, the next launch
- * does not take them from there again. Any thread.
+ * Something is wrong with what was trained at this step. If the values came from memory a few steps before, the next
+ * launch does not take them from there again. Any thread.
  */
 void session_agent_doubt(ckd_session *s, uint64_t step);
 /*
- * Says goodbye. The agent then saves what only other nodes have. The caller is the saver, or holds store_turn. Errors: the
- * agent's, if it could not; then err, which must not be NULL, is set.
+ * Says goodbye. The agent then saves what only other nodes have. The caller is the saver, or holds store_turn. Errors:
+ * the agent's, if it could not; then err, which must not be NULL, is set.
  */
 ckd_status session_agent_leave(ckd_session *s, ckd_error *err);
 /* Frees the memory, which no snapshot uses any more. */

@@ -131,7 +131,9 @@ static void judge_weights(ckd_session *s, const session_slot *slot) {
 
 /* ----------------------------------------------------------------------------------------- the size and the time */
 
-/* Saves that are less far apart differ less, so a small one of these says nothing, nor does a large one farther apart. */
+/*
+ * Saves that are less far apart differ less, so a small one of these says nothing, nor does a large one farther apart.
+ */
 static void judge_size(ckd_session *s, const session_slot *slot, const ckd_checkpoint *saved) {
     save_alarms *a = &s->saver.alarms;
     sensor_reading r;

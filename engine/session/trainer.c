@@ -133,8 +133,8 @@ static void keep_optimizers(const ckd_session *s, session_slot *slot) {
 }
 
 /*
- * Takes a free slot, which must exist, and copies into it. Returns when all is copied; a lazy snapshot is left to the copy
- * threads.
+ * Takes a free slot, which must exist, and copies into it. Returns when all is copied; a lazy snapshot is left to the
+ * copy threads.
  */
 static void stage(ckd_session *s, uint64_t step, uint64_t begun_ns) {
     pthread_mutex_lock(&s->shared.mutex);
@@ -186,8 +186,8 @@ static void release_snapshot(ckd_session *s, session_slot *slot) {
 }
 
 /*
- * From the first fence on, copies no longer wait for idle time. If there was too little of it, copies of the next snapshot
- * do not wait for it at all.
+ * From the first fence on, copies no longer wait for idle time. If there was too little of it, copies of the next
+ * snapshot do not wait for it at all.
  */
 static void release_copies(ckd_session *s, session_slot *slot) {
     copy_threads_hurry(s->copy_threads);

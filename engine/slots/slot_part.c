@@ -50,8 +50,8 @@ static int by_name(const void *a, const void *b) {
 }
 
 /*
- * A rank may have several regions of one tensor. Returns, by item, how many before it have its name, or at least the same
- * hash of it; NULL: no memory.
+ * A rank may have several regions of one tensor. Returns, by item, how many before it have its name, or at least the
+ * same hash of it; NULL: no memory.
  */
 static uint32_t *count_namesakes(const slot_layout *l) {
     uint32_t *out = calloc(l->count + 1, sizeof(*out));

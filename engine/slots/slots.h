@@ -81,8 +81,8 @@ void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimiz
 void slot_set_busy(shared_slot *s, bool busy);
 bool slot_is_busy(const shared_slot *s);
 /*
- * The writer: training has gone wrong soon after it restored this checkpoint's values from an agent's memory. The next launch
- * is to load them instead. Says nothing about the slot itself, and stays until another checkpoint is named.
+ * The writer: training has gone wrong soon after it restored this checkpoint's values from an agent's memory. The next
+ * launch is to load them instead. Says nothing about the slot itself, and stays until another checkpoint is named.
  */
 void slot_doubt(shared_slot *s, const ckd_id *checkpoint);
 bool slot_doubts(const shared_slot *s, const ckd_id *checkpoint);
@@ -140,9 +140,9 @@ typedef struct slot_part {
     bool base;     /* an exact copy depends on no other checkpoint */
 } slot_part;
 /*
- * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the slot,
- * and the newest checkpoint there before its step as its parent: a copy of the state, not of its lineage. Errors: those of
- * slot_save.
+ * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the
+ * slot, and the newest checkpoint there before its step as its parent: a copy of the state, not of its lineage. Errors:
+ * those of slot_save.
  */
 ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
 /* Bytes of its values; without a plan, of the whole slot. */
@@ -162,7 +162,10 @@ typedef struct slot_part_info {
     ckd_id checkpoint; /* of all ranks */
     char run[CKD_RUN_MAX + 1];
 } slot_part_info;
-/* id: the part's. Errors: NOT_FOUND (no part, or no checkpoint), UNSUPPORTED (another version), those of ckd_load_begin. */
+/*
+ * id: the part's. Errors: NOT_FOUND (no part, or no checkpoint), UNSUPPORTED (another version), those of
+ * ckd_load_begin.
+ */
 ckd_status slot_part_describe(slot_part_info *out, ckd_store *store, const ckd_id *id, ckd_error *err);
 /*
  * Makes a good slot of a part, in new memory. layout: the slot's; it must not move before slot_part_free. Errors: those

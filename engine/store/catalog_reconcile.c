@@ -270,8 +270,8 @@ ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
 
 /*
  * If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough, as
- * whoever writes a manifest also changes the row in the file. Nobody does that in a reader's memory: a deleted checkpoint
- * may be saved again with its generation.
+ * whoever writes a manifest also changes the row in the file. Nobody does that in a reader's memory: a deleted
+ * checkpoint may be saved again with its generation.
  */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];

@@ -154,9 +154,9 @@ void live_file_checkpoint(char out[CHECKPOINT_TEXT], const live_file *f);
 /* Whether the file exists and has this size. */
 bool live_file_exists(const ckd_store *store, const ckd_id *id, uint64_t size);
 /*
- * The same, for decisions that cannot be taken back. It opens the file: an NFS client may answer other questions from its
- * cache after another node removed the file. Errors: NOT_FOUND; CORRUPT (it has another size); IO and NOMEM, which do not
- * prove that it is gone.
+ * The same, for decisions that cannot be taken back. It opens the file: an NFS client may answer other questions from
+ * its cache after another node removed the file. Errors: NOT_FOUND; CORRUPT (it has another size); IO and NOMEM, which
+ * do not prove that it is gone.
  */
 ckd_status live_file_check(const ckd_store *store, const file_ref *file, ckd_error *err);
 
@@ -197,7 +197,9 @@ rows_known vanished_rows_of(const ckd_store *store, const char *name);
 typedef struct vanished {
     stray_file *strays; /* sorted by id */
     size_t stray_count;
-    /* A manifest or an intent is unreadable, and may name the strays. So they prove nothing, and none may be removed. */
+    /*
+     * A manifest or an intent is unreadable, and may name the strays. So they prove nothing, and none may be removed.
+     */
     bool incomplete;
     ckd_checkpoint *items; /* lost checkpoints: known to a catalog, without a manifest */
     size_t count, capacity;
@@ -251,8 +253,8 @@ ckd_status vanished_check_none(const ckd_store *store, ckd_error *err);
 
 /*
  * The same before chunk files are removed. A manifest may have disappeared since the catalog was last in step, so this
- * also looks for checkpoints that the catalog lists and that are lost. Under the publish lock. Errors: STATE (also if the
- * catalog or the deletion mark cannot be read now), IO, NOMEM.
+ * also looks for checkpoints that the catalog lists and that are lost. Under the publish lock. Errors: STATE (also if
+ * the catalog or the deletion mark cannot be read now), IO, NOMEM.
  */
 ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err);
 

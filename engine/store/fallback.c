@@ -78,8 +78,8 @@ static ckd_status report_newer(ckd_store *store, const manifest_name *name, cons
 }
 
 /*
- * Reads the manifest that has this name. suspect_ok: it may be that of a suspect checkpoint. Errors: EXISTS (look again),
- * CORRUPT and others (it cannot be read).
+ * Reads the manifest that has this name. suspect_ok: it may be that of a suspect checkpoint. Errors: EXISTS (look
+ * again), CORRUPT and others (it cannot be read).
  */
 static ckd_status check_name(ckd_store *store, const manifest_name *name, const ckd_checkpoint *newest,
                              bool suspect_ok, ckd_error *err) {
@@ -206,7 +206,9 @@ ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *er
 
 /* ---- passing suspect ones over ---- */
 
-/* An unreadable manifest between the two may be that of a later healthy checkpoint. Errors: as ckd_store_check_newest. */
+/*
+ * An unreadable manifest between the two may be that of a later healthy checkpoint. Errors: as ckd_store_check_newest.
+ */
 static ckd_status check_between(ckd_store *store, const ckd_checkpoint *healthy,
                                 const ckd_checkpoint *suspect, ckd_error *err) {
     char root[CKD_RUN_MAX + 1], other_root[CKD_RUN_MAX + 1];

@@ -49,7 +49,9 @@ typedef struct launch_record {
     ckd_id last;
     uint64_t step;
     ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
-    /* of a state that is saved late: the latest date in the run and its branches when it was whole; 0: it is not late */
+    /*
+     * of a state that is saved late: the latest date in the run and its branches when it was whole; 0: it is not late
+     */
     uint64_t newest_ns;
 } launch_record;
 
@@ -123,9 +125,9 @@ ckd_status store_open_without_catalog(ckd_store **out, const char *path, const c
 
 /* ---- identity.c ---- */
 /*
- * Sets store->id from data/store. If that is damaged or missing, takes the id on which the store's other files agree and
- * sets identity_lost. A store that may be created is refused then, as its next step is to save. Errors: NOT_FOUND (there
- * is no store), CORRUPT (the identity is lost), UNSUPPORTED, IO, NOMEM.
+ * Sets store->id from data/store. If that is damaged or missing, takes the id on which the store's other files agree
+ * and sets identity_lost. A store that may be created is refused then, as its next step is to save. Errors: NOT_FOUND
+ * (there is no store), CORRUPT (the identity is lost), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status identity_open(ckd_store *store, ckd_error *err);
 /*
@@ -219,9 +221,10 @@ ckd_status store_open_catalog(ckd_store *store, ckd_error *err);
  */
 ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err);
 /*
- * Brings the catalog's file in step, if it can be used as it is by now, before tombstones are removed. Does nothing while
- * somebody holds the mutex. Under the publish lock. A failure is left to the next sync. Returns whether the file is in
- * step, or missing. Otherwise it may have rows of deleted checkpoints, which only their tombstones tell from lost ones.
+ * Brings the catalog's file in step, if it can be used as it is by now, before tombstones are removed. Does nothing
+ * while somebody holds the mutex. Under the publish lock. A failure is left to the next sync. Returns whether the file
+ * is in step, or missing. Otherwise it may have rows of deleted checkpoints, which only their tombstones tell from lost
+ * ones.
  */
 bool store_refresh_usable_catalog(ckd_store *store);
 /*
@@ -231,18 +234,18 @@ bool store_refresh_usable_catalog(ckd_store *store);
  */
 ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err);
 /*
- * fallback.c: as ckd_store_check_newest, for later branches (RUN~2, ...) of the run. A manifest there that cannot be read,
- * and that the catalog lists nothing newer of, may be that of the newest checkpoint of all.
+ * fallback.c: as ckd_store_check_newest, for later branches (RUN~2, ...) of the run. A manifest there that cannot be
+ * read, and that the catalog lists nothing newer of, may be that of the newest checkpoint of all.
  */
 ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*
- * fallback.c: for a run of which nothing is listed, nor of its branches. A manifest there that cannot be read shows that
- * the run is not new. Errors: CORRUPT and others (of that manifest), IO, NOMEM.
+ * fallback.c: for a run of which nothing is listed, nor of its branches. A manifest there that cannot be read shows
+ * that the run is not new. Errors: CORRUPT and others (of that manifest), IO, NOMEM.
  */
 ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *err);
 /*
  * Builds a new catalog file from the manifests, under the publish lock. The new file replaces the old one only when it
- * is complete, and the old one is kept as catalog.db.old; so after a failure (a full disk) the old one is unchanged.
+ * is complete, and the old one is kept as catalog.db.old. So after a failure (a full disk) the old one is unchanged.
  * Errors: IO (a chunk file cannot be read). on_request (an explicit rebuild): such a checkpoint is listed without its
  * tensors instead, and all others with theirs, however long that takes.
  */

@@ -119,8 +119,8 @@ void vanished_forget(const ckd_store *store, const ckd_id *checkpoint) {
 }
 
 /*
- * Whether the checkpoint has a manifest, of any generation and under any name, so that it is no longer lost: a copy or a
- * renamed run may have brought it back.
+ * Whether the checkpoint has a manifest, of any generation and under any name, so that it is no longer lost. A copy or
+ * a renamed run may have brought it back.
  */
 static bool has_manifest(const ckd_store *store, const ckd_checkpoint *c) {
     bytes files = {0}, checkpoints = {0};

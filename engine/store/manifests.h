@@ -21,8 +21,8 @@
 ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ckd_error *err);
 
 /*
- * Replaces the mark durably. On a full disk it removes the mark, so that no catalog counts as current. Under the publish
- * lock. Errors: IO, NOMEM.
+ * Replaces the mark durably. On a full disk it removes the mark, so that no catalog counts as current. Under the
+ * publish lock. Errors: IO, NOMEM.
  */
 ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err);
 /*
@@ -97,7 +97,10 @@ ckd_status manifest_set_choose(manifest_set *n, const ckd_id *ids, size_t count,
  * and UNSUPPORTED (an intent cannot be read, so what it names is unknown), NOMEM.
  */
 ckd_status manifest_set_mark_in_use(manifest_set *n, const ckd_store *store, ckd_error *err);
-/* How long a writer waits for the lock of its new intent: a list of the trash tests the lock by holding it for a moment. */
+/*
+ * How long a writer waits for the lock of its new intent: a list of the trash tests the lock by holding it for a
+ * moment.
+ */
 enum { INTENT_LOCK_MS = 5000 };
 
 /* ---- early_manifests.c: manifests of early versions, which name own files only ---- */

@@ -72,8 +72,8 @@ pathname path_setting(const char *store, const setting_name *name);
 pathname path_parity(const char *store, const ckd_id *group, uint32_t row, const char *suffix);
 bool parity_name_parse(ckd_id *group, uint32_t *row, const char *name);
 /*
- * STORE/data/p/GROUP.incomplete.tmp, the mark of a group whose files are getting their names or being removed. The second
- * parses such a name.
+ * STORE/data/p/GROUP.incomplete.tmp, the mark of a group whose files are getting their names or being removed. The
+ * second parses such a name.
  */
 pathname path_parity_mark(const char *store, const ckd_id *group);
 bool parity_mark_parse(ckd_id *group, const char *name);

@@ -55,15 +55,17 @@ static bool is_named(const named_files *named, const ckd_id *id) {
     return id_among(id, named->ids, named->count);
 }
 
-/* Whether the dead writer was that of a doubtful checkpoint: its file is no leftover if the checkpoint was committed. */
+/*
+ * Whether the dead writer was that of a doubtful checkpoint: its file is no leftover if the checkpoint was committed.
+ */
 static bool wrote(const intent *dead, const ckd_checkpoint *doubtful) {
     return dead->step == doubtful->step && strcmp(dead->run, doubtful->run) == 0;
 }
 
 /*
- * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one (lost
- * or deleted) counts only if the dead writer wrote it: another was probably deleted, and its records are here because
- * others use them. A file that cannot be read may have such records, and counts.
+ * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one
+ * (lost or deleted) counts only if the dead writer wrote it: another was probably deleted, and its records are here
+ * because others use them. A file that cannot be read may have such records, and counts.
  */
 static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id *file, const vanished *v) {
     bytes ids = {0};

@@ -47,8 +47,8 @@ static ckd_status is_needed(bool *needed, needed_records *n, const ckd_id *owner
 }
 
 /*
- * Stops at damage to records that the checkpoint needs. A pack also has those of others, and damage to these must not keep
- * a policy from its work.
+ * Stops at damage to records that the checkpoint needs. A pack also has those of others, and damage to these must not
+ * keep a policy from its work.
  */
 static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_records *n, bytes *payload,
                                      ckd_error *err) {

@@ -12,7 +12,9 @@ void ids_sort(bytes *ids);
 ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
 /* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
 bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
-/* The same for all chunk files in data/q that can be read: a repair may take them back. False if it cannot be listed. */
+/*
+ * The same for all chunk files in data/q that can be read: a repair may take them back. False if it cannot be listed.
+ */
 bool strays_add_aside(bytes *ids, const ckd_store *store);
 /*
  * Whether parity covers a chunk file that is missing: a repair may rebuild it, and it may have records of any
@@ -35,8 +37,9 @@ ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err);
 /* Sets v->strays and v->incomplete, and adds the checkpoints of all manifests, sorted. Errors: IO, NOMEM. */
 ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err);
 /*
- * Sets `spare` of strays that no checkpoint can need, as long as nothing is lost: each record is of a checkpoint that
- * has a manifest, or is also in a file that a manifest names. checkpoints: as strays_find gave them. Errors: IO, NOMEM.
+ * Sets `spare` of strays that no checkpoint can need, as long as nothing is lost. Each of their records is of a
+ * checkpoint that has a manifest, or is also in a file that a manifest names. checkpoints: as strays_find gave them.
+ * Errors: IO, NOMEM.
  */
 ckd_status strays_find_spare(vanished *v, const bytes *checkpoints, const ckd_store *store, ckd_error *err);
 

@@ -43,9 +43,9 @@ static bool is_deleted(const evidence *e, const ckd_checkpoint *c) {
 }
 
 /*
- * Whether the checkpoint was deleted, or has a manifest by its name: a damaged one, or another generation. The lists hold
- * names only, so damaged contents do not matter. A manifest in the trash does not count: it is of an earlier checkpoint
- * of the same name. One that a deletion or a restore moves while the lists are read counts.
+ * Whether the checkpoint was deleted, or has a manifest by its name: a damaged one, or another generation. The lists
+ * hold names only, so damaged contents do not matter. A manifest in the trash does not count: it is of an earlier
+ * checkpoint of the same name. One that a deletion or a restore moves while the lists are read counts.
  */
 static bool is_named(const evidence *e, const ckd_checkpoint *c) {
     bool found = is_deleted(e, c);
@@ -121,8 +121,9 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 }
 
 /*
- * Drops doubtful checkpoints without a record in any chunk file, including those in data/q: they cannot come back, so nothing is lost. As long as
- * their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may be lost ones, and stay.
+ * Drops doubtful checkpoints without a record in any chunk file, including those in data/q: they cannot come back, so
+ * nothing is lost. As long as their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may
+ * be lost ones, and stay.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};

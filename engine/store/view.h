@@ -46,7 +46,8 @@ typedef struct view_duplicate {
 
 /*
  * A view of a checkpoint's own files is a root. Its blocks may build on another checkpoint, which is then seen within
- * the root: only the records in files that the root's manifest names, and so perhaps a part of that checkpoint.
+ * the root. Only the records in files that the root's manifest names are seen, and so perhaps a part of that
+ * checkpoint.
  */
 typedef struct view {
     manifest manifest;       /* within a root: only the checkpoint's id */
@@ -78,7 +79,7 @@ typedef struct view {
  * Opens the chunk files of a manifest and arranges its checkpoint's records. Takes over what m points to, also on
  * failure. `inconsistent` is the status for records that contradict each other or leave part of a tensor out: CORRUPT
  * for a stored checkpoint, MISMATCH for one about to be committed. `like` (may be NULL) is a view that may have the
- * same block order or the same files; the order is then not sorted, and the files are not opened, again. No other
+ * same block order or the same files. The order is then not sorted, and the files are not opened, again. No other
  * thread may open or close a view with such a file meanwhile.
  */
 ckd_status view_open(view **out, const ckd_store *store, manifest *m, const view *like,
@@ -203,16 +204,16 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
  */
 ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err);
 /*
- * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. A file that is missing
- * or damaged is left out: what does not need it can be read. The view lives as long as the cache. Not after that root
- * was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (nor do they, and one was left out),
- * UNSUPPORTED, IO, NOMEM.
+ * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. A file that is
+ * missing or damaged is left out: what does not need it can be read. The view lives as long as the cache. Not after
+ * that root was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (nor do they, and one was left
+ * out), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
 /*
- * Are there more than `max` views, or so many blocks in them that they take half a gigabyte or more? Callers that look at one
- * checkpoint after the other then free the cache between two.
+ * Are there more than `max` views, or so many blocks in them that they take half a gigabyte or more? Callers that look
+ * at one checkpoint after the other then free the cache between two.
  */
 bool views_are_many(const view_cache *cache, size_t max);
 /* Closes the materialized copies of all views and uses none from now on. Not while another thread uses the cache. */
@@ -302,9 +303,9 @@ ckd_status chunk_read_in_order(const chunk *c, ckd_error *err);
 ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, ckd_error *err);
 
 /*
- * Whether all that a load of these values reads is there, and its stored bytes match their checksums. Reads a record once
- * an hour for all saves of the store's handle. For saves that have the values at hand, and so would not notice that
- * nobody else can decode them. false also if memory is short.
+ * Whether all that a load of these values reads is there, and its stored bytes match their checksums. Reads a record
+ * once an hour for all saves of the store's handle. For saves that have the values at hand, and so would not notice
+ * that nobody else can decode them. false also if memory is short.
  */
 bool chain_is_intact(view_cache *cache, const view_source *from, bytes *scratch);
 /* Whether the block has a materialized copy that counts (cache->copies_need_chains). Its values are not checked yet. */

@@ -300,8 +300,8 @@ static bool has_checkpoint(const older_file *f, const ckd_id *id) {
 }
 
 /*
- * Adds one file of the root's manifest, if it has records of the checkpoint. A file that cannot be read may have some: it
- * is left out.
+ * Adds one file of the root's manifest, if it has records of the checkpoint. A file that cannot be read may have some:
+ * it is left out.
  */
 static ckd_status add_file_within(view_files *files, view_cache *cache, const view *root, const ckd_id *id,
                                   uint32_t file, ckd_error *err) {

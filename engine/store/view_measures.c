@@ -1,6 +1,6 @@
 /*
- * Attaches measures to the shards of a checkpoint: how far its values are from those that were to be saved, and how many
- * are not finite.
+ * Attaches measures to the shards of a checkpoint: how far its values are from those that were to be saved, and how
+ * many are not finite.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -71,7 +71,8 @@ static int by_id_and_generation(const void *a, const void *b) {
 }
 
 /*
- * Reads the tombstones of the destination's trash. A tombstone that cannot be read is skipped; publishing finds a conflict.
+ * Reads the tombstones of the destination's trash. A tombstone that cannot be read is skipped; publishing finds a
+ * conflict.
  */
 static ckd_status read_trash(transfer *t, ckd_error *err) {
     manifest_list tombstones = {0};
@@ -307,8 +308,8 @@ static ckd_status check_restored_name(const planning *p, const transfer_item *it
 }
 
 /*
- * Checks that no two items, and no item and a checkpoint of the destination, will have the same run and step. This comes
- * before the first change of the destination.
+ * Checks that no two items, and no item and a checkpoint of the destination, will have the same run and step. This
+ * comes before the first change of the destination.
  */
 static ckd_status check_places(const planning *p, ckd_error *err) {
     const transfer *t = p->t;

@@ -90,8 +90,9 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
 }
 
 /*
- * Removes files that arrived for items that another copy brought meanwhile, once all others of the batch have theirs. The file in data/c counts as
- * unread: it may be damaged where ours was intact, and an item of a later batch may need just that.
+ * Removes files that arrived for items that another copy brought meanwhile, once all others of the batch have theirs.
+ * The file in data/c counts as unread: it may be damaged where ours was intact, and an item of a later batch may need
+ * just that.
  */
 static ckd_status drop_unneeded(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -459,8 +460,8 @@ static void finish_catalog(transfer *t) {
 }
 
 /*
- * Whole files in data/x wait for another attempt after a failure; fetch.c says which incomplete ones do. They are removed if nothing is left to try, or if a
- * checkpoint does not fit or cannot be completed.
+ * Whole files in data/x wait for another attempt after a failure; fetch.c says which incomplete ones do. They are
+ * removed if nothing is left to try, or if a checkpoint does not fit or cannot be completed.
  */
 static void drop_arrived(const transfer *t, ckd_status status) {
     bool permanent = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||

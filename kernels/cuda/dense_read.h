@@ -141,8 +141,8 @@ DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t 
 }
 
 /*
- * Reads the element whose entry tells its bits, and sets the lane's next state. Nothing is stored in memory meanwhile: a
- * load cannot be moved before a store that it may depend on, and then each element would wait for its own loads.
+ * Reads the element whose entry tells its bits, and sets the lane's next state. Nothing is stored in memory meanwhile.
+ * A load cannot be moved before a store that it may depend on, and then each element would wait for its own loads.
  */
 DEVICE_FN uint64_t read_one(stream_reader *r, stream_lanes *lanes, uint32_t j, uint32_t entry,
                             uint64_t base) {
@@ -201,8 +201,8 @@ DEVICE_FN uint64_t window_at(const stream_reader *r, uint32_t at) {
 
 /*
  * Reads a round of all eight lanes, with another element behind each, of at most 32 low bits. It is the same as
- * read_round, but has no conditions: a condition around a load makes the thread wait there, and its loads then follow each
- * other instead of overlapping. Most rounds of most streams are such rounds.
+ * read_round, but has no conditions. A condition around a load makes the thread wait there, and its loads then follow
+ * each other instead of overlapping. Most rounds of most streams are such rounds.
  */
 DEVICE_FN bool read_full_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
     uint32_t entry[DEVICE_STREAM_LANES], after[DEVICE_STREAM_LANES], below[DEVICE_STREAM_LANES], at = r->at;

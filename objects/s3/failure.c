@@ -1,4 +1,6 @@
-/* Errors: what failed, on which object and server, in the server's words, and what to do. No secret is in any of them. */
+/*
+ * Errors: what failed, on which object and server, in the server's words, and what to do. No secret is in any of them.
+ */
 #include "objects/s3/s3.h"
 
 #include <stdio.h>

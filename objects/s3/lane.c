@@ -110,8 +110,8 @@ static bool range_fits(s3_request *r) {
 }
 
 /*
- * The body of a success goes where the caller wants it, all else into `answer`. Other bytes than were asked for are an error,
- * and so are more.
+ * The body of a success goes where the caller wants it, all else into `answer`. Other bytes than were asked for are an
+ * error, and so are more.
  */
 static size_t on_data(char *data, size_t unit, size_t count, void *context) {
     s3_request *r = context;

@@ -52,8 +52,8 @@ static ckd_status run_race(race *x, s3_place *p, const char *key, size_t count, 
 }
 
 /*
- * One writer alone, a second one after it, then several at once for a second key. Two that win prove that the condition is
- * ignored. Lost answers prove nothing: the next round has other keys.
+ * One writer alone, a second one after it, then several at once for a second key. Two that win prove that the condition
+ * is ignored. Lost answers prove nothing: the next round has other keys.
  */
 static ckd_status run_round(race *x, s3_place *p, const char keys[2][64], verdict *out,
                             const object_call *call, ckd_error *err) {

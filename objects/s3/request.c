@@ -44,8 +44,8 @@ ckd_status s3_request_header(s3_request *r, const char *name, const char *value,
 }
 
 /*
- * The signature covers the SHA-256, so a body that was damaged on its way is refused. Not all servers compare it, but nearly
- * all compare the MD5.
+ * The signature covers the SHA-256, so a body that was damaged on its way is refused. Not all servers compare it, but
+ * nearly all compare the MD5.
  */
 static ckd_status add_hash(s3_request *r, ckd_error *err) {
     char hash[65] = EMPTY_HASH, md5[32];

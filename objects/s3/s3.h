@@ -18,7 +18,9 @@ ckd_status s3_address_parse(s3_address *out, const char *address, ckd_error *err
 
 /* Appends text as it stands in a query: all bytes but A-Z a-z 0-9 - . _ ~ as %XX. */
 void s3_encode(bytes *out, const char *text);
-/* Undoes that, and takes a plus sign for a space. False if a percent sign is not followed by two digits, or for a NUL. */
+/*
+ * Undoes that, and takes a plus sign for a space. False if a percent sign is not followed by two digits, or for a NUL.
+ */
 bool s3_decode(char *text);
 /*
  * Appends `?a=1&b=2`, sorted by the bytes of the encoded names, as a signature needs it. Values may be "". `pairs` has
@@ -41,8 +43,8 @@ void s3_printable(char *out, size_t size, const char *text);
 /* Called at the end of each element: its path, as `Error/Code`, and the text directly in it, without outer spaces. */
 typedef ckd_status (*s3_element_fn)(void *context, const char *path, const char *text, ckd_error *err);
 /*
- * Parses a document of at most S3_ANSWER_MAX bytes. Document types, and with them entities, are refused; so are elements
- * more than 8 deep, and texts above 4 KiB. Errors: CORRUPT, NOMEM, those of `element`.
+ * Parses a document of at most S3_ANSWER_MAX bytes. Document types, and with them entities, are refused; so are
+ * elements more than 8 deep, and texts above 4 KiB. Errors: CORRUPT, NOMEM, those of `element`.
  */
 enum { S3_ANSWER_MAX = 16 << 20, S3_TEXT_MAX = 4096 };
 ckd_status s3_xml_parse(const void *data, size_t size, s3_element_fn element, void *context, ckd_error *err);
@@ -59,9 +61,9 @@ typedef struct s3_listed {
     uint32_t limit;     /* how many keys come at most */
 } s3_listed;
 /*
- * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. *token, for free,
- * is set if the page is empty, but the list goes on there; else NULL. Errors: CORRUPT (no such document; a key that was not
- * asked for), UNSUPPORTED (keys out of order), NOMEM.
+ * Reads a ListObjectsV2 answer. Keys come without the prefix; those that are no valid keys are left out. *token, for
+ * free, is set if the page is empty, but the list goes on there; else NULL. Errors: CORRUPT (no such document; a key
+ * that was not asked for), UNSUPPORTED (keys out of order), NOMEM.
  */
 ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const bytes *answer, char **token,
                             ckd_error *err);
@@ -77,16 +79,19 @@ typedef struct s3_uploads {
 ckd_status s3_uploads_parse(s3_uploads *out, const void *data, size_t size, ckd_error *err);
 void s3_uploads_free(s3_uploads *list);
 /*
- * Finds the text of one element by its path below the outermost element, whose name is not the same everywhere. Errors: CORRUPT (absent, or longer than `capacity` - 1), NOMEM.
+ * Finds the text of one element by its path below the outermost element, whose name is not the same everywhere. Errors:
+ * CORRUPT (absent, or longer than `capacity` - 1), NOMEM.
  */
 ckd_status s3_text_parse(char *out, size_t capacity, const char *path, const void *data, size_t size,
                          ckd_error *err);
 
-/* ---- credentials ----
+/*
+ * ---- credentials ----
  *
  * They come from the environment, the shared files (profiles, `credential_process`), a container's service, or an
- * instance's (IMDSv2), in this order, and are renewed five minutes before they expire. Roles and single sign-on are left
- * to a `credential_process`. */
+ * instance's (IMDSv2), in this order, and are renewed five minutes before they expire. Roles and single sign-on are
+ * left to a `credential_process`.
+ */
 
 typedef struct s3_keys {
     char *id, *secret, *token; /* token NULL: none */
@@ -106,8 +111,9 @@ typedef struct s3_profile {
 } s3_profile;
 void s3_profile_free(s3_profile *profile);
 /*
- * Adds what an INI file says about a profile; what is set already stays, and keys are those of one file. `config`: sections are called `profile NAME`, but
- * for `default`. Lines that make no sense are passed over. Sets *found if there is such a section. Errors: NOMEM.
+ * Adds what an INI file says about a profile; what is set already stays, and keys are those of one file. `config`:
+ * sections are called `profile NAME`, but for `default`. Lines that make no sense are passed over. Sets *found if there
+ * is such a section. Errors: NOMEM.
  */
 ckd_status s3_profile_parse(s3_profile *out, const char *name, bool config, const bytes *text, bool *found,
                             ckd_error *err);
@@ -131,9 +137,15 @@ typedef struct s3_wallet {
 } s3_wallet;
 ckd_status s3_wallet_open(s3_wallet *w, const char *profile, ckd_error *err);
 void s3_wallet_close(s3_wallet *w);
-/* A copy of keys that are valid for some minutes, if any can be had. Errors: STATE (none; lists where it looked), NOMEM. */
+/*
+ * A copy of keys that are valid for some minutes, if any can be had. Errors: STATE (none; lists where it looked),
+ * NOMEM.
+ */
 ckd_status s3_wallet_keys(s3_wallet *w, s3_keys *out, ckd_error *err);
-/* The server refused the keys of this number as expired: the next call gets others, unless somebody has got them already. */
+/*
+ * The server refused the keys of this number as expired: the next call gets others, unless somebody has got them
+ * already.
+ */
 void s3_wallet_renew(s3_wallet *w, uint64_t serial);
 
 /* ---- requests (request.c) ---- */
@@ -198,7 +210,10 @@ ckd_status s3_request_make(s3_request *r, const s3_place *p, const char *method,
                            ckd_error *err);
 ckd_status s3_request_header(s3_request *r, const char *name, const char *value, ckd_error *err);
 
-/* Several requests, of which a few are under way at a time. Each is made when its turn comes, and freed when it is over. */
+/*
+ * Several requests, of which a few are under way at a time. Each is made when its turn comes, and freed when it is
+ * over.
+ */
 typedef struct s3_batch {
     size_t count;
     ckd_status (*prepare)(void *context, size_t index, uint32_t slot, s3_request *r, ckd_error *err);
@@ -232,7 +247,10 @@ struct s3_lane {
 ckd_status s3_lane_take(s3_place *p, s3_lane **out, ckd_error *err);
 void s3_lane_return(s3_place *p, s3_lane *lane);
 void s3_lanes_close(s3_place *p);
-/* Prepares a handle for one attempt: signs with present keys, for the time on the server's clock. Errors: STATE (no keys), NOMEM. */
+/*
+ * Prepares a handle for one attempt: signs with present keys, for the time on the server's clock. Errors: STATE (no
+ * keys), NOMEM.
+ */
 ckd_status s3_attempt_prepare(s3_place *p, CURL *easy, s3_request *r, ckd_error *err);
 /* Takes down what came of an attempt. */
 void s3_attempt_end(CURL *easy, CURLcode result, s3_request *r);

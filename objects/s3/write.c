@@ -136,8 +136,8 @@ static ckd_status attempt(const new_put *n, bool *again, bool *maybe, uint64_t *
 }
 
 /*
- * A request whose answer is lost may have been carried out, or may be yet. All attempts have the same mark and bytes, so it
- * does not matter which of them the server takes.
+ * A request whose answer is lost may have been carried out, or may be yet. All attempts have the same mark and bytes,
+ * so it does not matter which of them the server takes.
  */
 ckd_status s3_put_new(void *place, const char *key, const object_source *from, const object_call *call,
                       ckd_error *err) {

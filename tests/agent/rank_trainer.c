@@ -1,7 +1,7 @@
 /*
- * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]. STEPS is the
- * last step, or +N: so many after the restored one. The state
- * of a step is the same for any number of ranks: each has rows of a weight, elements of its moment, and a copy of a bias.
+ * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY].
+ * STEPS is the last step, or +N: so many after the restored one. The state of a step is the same for any number of
+ * ranks: each has rows of a weight, elements of its moment, and a copy of a bias.
  */
 #include <ckptdelta.h>
 #include <stdio.h>

@@ -149,8 +149,8 @@ static void test_a_restart_takes_values_from_memory(void **state) {
 }
 
 /*
- * A launch that goes on from the newest step, finds its metric wrong some steps after it, and is killed. It makes no save,
- * so that the values it began with stay in memory. Returns their step.
+ * A launch that goes on from the newest step, finds its metric wrong some steps after it, and is killed. It makes no
+ * save, so that the values it began with stay in memory. Returns their step.
  */
 static uint64_t go_wrong(uint64_t after) {
     int pipes[2];
@@ -483,7 +483,10 @@ static void test_what_is_left_waits_for_the_store(void **state) {
     restore_and_check(*state, "", before + 1);
 }
 
-/* A save that failed was reported, and a later one succeeded: the failed one is not tried again after the session's end. */
+/*
+ * A save that failed was reported, and a later one succeeded: the failed one is not tried again after the session's
+ * end.
+ */
 static void test_a_failed_save_is_not_tried_again_later(void **state) {
     pid_t agent = start_agent(0);
     ckd_session_options o = options_with(agent_socket);

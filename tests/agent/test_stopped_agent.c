@@ -1,4 +1,7 @@
-/* An agent that is stopped or slow, and trainers that end while they wait for it: nobody is held up, nothing is saved twice. */
+/*
+ * An agent that is stopped or slow, and trainers that end while they wait for it: nobody is held up, nothing is saved
+ * twice.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

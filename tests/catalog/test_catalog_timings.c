@@ -170,8 +170,8 @@ static void test_version_5_is_read_and_upgraded(void **state) {
 }
 
 /*
- * A reader of a catalog of version 6 sees no suspect checkpoints, as that version could not store any. It sees those that
- * another process adds with an upgrade meanwhile.
+ * A reader of a catalog of version 6 sees no suspect checkpoints, as that version could not store any. It sees those
+ * that another process adds with an upgrade meanwhile.
  */
 static void test_version_6_is_read_and_upgraded(void **state) {
     catalog_close(catalog_sample_open(*state, CATALOG_WRITE));
@@ -191,8 +191,8 @@ static void test_version_6_is_read_and_upgraded(void **state) {
 }
 
 /*
- * A reader of a catalog of version 7 does not look at its tables of tensors. A writer drops them, and their pages are used
- * again.
+ * A reader of a catalog of version 7 does not look at its tables of tensors. A writer drops them, and their pages are
+ * used again.
  */
 static void test_version_7_is_read_and_upgraded(void **state) {
     ckd_checkpoint c;

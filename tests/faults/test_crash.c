@@ -360,8 +360,8 @@ static void test_killed_while_deleting_on_a_full_disk(void **state) {
 }
 
 /*
- * The deletion mark goes first. Without one, an entry of the trash may lack a file afterwards, but nothing else is lost,
- * and the trash can be emptied.
+ * The deletion mark goes first. Without one, an entry of the trash may lack a file afterwards, but nothing else is
+ * lost, and the trash can be emptied.
  */
 static void test_killed_while_emptying_the_trash_of_a_full_disk(void **state) {
     scene_make(*state, 0, 3);

@@ -1,7 +1,7 @@
 /*
- * A node of a network file system may believe for a while that a file exists which another node removed. Opening the file
- * asks the server. So nothing is committed that names a file which cannot be opened, and a failure to open it is no
- * proof that it is gone.
+ * A node of a network file system may believe for a while that a file exists which another node removed. Opening the
+ * file asks the server. So nothing is committed that names a file which cannot be opened, and a failure to open it is
+ * no proof that it is gone.
  */
 #include <errno.h>
 #include <setjmp.h>

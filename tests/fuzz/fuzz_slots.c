@@ -1,6 +1,6 @@
 /*
- * An agent reads a session's layout and its slot, from any bytes. The input has the length of the layout, the layout, and
- * the slot. Items of an accepted layout lie in order in the slot, and do not overlap.
+ * An agent reads a session's layout and its slot, from any bytes. The input has the length of the layout, the layout,
+ * and the slot. Items of an accepted layout lie in order in the slot, and do not overlap.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /*
  * Drives objects/ from the tests in Python: objects_tool ADDRESS COMMAND ARGUMENT... Options come from the environment:
- * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _BYTES_PER_S, _DEADLINE_MS, _CANCEL_AFTER (polls), _PROFILE. A failed call
- * prints `STATUS: message` and ends with 1.
+ * CKD_TEST_ATTEMPTS, _PAUSE_MS, _STALL_MS, _PART, _CONNECTIONS, _BYTES_PER_S, _DEADLINE_MS, _CANCEL_AFTER (polls),
+ * _PROFILE. A failed call prints `STATUS: message` and ends with 1.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -326,7 +326,10 @@ static ckd_status storm(tool *t, ckd_error *err) {
     return CKD_OK;
 }
 
-/* ---- THREADS COUNT SEED: operations of all kinds, each thread on its own keys, of which it knows what must be there ---- */
+/*
+ * ---- THREADS COUNT SEED: operations of all kinds, each thread on its own keys, of which it knows what must be there
+ * ----
+ */
 
 enum { MIXED_MAX = 1000, LARGE = (5 << 20) + 17 };
 typedef struct mixed {
@@ -355,7 +358,10 @@ static uint64_t seed_of(const mixed *m, size_t i) {
     return (uint64_t)m->number * MIXED_MAX + i;
 }
 
-/* A new object, or one that is there already. The line tells a test, which may kill this program, that the object must be there. */
+/*
+ * A new object, or one that is there already. The line tells a test, which may kill this program, that the object must
+ * be there.
+ */
 static ckd_status mixed_put(mixed *m, size_t i, bool only_new, bool *wrong, ckd_error *err) {
     char key[64];
     bool there = i < m->count;

@@ -1,6 +1,6 @@
 /*
- * objects/ in a directory whose steps fail: an object is there as a whole or not at all, and messages say which. The limit
- * of bytes per second.
+ * objects/ in a directory whose steps fail: an object is there as a whole or not at all, and messages say which. The
+ * limit of bytes per second.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -217,8 +217,8 @@ static ckd_status count_element(void *context, const char *path, const char *tex
 }
 
 /*
- * expat reports the end of an empty element even if its beginning stopped the parser. The name is so long that a path that
- * is cut by it lies far from anything mapped.
+ * expat reports the end of an empty element even if its beginning stopped the parser. The name is so long that a path
+ * that is cut by it lies far from anything mapped.
  */
 static void test_an_empty_element_is_refused(void **state) {
     (void)state;

@@ -163,7 +163,10 @@ static void test_secrets(void **state) {
     assert_int_equal(peer_secret_read(&s, "/nowhere/secret", &err), CKD_E_NOT_FOUND);
 }
 
-/* Each node is in one group, of the same nodes in the same order for all of them, and of different domains if there are enough. */
+/*
+ * Each node is in one group, of the same nodes in the same order for all of them, and of different domains if there are
+ * enough.
+ */
 static void test_groups_of_a_size(void **state) {
     (void)state;
     enum { MOST = 24 };

@@ -9,8 +9,8 @@
 #define ROWS 400 /* of the trainers */
 
 /*
- * While there is a file full_path, an agent's disk is full; full_chunks_path: but for small files; slow_path: it takes no
- * values.
+ * While there is a file full_path, an agent's disk is full; full_chunks_path: but for small files; slow_path: it takes
+ * no values.
  */
 extern char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600],
     slow_path[600];

@@ -12,8 +12,8 @@ enum { SAMPLE_FILES = 2 };
 enum { CATALOG_PAGE = 1024 }; /* bytes in a page of a new catalog */
 
 /*
- * A checkpoint with two files. Every field is set, each to another value. A test may change the sample, but not move it:
- * `entry` points into it.
+ * A checkpoint with two files. Every field is set, each to another value. A test may change the sample, but not move
+ * it: `entry` points into it.
  */
 typedef struct catalog_sample {
     ckd_checkpoint checkpoint;
@@ -38,8 +38,8 @@ unsigned char *catalog_sample_read(const char *path, size_t *size);
 void catalog_sample_write(const char *path, const unsigned char *data, size_t size);
 
 /*
- * Makes dir/catalog.db one of version 5, 6 or 7: adds tables of tensors, with rows for each checkpoint, and drops what came
- * later. No handle may be open.
+ * Makes dir/catalog.db one of version 5, 6 or 7: adds tables of tensors, with rows for each checkpoint, and drops what
+ * came later. No handle may be open.
  */
 void catalog_sample_age(const char *dir, int version);
 

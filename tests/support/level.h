@@ -29,8 +29,8 @@ unsigned long test_first(const char *sweep, unsigned long stride);
 bool test_draws(const char *list, unsigned long i, unsigned long every);
 
 /*
- * Runs a group of tests like cmocka_run_group_tests_name(), but only those that test_draws() chooses from this list. Use
- * it for groups that take seconds and whose tests run much of the same code.
+ * Runs a group of tests like cmocka_run_group_tests_name(), but only those that test_draws() chooses from this list.
+ * Use it for groups that take seconds and whose tests run much of the same code.
  */
 #define run_sampled(name, tests, every, setup, teardown) \
     run_sampled_tests(name, tests, sizeof(tests) / sizeof((tests)[0]), every, setup, teardown)

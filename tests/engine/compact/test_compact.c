@@ -323,7 +323,9 @@ static void make_fast(ckd_store *store, uint64_t steps) {
     drift_free(&d);
 }
 
-/* Which checkpoints are cold: all but the newest, those at least an hour old (none), those at least a second old (all). */
+/*
+ * Which checkpoints are cold: all but the newest, those at least an hour old (none), those at least a second old (all).
+ */
 typedef enum coldness { NOT_NEWEST, HOUR_OLD, SECOND_OLD } coldness;
 
 /* Cold exact checkpoints take fewer bytes afterwards, never more. Other checkpoints are not touched. */

@@ -1,6 +1,7 @@
 /*
- * A checkpoint of a pack that is rewritten alone has its records twice: in its new file, and as they were in the pack. A
- * manifest may name both files. No compaction leaves an intact record for a rotten one, or a short chain for a long one.
+ * A checkpoint of a pack that is rewritten alone has its records twice: in its new file, and as they were in the pack.
+ * A manifest may name both files. No compaction leaves an intact record for a rotten one, or a short chain for a long
+ * one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -238,8 +239,8 @@ static void test_rotten_duplicates(void **state) {
 }
 
 /*
- * b@4 has a chain that is too long, and is rewritten on gpt@4. So the pack, where that lies, comes before the file from which
- * b@4 reads w.
+ * b@4 has a chain that is too long, and is rewritten on gpt@4. So the pack, where that lies, comes before the file from
+ * which b@4 reads w.
  */
 static void test_rotten_duplicates_of_a_new_base(void **state) {
     ckd_store *store = store_create(*state);

@@ -306,7 +306,10 @@ static uint64_t payload_of(const char *path, const ckd_id *checkpoint) {
     return at;
 }
 
-/* Only step 5 has a file of rank 1, and that is damaged. The new file of rank 1 is empty; no manifest names it, so it goes. */
+/*
+ * Only step 5 has a file of rank 1, and that is damaged. The new file of rank 1 is empty; no manifest names it, so it
+ * goes.
+ */
 static void test_rank_of_a_damaged_checkpoint(void **state) {
     ckd_store *store;
     ckd_error err = {0};

@@ -1,4 +1,6 @@
-/* Values that a load keeps for blocks that need them again: dropped after their last use, and their memory used again. */
+/*
+ * Values that a load keeps for blocks that need them again: dropped after their last use, and their memory used again.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>

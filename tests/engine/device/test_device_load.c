@@ -43,7 +43,10 @@ static void from_device(void *to, const void *memory, size_t size) {
     assert_int_equal(backend->finish(&queue, &why), DEVICE_DONE);
 }
 
-/* With so many threads, however many cores there are: the device reads streams only if there are enough for each thread. */
+/*
+ * With so many threads, however many cores there are: the device reads streams only if there are enough for each
+ * thread.
+ */
 static ckd_store *create_with(const char *dir, uint32_t threads) {
     ckd_store_options o = CKD_STORE_OPTIONS_INIT;
     ckd_store *store;
@@ -392,7 +395,10 @@ static void test_little_staging(void **state) {
     end(store);
 }
 
-/* Blocks of a wide matrix are some columns of many rows. One copy moves them to their places, however many rows there are. */
+/*
+ * Blocks of a wide matrix are some columns of many rows. One copy moves them to their places, however many rows there
+ * are.
+ */
 static void test_columns(void **state) {
     enum { SIDE = 2048 };
     ckd_store *store = create_store(*state);

@@ -163,8 +163,8 @@ static void end(ckd_store *store) {
 /* ---- what is stored, and what is sent ---- */
 
 /*
- * Compares chains of `links` deltas. The last save may send at most `share` of four bytes per element for its parent. Half
- * of them are the exact base of 16-bit weights.
+ * Compares chains of `links` deltas. The last save may send at most `share` of four bytes per element for its parent.
+ * Half of them are the exact base of 16-bit weights.
  */
 static void compare_chains(const char *dir, const plan *p, uint32_t links, double share) {
     char names[2][64];

@@ -1,6 +1,6 @@
 /*
- * Exact chains that are too long end in a delta on the block that they begin with, not in a new base. Which ones do does
- * not depend on the number of threads.
+ * Exact chains that are too long end in a delta on the block that they begin with, not in a new base. Which ones do
+ * does not depend on the number of threads.
  */
 #include <pthread.h>
 #include <setjmp.h>

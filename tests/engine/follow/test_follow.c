@@ -148,7 +148,9 @@ static void check_values(const char *into, const float *values, uint64_t count) 
     bytes_free(&content);
 }
 
-/* Ranges, rows and grids of ranks, which may change from step to step, by hashes of either checkpoint or of the file. */
+/*
+ * Ranges, rows and grids of ranks, which may change from step to step, by hashes of either checkpoint or of the file.
+ */
 static void test_layouts_of_ranks(void **state) {
     const uint64_t sides[] = {301, 507}, count = 301 * 507;
     char into[512];

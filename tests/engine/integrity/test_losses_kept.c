@@ -140,7 +140,9 @@ static int fail_to_make_durable(void *context, file_op step, const char *path) {
     return 0;
 }
 
-/* The manifest that a repair writes has a name that may not last. It is withdrawn, and the next repair writes it again. */
+/*
+ * The manifest that a repair writes has a name that may not last. It is withdrawn, and the next repair writes it again.
+ */
 static void test_failed_repair_is_withdrawn(void **state) {
     naming n = UNNAMED;
     ckd_repair_result *r;
@@ -403,8 +405,8 @@ static void test_recovery_without_a_catalog(void **state) {
 }
 
 /*
- * A file that recovery moved to data/q, as there was no catalog, is of a checkpoint that the catalog of a backup knows. A
- * repair takes it back.
+ * A file that recovery moved to data/q, as there was no catalog, is of a checkpoint that the catalog of a backup knows.
+ * A repair takes it back.
  */
 static void test_a_catalog_comes_back(void **state) {
     for (int doubtful = 0; doubtful < 2; doubtful++) {

@@ -887,7 +887,9 @@ static void test_members_go_during_repair(void **state) {
     store_check_clean(*state);
 }
 
-/* A file that a delta builds on goes during the save. The commit says so, and the save can be repeated after a repair. */
+/*
+ * A file that a delta builds on goes during the save. The commit says so, and the save can be repeated after a repair.
+ */
 static void test_file_goes_during_a_save(void **state) {
     kept_file files[2];
     ckd_save_options o = CKD_SAVE_OPTIONS_INIT;

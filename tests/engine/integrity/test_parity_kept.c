@@ -384,8 +384,8 @@ static void test_replaced_group_of_a_damaged_file(void **state) {
 typedef enum weakness { NO_MEMBER, ROTTEN_MEMBER, ROTTEN_ROW, WEAKNESSES } weakness;
 
 /*
- * The file of step 1 is in a group with that of step 2, and in an older group that can rebuild nothing: it lacks its other
- * member, or that or the parity is damaged.
+ * The file of step 1 is in a group with that of step 2, and in an older group that can rebuild nothing: it lacks its
+ * other member, or that or the parity is damaged.
  */
 static ckd_store *store_with_a_weak_group(const char *dir, weakness how) {
     ckd_store *store = open_store(dir, CKD_OPEN_CREATE);

@@ -435,7 +435,9 @@ static int rot(void *context, uint64_t done, uint64_t total) {
     return 0;
 }
 
-/* Parity is not made again of a member that has rotted since. The next repair rebuilds that member by the old parity. */
+/*
+ * Parity is not made again of a member that has rotted since. The next repair rebuilds that member by the old parity.
+ */
 static void test_member_rots_during_a_repair(void **state) {
     ckd_repair_options o = CKD_REPAIR_OPTIONS_INIT;
     ckd_repair_result *r;

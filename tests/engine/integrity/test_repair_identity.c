@@ -1,4 +1,6 @@
-/* A store whose identity (data/store) is damaged or lost: nothing replaces it but a repair, which writes the same id. */
+/*
+ * A store whose identity (data/store) is damaged or lost: nothing replaces it but a repair, which writes the same id.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -334,8 +334,8 @@ static void replace_weights(drift *d, unsigned seed) {
 }
 
 /*
- * A delta that keeps to the target could not hold values that were replaced altogether. It takes more bits, and the next
- * one makes up for what it leaves out: the errors are those without a target. Then the target is met again.
+ * A delta that keeps to the target could not hold values that were replaced altogether. It takes more bits, and the
+ * next one makes up for what it leaves out: the errors are those without a target. Then the target is met again.
  */
 static void test_targets_do_not_keep_replaced_values(void **state) {
     ckd_store *store = store_create(*state);

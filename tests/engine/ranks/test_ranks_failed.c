@@ -276,7 +276,10 @@ static void test_manifests_that_cannot_be_read(void **state) {
     survivors_check(*state, 7, 7, 3);
 }
 
-/* Rank 0 has named the manifest. Its sync fails only after rank 1, which cannot take the publish lock, has seen the name. */
+/*
+ * Rank 0 has named the manifest. Its sync fails only after rank 1, which cannot take the publish lock, has seen the
+ * name.
+ */
 static int failing_sync_hook(void *context, file_op step, const char *path) {
     bool *failed = context;
     size_t length = strlen(path), end = strlen("/data/m");

@@ -59,8 +59,8 @@ static uint64_t rest_of(const char *dir, ckd_fidelity fidelity) {
 }
 
 /*
- * Besides the checkpoint, a save writes the catalog, its journal and an intent. That does not grow with the tensors. So a
- * checkpoint of 100 KB costs at most a quarter more than it takes, and a larger one less.
+ * Besides the checkpoint, a save writes the catalog, its journal and an intent. That does not grow with the tensors. So
+ * a checkpoint of 100 KB costs at most a quarter more than it takes, and a larger one less.
  */
 static void test_a_save_writes_what_it_stores(void **state) {
     for (ckd_fidelity f = CKD_EXACT; f <= CKD_COARSE; f++) {

@@ -102,8 +102,8 @@ static void test_little_room(void **state) {
 }
 
 /*
- * The parent has other blocks: a part of the columns in one of all rows. If that is longer than a band, it is read alone,
- * and again with the rows that other panels need.
+ * The parent has other blocks: a part of the columns in one of all rows. If that is longer than a band, it is read
+ * alone, and again with the rows that other panels need.
  */
 static void test_other_cuts(void **state) {
     const stored *f = *state;

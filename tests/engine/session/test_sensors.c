@@ -9,7 +9,9 @@
 
 #include "engine/session/sensors.h"
 
-/* A history of `count` figures around `middle` that vary by `spread` either way. Their median deviation is spread / 2. */
+/*
+ * A history of `count` figures around `middle` that vary by `spread` either way. Their median deviation is spread / 2.
+ */
 static sensor_history history_of(uint64_t count, double middle, double spread) {
     static const double places[] = {0, 1, -1, 0.5, -0.5};
     sensor_history h = {.count = 0};

@@ -366,8 +366,8 @@ static void damage_payloads(const pathname *path) {
 }
 
 /*
- * The first checkpoint's payloads are damaged after it was saved. Cached values stand in for it: of an exact session the
- * last snapshot, of a lossy one the decoded values. Nobody else could decode a delta on them.
+ * The first checkpoint's payloads are damaged after it was saved. Cached values stand in for it: of an exact session
+ * the last snapshot, of a lossy one the decoded values. Nobody else could decode a delta on them.
  */
 static void test_cached_values_do_not_hide_rot(void **state) {
     static const ckd_fidelity fidelities[] = {CKD_EXACT, CKD_NEAR};
@@ -551,8 +551,8 @@ static cost cost_of(const char *dir, ckd_fidelity fidelity, uint64_t staging) {
  * Later saves reuse scratch memory. A later save of 12 MB allocates what describes blocks and files, and reads small
  * chunk files back. An exact save opens the checkpoints that its parent's chains lead to. A lossy save opens about ten
  * older checkpoints, twice each: to choose a parent, and to name all files that a load reads. That takes some ten small
- * allocations each, and 250 KB for each of four files that are small enough to be read whole. The limits are too low for
- * one more f32 tensor or for a buffer to write it.
+ * allocations each, and 250 KB for each of four files that are small enough to be read whole. The limits are too low
+ * for one more f32 tensor or for a buffer to write it.
  */
 static void test_later_saves_allocate_little(void **state) {
     static const cost most[] = {

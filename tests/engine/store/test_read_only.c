@@ -229,8 +229,8 @@ static void find_step(ckd_checkpoint *out, ckd_store *store, uint64_t step) {
 }
 
 /*
- * The catalog lacks the newest checkpoint, as its writer died before the catalog had it. A reader finds the manifest, and
- * says so. It makes no lock file, and does not mend the catalog.
+ * The catalog lacks the newest checkpoint, as its writer died before the catalog had it. A reader finds the manifest,
+ * and says so. It makes no lock file, and does not mend the catalog.
  */
 static void test_a_reader_leaves_the_catalog_behind(void **state) {
     const char *dir = *state;

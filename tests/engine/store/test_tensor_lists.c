@@ -486,7 +486,9 @@ static int compact_all(const char *dir) {
     return done ? 0 : 2;
 }
 
-/* Where a reader is when another process compacts: before it opens the first file of this folder whose name begins so. */
+/*
+ * Where a reader is when another process compacts: before it opens the first file of this folder whose name begins so.
+ */
 typedef struct moment {
     const char *dir, *file;
 } moment;
@@ -537,7 +539,9 @@ static void save_newest_again(const char *dir) {
     ckd_store_close(store);
 }
 
-/* A reader whose catalog is in memory learns that another checkpoint has the name and the generation of one it lists. */
+/*
+ * A reader whose catalog is in memory learns that another checkpoint has the name and the generation of one it lists.
+ */
 static void test_saved_again_with_the_same_generation(void **state) {
     ckd_store *store;
     ckd_checkpoint before, after;

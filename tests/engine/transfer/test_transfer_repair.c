@@ -165,8 +165,8 @@ static void test_restored_checkpoints_are_repaired(void **state) {
 }
 
 /*
- * A manifest of an early version does not name the files that its checkpoint builds on. The oldest of them is damaged in its
- * payload, which only the restoring of a checkpoint looks for.
+ * A manifest of an early version does not name the files that its checkpoint builds on. The oldest of them is damaged
+ * in its payload, which only the restoring of a checkpoint looks for.
  */
 static void test_restored_checkpoints_of_early_stores_are_repaired(void **state) {
     pair *p = *state;
