@@ -63,9 +63,9 @@ static bool wrote(const intent *dead, const ckd_checkpoint *doubtful) {
 }
 
 /*
- * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A doubtful one
- * (lost or deleted) counts only if the dead writer wrote it: another was probably deleted, and its records are here
- * because others use them. A file that cannot be read may have such records, and counts.
+ * Whether the chunk file has records of a checkpoint that a catalog lists and whose manifest is lost. A checkpoint
+ * that may be lost or deleted counts only if the dead writer wrote it. Any other was probably deleted, and its records
+ * are here because others use them. A file that cannot be read may have such records, and counts.
  */
 static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id *file, const vanished *v) {
     bytes ids = {0};
