@@ -129,9 +129,9 @@ typedef struct ckd_ranks_options {
 /*
  * Joins a group. Returns when all ranks have joined. The store must be open for writing, and must outlive the group.
  * Through the store's directory, each rank shows that it is alive by holding a lock on a file of its own. The lock
- * lasts until the rank leaves or dies. Children that it forks and that do not exec hold the lock, too. Errors: BUSY
- * (not all ranks came in time; the message names them), STATE (a rank joined, then died or left before all had joined),
- * INVALID, READ_ONLY, IO, NOMEM.
+ * lasts until the rank leaves, dies, or cannot write a message (on a full disk), which ends the group. Children that it
+ * forks and that do not exec hold the lock, too. Errors: BUSY (not all ranks came in time; the message names them), STATE
+ * (a rank joined, then died or left before all had joined), INVALID, READ_ONLY, IO, NOMEM.
  */
 CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                                   ckd_error *err);

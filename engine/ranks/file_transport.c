@@ -46,6 +46,20 @@ static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ck
     return rank_file_publish(&p, &temp, data, err);
 }
 
+/*
+ * A rank that could not send takes part in no further exchange, but lives on. The others would wait for it, so it leaves,
+ * and they find it gone. Nothing is decided by that. Rank 0 sends when its commit has ended, and the others look for a
+ * manifest. Without another rank's part, rank 0 cannot commit.
+ */
+static ckd_status send_or_leave(rank_files *f, uint64_t number, const ckd_bytes *data, ckd_error *err) {
+    ckd_status status = send(f, number, data, err);
+    if (status != CKD_OK) {
+        f->silent = true;
+        members_leave(f);
+    }
+    return status;
+}
+
 ckd_status rank_file_read(ckd_bytes *out, const pathname *path, ckd_error *err) {
     bytes data = {0};
     ckd_status status = file_read_all(&data, path->text, MESSAGE_MAX, err);
@@ -136,7 +150,7 @@ static ckd_status gather(void *context, const ckd_bytes *message, ckd_bytes *all
     rank_files *f = context;
     gathering g = {f, all, f->number++};
     if (f->rank != 0) {
-        return send(f, g.number, message, err);
+        return send_or_leave(f, g.number, message, err);
     }
     ckd_status status = copy_bytes(&all[0], message, err);
     THEN(status, retry_while_busy(gather_once, &g, f->timeout_ms, err));
@@ -196,9 +210,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     rank_files *f = context;
     reception r = {f, data, f->number++};
     if (f->rank == 0) {
-        ckd_status status = f->world > 1 ? send(f, r.number, data, err) : CKD_OK;
-        f->silent = f->silent || status != CKD_OK;
-        return status;
+        return f->world > 1 ? send_or_leave(f, r.number, data, err) : CKD_OK;
     }
     ckd_status status = retry_while_busy(receive_once, &r, f->timeout_ms, err);
     if (status == CKD_OK) {

@@ -43,7 +43,7 @@ typedef struct rank_files {
     bool claimed;            /* rank 0: a claim file exists, for this checkpoint: */
     ckd_id checkpoint;
     cancel_check stop; /* of joining */
-    bool silent;       /* rank 0: the last answer could not be sent; the others notice when it leaves */
+    bool silent;       /* rank 0 does not wait for the others when it leaves: they have no message to read */
     pid_t process;
 } rank_files;
 
@@ -60,6 +60,7 @@ void member_name(member *m, const rank_files *f, uint32_t rank);
 bool member_is_gone(member *m, bool present);
 /* Returns whether the rank is alive; false: dead, or left. */
 bool member_lives(const rank_files *f, const member *m);
+/* Also more than once. */
 void members_leave(rank_files *f);
 
 /*

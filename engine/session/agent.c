@@ -215,12 +215,14 @@ static void note_doubt(ckd_session *s) {
     }
 }
 
-bool session_agent_take_memory(ckd_session *s, uint32_t count) {
+ckd_status session_agent_take_memory(bool *taken, ckd_session *s, uint32_t count, ckd_error *lost) {
     ckd_error err;
+    ckd_status status = CKD_OK;
     pthread_mutex_lock(&s->saver.store_turn);
     bool asks = s->agent.connected && s->agent.count == 0;
     if (asks && (s->agent.joint ? take_memory_jointly : take_memory)(s, count, &err) != CKD_OK) {
         ckd_error left;
+        status = s->agent.joint ? ranks_check(s->saver.ranks, lost) : CKD_OK;
         (void)session_agent_leave(s, &left); /* it has no states yet */
         session_agent_free(s, false);
         store_message(s->saver.store, "the agent takes no snapshots of this session, it saves by itself: %s",
@@ -234,7 +236,8 @@ bool session_agent_take_memory(ckd_session *s, uint32_t count) {
         pthread_mutex_unlock(&s->shared.mutex);
     }
     pthread_mutex_unlock(&s->saver.store_turn);
-    return s->agent.count > 0;
+    *taken = s->agent.count > 0;
+    return status;
 }
 
 uint8_t *session_agent_memory(const ckd_session *s, uint32_t number) {
@@ -290,7 +293,7 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
     }
     uint8_t first = found; /* rank 0's, for all */
     if (ranks_agree(s->saver.ranks, CKD_OK, NULL, &first, sizeof(first), NULL) != CKD_OK) {
-        return false;
+        return found && ranks_check(s->saver.ranks, NULL) != CKD_OK; /* no rank saves anything any more */
     }
     if (first && !found) {
         *saved = (ckd_checkpoint){.id = *id, .step = s->save.step};

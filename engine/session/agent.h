@@ -35,8 +35,11 @@ struct session_slot;
  * ranks have lost each other, so they can save nothing.
  */
 ckd_status session_agent_open(ckd_session *s, ckd_error *lost);
-/* At the first step: takes memory for so many snapshots. Returns false if the session must make its own. Collective. */
-bool session_agent_take_memory(ckd_session *s, uint32_t count);
+/*
+ * At the first step: takes memory for so many snapshots. *taken is false if the session must make its own. Collective. Errors:
+ * the ranks have lost each other.
+ */
+ckd_status session_agent_take_memory(bool *taken, ckd_session *s, uint32_t count, ckd_error *lost);
 /* The memory of a snapshot; NULL: the session's own. */
 uint8_t *session_agent_memory(const ckd_session *s, uint32_t number);
 /* The agent sees whether training is busy. The caller holds shared.mutex. */

@@ -93,8 +93,10 @@ static ckd_status make_slots(ckd_session *s, ckd_error *err) {
         return status;
     }
     uint32_t at_once = s->options.saves_under_way > 1 ? 2 : 1;
-    if (session_agent_take_memory(s, at_once + 1)) {
-        return make_agent_slots(s, at_once + 1, err);
+    bool taken;
+    status = session_agent_take_memory(&taken, s, at_once + 1, err);
+    if (status != CKD_OK || taken) {
+        return status == CKD_OK ? make_agent_slots(s, at_once + 1, err) : status;
     }
     uint64_t size = host_part(s), budget = s->options.snapshot_bytes;
     if (budget > 0 && budget < size) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -136,6 +137,32 @@ static bool train_and_tear(const ckd_session_options *from, int to, uint64_t unt
     }
     (void)to;
     return good && ckd_session_close(s, &err) == CKD_OK;
+}
+
+static const char *unsent;
+
+static int fail_message(void *context, file_op step, const char *path) {
+    (void)context;
+    const char *end = strstr(path, "/data/r/") ? strrchr(path, '/') + CKD_ID_TEXT : "";
+    return step == FILE_OP_WRITE && strcmp(end, unsent) == 0 ? ENOSPC : 0;
+}
+
+/* The first step fails on all ranks: on one as its message to the others finds no room. No rank waits for another one. */
+static bool train_without_a_message(const ckd_session_options *o, int to, uint64_t until) {
+    ckd_session *s;
+    ckd_error err;
+    trainer *t = trainer_new(ROWS);
+    (void)until;
+    bool good = ckd_session_open(&s, store, o, &err) == CKD_OK && session_register(s, t, &err) == CKD_OK;
+    file_set_fault_hook(fail_message, NULL);
+    trainer_set(t, 1);
+    ckd_status status = good ? ckd_session_step(s, 1, &err) : CKD_OK;
+    uint64_t step = status == CKD_E_NOSPACE || status == CKD_E_STATE;
+    if (!step) {
+        say(NULL, err.message);
+    }
+    (void)!write(to, &step, sizeof(step));
+    return pause() == 0;
 }
 
 static bool (*trains)(const ckd_session_options *o, int to, uint64_t until) = train;
@@ -355,6 +382,24 @@ static void check_full_disk(const char *dir, uint64_t failing) {
     stop_agent(agent);
 }
 
+/* Messages 1 and 2 are those of the opening, 3 to 6 say that all ranks have memory, and that their agents have joined. */
+static void test_ranks_that_lose_each_other(void **state) {
+    static const char *const messages[] = {".3.tmp", ".4.tmp", ".5.tmp", ".6.tmp"};
+    pid_t agent = start_agent(0);
+    (void)state;
+    for (unsigned i = 0; i < sizeof(messages) / sizeof(messages[0]); i++) {
+        unsent = messages[i];
+        trains = train_without_a_message;
+        launch l = start(2, 0, WORLD);
+        trains = train;
+        assert_int_equal(restored_step(&l, 0), 1);
+        assert_int_equal(restored_step(&l, 1), 1);
+        kill_all(&l);
+        (void)last_of_all(&l);
+    }
+    stop_agent(agent);
+}
+
 /* The saves after one that one rank could not take part in have the same parent on all ranks. */
 static void test_a_torn_state_after_a_restore(void **state) {
 #ifdef __SANITIZE_THREAD__
@@ -452,6 +497,7 @@ int main(void) {
         agent_test(test_the_agent_is_killed),
         agent_test(test_one_rank_without_an_agent),
         agent_test(test_a_torn_state_after_a_restore),
+        agent_test(test_ranks_that_lose_each_other),
         agent_test(test_a_rank_dies_before_it_joins),
         agent_test(test_another_world),
         agent_test(test_a_rank_is_ahead_on_a_full_disk),

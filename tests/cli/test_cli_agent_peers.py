@@ -6,7 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from support_cli import COMMAND, FAILED, USAGE, check_documented, run
+from support_cli import COMMAND, FAILED, USAGE, check_documented, run, stop
 from support_nodes import TRAINER, cluster, until  # noqa: F401
 
 GPT = str(Path(COMMAND).with_name("train_gpt"))
@@ -118,7 +118,7 @@ def test_too_few_nodes(cluster):
     until(node.in_place)
     node.train(10 ** 7)
     until(lambda: node.copied(20))
-    node.trainer.send_signal(signal.SIGSTOP)
+    stop(node.trainer)
     newest = node.status()["sessions"][0]["newest_step"]
     assert two.newest() < newest
     partner.lose()
@@ -221,7 +221,7 @@ def test_what_is_only_on_other_nodes_is_stored(cluster):
     stored = two.newest()
     until(lambda: node.copied(stored + 20))
     assert two.newest() == stored
-    node.trainer.send_signal(signal.SIGSTOP)
+    stop(node.trainer)
     node.ask("--drain", "-q")
     session, = node.status()["sessions"]
     assert session["durable_step"] == session["newest_step"] == two.newest() >= stored + 20

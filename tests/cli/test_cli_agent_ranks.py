@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from support_cli import run
+from support_cli import run, stop
 from support_nodes import cluster, until  # noqa: F401
 from support_rank_jobs import EVER, Job, check_state, copied, least_copied, train_until_copied
 
@@ -85,7 +85,7 @@ def test_what_is_only_on_other_nodes_is_stored(cluster):
     job, reached = train_until_copied(two, two.nodes)
     assert two.newest() < reached
     for rank in job.ranks:
-        rank.send_signal(signal.SIGSTOP)
+        stop(rank)
     two.nodes[1].ask("--drain", "-q")
     reached = two.newest()
     assert reached >= least_copied(two.nodes)

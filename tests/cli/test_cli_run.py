@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from support_cli import COMMAND, CORRUPT, DOC, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
+from support_cli import COMMAND, CORRUPT, DOC, FAILED, NOT_FOUND, USAGE, check_documented, run, state, stop, store  # noqa: F401
 
 GAVE_UP, STOPPED = 93, 128 + signal.SIGTERM
 
@@ -518,7 +518,7 @@ def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
     process = job.begin(*job.trainer(SAVES_AND_STOPS))
     assert until(exists(job.folder / "ready"))
     keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
-    process.send_signal(signal.SIGSTOP)  # it must not end the command in its keeper's place
+    stop(process)  # it must not end the command in its keeper's place
     os.kill(int(keeper), signal.SIGKILL)
     process.kill()
     process.communicate(timeout=60)
@@ -528,7 +528,7 @@ def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
 
 def kill_with_keeper(process):
     keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
-    process.send_signal(signal.SIGSTOP)
+    stop(process)
     os.kill(int(keeper), signal.SIGKILL)
     process.kill()
     process.wait(timeout=60)  # its command still has the pipes

@@ -1,7 +1,6 @@
 """A trainer of PyTorch whose node is lost: its agent's peers have the newest state, to the last bit."""
 
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -9,7 +8,7 @@ import time
 import pytest
 
 from free_ports import ports
-from support_cli import COMMAND, run
+from support_cli import COMMAND, run, stop
 from support_python import environment, needs_package, needs_torch
 
 pytestmark = [needs_package, needs_torch]
@@ -82,11 +81,9 @@ def test_a_node_is_lost(nodes):
         assert time.monotonic() < deadline and trainer.poll() is None
         time.sleep(0.02)
     reached = nodes.copied_step()
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither process sees the other one's end
-        nodes.agents[0].send_signal(number)
-        trainer.send_signal(number)
-    nodes.agents[0].wait()
-    trainer.wait()
+    for act in (stop, subprocess.Popen.kill, subprocess.Popen.wait):  # neither process sees the other one's end
+        act(nodes.agents[0])
+        act(trainer)
     shutil.rmtree(nodes.folder / "memory0")
     nodes.start(0)
     again = nodes.train(reached + 30).communicate()[0].splitlines()

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def run(*args, expect=DONE, **options):
     if said is not None:
         assert said in result.err, result.err
     return result
+
+
+def stop(process):
+    """Stops a child. After the signal alone it may go on for a moment."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 class Store:

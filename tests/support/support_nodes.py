@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from free_ports import ports
-from support_cli import COMMAND, run
+from support_cli import COMMAND, run, stop
 
 TRAINER = str(Path(COMMAND).with_name("examples") / "session")
 STEPS = 2000
@@ -72,11 +72,9 @@ class Node:
     def lose(self):
         """The node fails: its processes and its memory are gone. Neither process sees the other one's end."""
         alive = [p for p in (self.agent, self.trainer) if p and p.poll() is None]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
+        for act in (stop, subprocess.Popen.kill, subprocess.Popen.wait):
             for process in alive:
-                process.send_signal(number)
-        for process in alive:
-            process.wait()
+                act(process)
         shutil.rmtree(self.memory, ignore_errors=True)
         self.agent = self.trainer = None
 

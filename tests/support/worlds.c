@@ -192,6 +192,21 @@ ckd_status act_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, c
     return save_share(info, ranks, w, w->step, rank, err);
 }
 
+ckd_status act_plans_and_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                               uint32_t rank, ckd_error *err) {
+    const ckd_plan *plan;
+    const uint64_t shape[1] = {WORLD_MOST};
+    ckd_tensor t = CKD_TENSOR_INIT;
+    t.name = "p";
+    t.dtype = CKD_F32;
+    t.ndim = 1;
+    t.shape = shape;
+    t.region = (ckd_region){
+        .kind = CKD_REGION_FLAT, .start = rank, .count = rank + 1 == w->size ? WORLD_MOST - rank : 1};
+    ckd_status status = ckd_ranks_plan(&plan, ranks, &t, 1, err);
+    return status == CKD_OK ? act_saves(info, ranks, store, w, rank, err) : status;
+}
+
 ckd_status act_saves_thrice(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                             uint32_t rank, ckd_error *err) {
     (void)store;

@@ -65,6 +65,9 @@ ckd_status save_share(ckd_checkpoint *info, ckd_ranks *ranks, const world *w, ui
 /* Saves the world's step. */
 ckd_status act_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w, uint32_t rank,
                      ckd_error *err);
+/* The same after a plan, which the save does not need: so that ranks also die or fail while they plan. */
+ckd_status act_plans_and_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
+                               uint32_t rank, ckd_error *err);
 /* Saves this step and the next two. */
 ckd_status act_saves_thrice(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store, const world *w,
                             uint32_t rank, ckd_error *err);

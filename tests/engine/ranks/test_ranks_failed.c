@@ -9,9 +9,11 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/support/checkpoints.h"
+#include "tests/support/level.h"
 #include "tests/support/survivors.h"
 #include "tests/support/tempdir.h"
 #include "tests/support/worlds.h"
@@ -122,6 +124,145 @@ static void test_rank_0_cannot_write_its_result(void **state) {
     /* The result of the commit. */
     f = (fate){.rank = 0, .step = FILE_OP_CREATE, .where = ".6.tmp", .fail = ENOSPC};
     all_went_well(&(world){.dir = *state, .size = 4, .step = 3, .fate = &f, .act = act_saves});
+}
+
+/* ---- a full disk ---- */
+
+enum { NOT_LONG_MS = PATIENCE_MS / 4 };
+
+/* The ranks' file operations that need room are counted together. Some of them find none. */
+static struct disk {
+    _Atomic unsigned long used;
+    unsigned long from, until;
+    bool holds_all; /* false: messages only */
+} * disk;
+
+static int disk_hook(void *context, file_op step, const char *path) {
+    (void)context;
+    bool needs_room = step == FILE_OP_CREATE || step == FILE_OP_WRITE;
+    if (!needs_room || (!disk->holds_all && !strstr(path, "/data/r/"))) {
+        return 0;
+    }
+    unsigned long at = ++disk->used;
+    return at >= disk->from && at < disk->until ? ENOSPC : 0;
+}
+
+static void meet(uint64_t times, const world *w) {
+    tell();
+    await_told(times * w->size);
+}
+
+/* A trainer goes on when its save has failed. No rank leaves before all have ended, and none has waited for the timeout. */
+static ckd_status stay(ckd_status status, uint64_t begun_ns, const world *w, ckd_error *err) {
+    uint64_t ms = (clock_monotonic_ns() - begun_ns) / 1000000;
+    meet(2, w);
+    return ms < NOT_LONG_MS ? status
+                            : err_set(err, CKD_E_INVALID, "the save took %llu ms", (unsigned long long)ms);
+}
+
+static ckd_status act_saves_and_stays(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                      const world *w, uint32_t rank, ckd_error *err) {
+    (void)store;
+    meet(1, w); /* one that still joins would not find the group */
+    uint64_t begun_ns = clock_monotonic_ns();
+    ckd_status status = save_share(info, ranks, w, w->step, rank, err);
+    return stay(status, begun_ns, w, err);
+}
+
+static ckd_status act_saves_on_the_disk(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
+                                        const world *w, uint32_t rank, ckd_error *err) {
+    meet(1, w);
+    file_set_fault_hook(disk_hook, NULL);
+    uint64_t begun_ns = clock_monotonic_ns();
+    ckd_status status = act_plans_and_saves(info, ranks, store, w, rank, err);
+    file_set_fault_hook(NULL, NULL);
+    return stay(status, begun_ns, w, err);
+}
+
+/* One message finds no room: 1 to 4 begin the save, 5 and 6 commit it. Rank 0 sends the even ones. */
+static void test_a_message_without_room(void **state) {
+    outcome out[WORLD_MOST];
+    char where[16], who[64];
+    for (uint32_t number = 1; number <= 6; number++) {
+        for (uint32_t sender = number % 2; sender < 4; sender += number % 2 ? 2 : 4) {
+            char *dir = tempdir_create();
+            bool committed = number == 6;
+            fate f = {.rank = sender, .step = FILE_OP_WRITE, .where = where, .fail = ENOSPC};
+            snprintf(where, sizeof(where), ".%u.tmp", (unsigned)number);
+            snprintf(who, sizeof(who), "rank %u of 4 has died or left", (unsigned)sender);
+            scene_make(dir, 0, 2);
+            worlds_forget();
+            run_world(out,
+                      &(world){.dir = dir, .size = 4, .step = 2, .fate = &f, .act = act_saves_and_stays});
+            for (uint32_t r = 0; r < 4; r++) {
+                ckd_status expected = committed ? CKD_OK : r == sender ? CKD_E_NOSPACE : CKD_E_STATE;
+                if (out[r].status != expected || (expected == CKD_E_STATE && !strstr(out[r].message, who))) {
+                    fail_msg("message %u, rank %u: %s", number, r, out[r].message);
+                }
+            }
+            survivors_check(dir, committed ? 7 : 3, committed ? 7 : 3, committed ? 3 : 2);
+            tempdir_remove(dir);
+        }
+    }
+    (void)state;
+}
+
+/*
+ * All ranks come to the same end, unless one says that it does not know. A checkpoint that a rank calls committed is there,
+ * and one that all call failed is not.
+ */
+static void judge_full_disk(const char *dir, const outcome out[WORLD_MOST], unsigned long *well,
+                            unsigned long *unknown) {
+    unsigned good = 0, bad = 0, unsure = 0;
+    for (uint32_t r = 0; r < 4; r++) {
+        bool knows = !strstr(out[r].message, "does not know whether");
+        if (out[r].status != CKD_OK && out[r].status != CKD_E_NOSPACE && out[r].status != CKD_E_STATE) {
+            fail_msg("from %lu until %lu, rank %u: %s", disk->from, disk->until, r, out[r].message);
+        }
+        good += out[r].status == CKD_OK;
+        unsure += out[r].status != CKD_OK && !knows;
+        bad += out[r].status != CKD_OK && knows;
+    }
+    if (good && bad) {
+        fail_msg("from %lu until %lu: %u ranks say that it was committed, %u that it was not", disk->from,
+                 disk->until, good, bad);
+    }
+    survivors_check(dir, good ? 7 : 3, good || !bad ? 7 : 3, bad ? 2 : 3);
+    *well += good > 0;
+    *unknown += unsure > 0;
+}
+
+/* The disk is full for so many operations, at any moment of the save. */
+static void fill_everywhere(const char *template, bool holds_all, unsigned long width) {
+    const unsigned long stride = under_sanitizer() ? 23 : test_pick(13, 1, 1);
+    unsigned long runs = 0, well = 0, unknown = 0, from;
+    for (from = test_first(holds_all ? "all" : "messages", stride);; from += stride) {
+        char *dir = tempdir_create(), store[1024];
+        outcome out[WORLD_MOST];
+        snprintf(store, sizeof(store), "%s/store", dir);
+        tree_copy(store_path_of(template, ""), store);
+        worlds_forget();
+        *disk = (struct disk){.from = from, .until = from + width, .holds_all = holds_all};
+        run_world(out, &(world){.dir = dir, .size = 4, .step = 2, .act = act_saves_on_the_disk});
+        judge_full_disk(dir, out, &well, &unknown);
+        tempdir_remove(dir);
+        runs++;
+        if (disk->used < from) {
+            break;
+        }
+    }
+    print_message("full at %lu moments: %lu times committed, %lu times a rank did not know\n", runs, well,
+                  unknown);
+    assert_true(well >= 1 && well < runs);
+}
+
+static void test_a_full_disk(void **state) {
+    scene_make(*state, 0, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        fill_everywhere(*state, i == 1, 1);
+        fill_everywhere(*state, i == 1, 6);
+        fill_everywhere(*state, i == 1, 1000000);
+    }
 }
 
 /* ---- commits that another rank gave up ---- */
@@ -375,6 +516,8 @@ int main(void) {
         tempdir_test(test_groups_end_for_all),
         tempdir_test(test_manifests_that_cannot_be_read),
         tempdir_test(test_rank_0_cannot_write_its_result),
+        tempdir_test(test_a_message_without_room),
+        tempdir_test(test_a_full_disk),
         tempdir_test(test_parts_that_cannot_be_withdrawn),
         tempdir_test(test_withdrawn_parts_are_not_committed),
         tempdir_test(test_giving_up_after_the_commit),
@@ -383,6 +526,11 @@ int main(void) {
         tempdir_test(test_failures_of_one_rank_fail_on_all),
     };
     worlds_begin();
+    disk = mmap(NULL, sizeof(*disk), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (disk == MAP_FAILED) {
+        perror("no shared memory");
+        abort();
+    }
     int failed = cmocka_run_group_tests_name("failed ranks", tests, NULL, NULL);
     worlds_end();
     return failed;

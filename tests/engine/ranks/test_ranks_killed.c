@@ -20,22 +20,6 @@
 #include "tests/support/tempdir.h"
 #include "tests/support/worlds.h"
 
-/* The plan is not needed for the save. It is made so that ranks also die while they plan. */
-static ckd_status act_plans_and_saves(ckd_checkpoint *info, ckd_ranks *ranks, ckd_store *store,
-                                      const world *w, uint32_t rank, ckd_error *err) {
-    const ckd_plan *plan;
-    const uint64_t shape[1] = {WORLD_MOST};
-    ckd_tensor t = CKD_TENSOR_INIT;
-    t.name = "p";
-    t.dtype = CKD_F32;
-    t.ndim = 1;
-    t.shape = shape;
-    t.region = (ckd_region){
-        .kind = CKD_REGION_FLAT, .start = rank, .count = rank + 1 == w->size ? WORLD_MOST - rank : 1};
-    ckd_status status = ckd_ranks_plan(&plan, ranks, &t, 1, err);
-    return status == CKD_OK ? act_saves(info, ranks, store, w, rank, err) : status;
-}
-
 /*
  * All survivors agree, and the store agrees with them: the earlier checkpoints exist, and step 2 if the survivors say
  * so.

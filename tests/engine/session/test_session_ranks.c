@@ -17,7 +17,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/tempdir.h"
 
-enum { WORLD = 3, N = 64 };
+enum { WORLD = 3, N = 64, TIMEOUT_MS = 20000 };
 
 typedef struct team team;
 typedef struct member {
@@ -73,7 +73,7 @@ static void open_session(member *me, ckd_on_duplicate on_duplicate) {
     ckd_ranks_options ranks = CKD_RANKS_OPTIONS_INIT;
     ranks.rank = me->rank;
     ranks.world = WORLD;
-    ranks.timeout_ms = 20000;
+    ranks.timeout_ms = TIMEOUT_MS;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
     save.run = "run";
     save.on_duplicate = on_duplicate;
@@ -168,6 +168,40 @@ static void test_an_opening_without_room(void **state) {
             without_room += own;
         }
         assert_int_equal(without_room, 1);
+    }
+}
+
+/*
+ * Nor do the others wait if the session stays open: run_team lets none close before all have saved. The first save has the
+ * messages 3 to 16, the second one those from 17 on. Once the ranks have lost each other, all saves fail.
+ */
+static void test_a_save_without_room(void **state) {
+    static const struct {
+        const char *message;
+        uint64_t saved;
+    } cases[] = {{".3.tmp", 0}, {".4.tmp", 0}, {".8.tmp", 0}, {".15.tmp", 0}, {".16.tmp", 1}, {".23.tmp", 1}};
+    char dir[4096];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        team t;
+        failing = cases[i].message;
+        failures = 0;
+        snprintf(dir, sizeof(dir), "%s/%zu", (char *)*state, i);
+        assert_int_equal(mkdir(dir, 0777), 0);
+        file_set_fault_hook(fail_one_message, NULL);
+        uint64_t begun_ns = clock_monotonic_ns();
+        run_team(&t, dir, NULL);
+        assert_true(failures > 0 && clock_monotonic_ns() - begun_ns < TIMEOUT_MS * UINT64_C(1000000));
+        for (uint32_t r = 0; r < WORLD; r++) {
+            ckd_status status = t.members[r].status;
+            if (status != CKD_E_NOSPACE && status != CKD_E_STATE) {
+                fail_msg("%s, rank %u: %s", failing, (unsigned)r, t.members[r].err.message);
+            }
+        }
+        ckd_checkpoint newest = {.step = 0};
+        ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+        (void)ckd_store_find(&newest, store, "run", CKD_LATEST, NULL);
+        assert_int_equal(newest.step, cases[i].saved);
+        ckd_store_close(store);
     }
 }
 
@@ -305,6 +339,7 @@ static void test_a_rank_that_finds_another_launch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_an_opening_without_room),
+        tempdir_test(test_a_save_without_room),
         tempdir_test(test_all_restore),
         tempdir_test(test_a_step),
         tempdir_test(test_a_step_that_does_not_exist),
