@@ -12,7 +12,7 @@
 
 #define TIMES_MAX    4u    /* a common file has at most this many times pack_below */
 #define FILES_MAX    64u   /* opening a common file reads its whole index */
-#define FILES_MIN    4u    /* merging fewer would rewrite common files too often */
+#define FILES_MIN    4u    /* of one rank; merging fewer would rewrite common files too often */
 #define DEAD_MIN     4096u /* bytes */
 #define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon delete them */
 
@@ -70,6 +70,15 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         }
     }
     g->source_count = kept;
+    for (size_t i = 0; i < g->c->all->count; i++) { /* the trash will free its files by itself */
+        const manifest_entry *n = &g->c->all->items[i];
+        for (size_t k = 0; n->in_trash && k < n->m.own_count; k++) {
+            merge_source *s = find_source(g, &n->m.files[k]);
+            if (s) {
+                s->is_owned = true;
+            }
+        }
+    }
     return CKD_OK;
 }
 
@@ -194,17 +203,31 @@ static ckd_status fill_group(merge_set *x, merge_source **chosen, size_t count, 
     return status;
 }
 
+/* A group becomes one file for each rank. */
+static size_t count_ranks(const merge_set *x) {
+    size_t ranks = 0;
+    for (size_t i = 0; i < x->count; i++) {
+        bool met = false;
+        for (size_t k = 0; k < i && !met; k++) {
+            met = x->sources[k]->file.rank == x->sources[i]->file.rank;
+        }
+        ranks += !met;
+    }
+    return ranks;
+}
+
 static ckd_status run_groups(gathering *g, merge_source **chosen, size_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t at = 0; at < count && status == CKD_OK && !compact_limit_reached(g->c);) {
         merge_set x = {.g = g, .sources = chosen + at};
         bool wasteful = false;
         status = fill_group(&x, chosen + at, count - at, err);
+        size_t fewest = FILES_MIN - 1 + count_ranks(&x);
         for (size_t i = 0; i < x.count; i++) {
             wasteful = wasteful || chosen[at + i]->is_wasteful;
         }
         at += x.count;
-        if (status == CKD_OK && (x.count >= FILES_MIN || wasteful)) {
+        if (status == CKD_OK && (x.count >= fewest || wasteful)) {
             status = compact_merge(&x, err);
         }
     }

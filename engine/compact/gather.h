@@ -9,7 +9,7 @@ typedef struct merge_source {
     file_ref file;
     const manifest_entry *first; /* the first checkpoint that names it, by run and step */
     uint64_t live;               /* bytes that are read, approximately */
-    bool is_owned;               /* by a listed checkpoint */
+    bool is_owned;               /* by a listed checkpoint, or one in the trash */
     bool stays;                  /* an own file of one of the newest checkpoints, or of an empty one */
     bool is_asked;               /* a run that the limits allow names it */
     bool is_wasteful;

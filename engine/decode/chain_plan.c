@@ -194,7 +194,7 @@ static double step_growth(view_cache *views, const view *parent, const view_bloc
 static bool may_begin_steps(const record *r) {
     int role = (int)r->tensor->role;
     return r->predictor == PREDICT_NONE && r->tensor->dtype == CKD_F32 && r->coding != CODING_LATTICE &&
-           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_EXP_AVG_SQ);
+           (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER || role == CKD_ROLE_EXP_AVG_SQ);
 }
 
 /* The work that all chains of steps will grow by. New ones are expected to grow like the others. */
@@ -222,7 +222,7 @@ static bool saved_before(const view *parent, rank_of_world by) {
 }
 
 void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
-    double exact = 0, lossy = 0, share = 1; /* exact, lossy: base loads of chains that grow */
+    double exact = 0, lossy = 0, steps = 0, share = 1; /* the first three: base loads of chains that grow */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;
     b->ending = 0;
@@ -235,11 +235,12 @@ void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_o
             load_cost_add(&b->rest_base, &base);
             exact += is_chain(r, false) ? base.work : 0;
             lossy += is_chain(r, true) ? base.work : 0;
+            steps += is_step_chain(r) || may_begin_steps(r) ? base.work : 0;
         }
     }
-    double bound = PLAN_MARGIN * b->limit * b->rest_base.work, steps = expected_steps(b, views);
+    double bound = PLAN_MARGIN * b->limit * b->rest_base.work;
     if (b->rest_chain.work + exact + lossy + steps > bound) { /* may be near */
-        double links = steps + (exact > 0 ? exact * typical_link(b, views, false) : 0) +
+        double links = expected_steps(b, views) + (exact > 0 ? exact * typical_link(b, views, false) : 0) +
                        (lossy > 0 ? lossy * typical_link(b, views, true) : 0);
         b->to_free = fmax(0, b->rest_chain.work + links - bound);
     }
@@ -275,13 +276,19 @@ static bool is_too_long(const load_budget *b, const record *parent_block) {
     return is_step_chain(leading) && (double)leading->chain_work > bound;
 }
 
+static bool is_planned_to_end(const load_budget *b, const record *parent_block) {
+    return b->ending > 0 && priority_of_block(b->planned, parent_block) >= b->ending;
+}
+
 bool budget_ends_chain(const load_budget *b, const record *parent_block) {
     return ends_by_block(parent_block) && b->planned &&
-           ((b->ending > 0 && priority_of_block(b->planned, parent_block) >= b->ending) ||
-            is_too_long(b, parent_block));
+           (is_planned_to_end(b, parent_block) || is_too_long(b, parent_block));
 }
 
 void budget_chain_ended(load_budget *b, const record *parent_block) {
+    if (!is_planned_to_end(b, parent_block)) {
+        return;
+    }
     b->to_free = fmax(0, b->to_free - freed_by_end(b->planned, parent_block));
 }
 

@@ -187,8 +187,10 @@ static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests,
     load_plan *plan;
     ckd_status status = load_plan_make(&plan, load, requests, count, err);
     load_set_plan(load, plan, NULL);
+    load_divide_staging(load, load->staging, true);
     THEN(status, load_batches(load, requests, count, err));
     load_set_plan(load, NULL, NULL);
+    load_divide_staging(load, load->staging, false);
     load_plan_free(plan);
     return status;
 }

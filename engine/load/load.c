@@ -60,10 +60,20 @@ static ckd_status list_tensors(ckd_load *load, ckd_error *err) {
     return CKD_OK;
 }
 
-/* If both caches are needed, each gets half of the staging memory. */
+void load_divide_staging(ckd_load *load, uint64_t staging, bool planned) {
+    uint64_t siblings = staging / 2;
+    if (planned) {
+        pthread_mutex_lock(&load->shared.mutex);
+        siblings = load->shared.bytes < siblings ? load->shared.bytes : siblings;
+        pthread_mutex_unlock(&load->shared.mutex);
+    }
+    load->shared.limit = staging / 2;
+    values_store_set_limit(&load->cached, load->shared.view ? staging - siblings : staging);
+}
+
 static ckd_status make_stores(ckd_load *load, ckd_error *err) {
     ckd_status status = sibling_cache_init(&load->shared, load->view, load->staging / 2, err);
-    values_store_set_limit(&load->cached, load->shared.view ? load->staging / 2 : load->staging);
+    load_divide_staging(load, load->staging, false);
     return status;
 }
 

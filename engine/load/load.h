@@ -29,6 +29,11 @@ struct ckd_load {
     } device;
 };
 
+/*
+ * Divides the memory for values that are needed again between both caches. With a plan the values_store keeps them all,
+ * and gets what the siblings of earlier calls leave. No thread may be decoding.
+ */
+void load_divide_staging(ckd_load *load, uint64_t staging, bool planned);
 /* Converts a request of any version to this version's struct. */
 ckd_load_request load_request(const ckd_load_request *request);
 /* Every public call begins with it. Errors: INVALID (no load, no requests, or a request without a name or size). */

@@ -374,13 +374,6 @@ static void collective_load_free(collective_load *j) {
     load_plan_free(j->plan);
 }
 
-/* While payloads are held as well, decoded values get half of the usual memory. */
-static void halve_stores(ckd_load *load, bool halve) {
-    uint64_t staging = load->staging / (halve ? 2 : 1);
-    values_store_set_limit(&load->cached, load->shared.view ? staging / 2 : staging);
-    load->shared.limit = staging / 2;
-}
-
 ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport, const collective_request *q,
                                ckd_error *err) {
     ckd_transport t;
@@ -402,10 +395,10 @@ ckd_status collective_load_run(ckd_load *load, const ckd_transport *transport, c
     if (status != CKD_OK) {
         return status;
     }
-    halve_stores(load, true);
+    load_divide_staging(load, load->staging / 2, true); /* payloads get the other half */
     status = exchange_lists(&n, &j, q, err);
     THEN(status, finish_tasks(&j, err));
-    halve_stores(load, false);
+    load_divide_staging(load, load->staging, false);
     load_set_plan(load, NULL, NULL);
     payload_list_free(&n, t.world);
     collective_end(&j.ranks);

@@ -207,6 +207,9 @@ static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why
 }
 
 ckd_status ranks_check(const ckd_ranks *g, ckd_error *err) {
+    if (g->broken && g->lost.status == CKD_OK) {
+        return err_set(err, CKD_E_STATE, "the ranks have lost each other");
+    }
     return g->broken ? err_from(err, g->lost.status, &g->lost) : CKD_OK;
 }
 

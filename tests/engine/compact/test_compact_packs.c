@@ -147,6 +147,63 @@ static void test_ranks_are_packed(void **state) {
     store_check_clean(*state);
 }
 
+enum { FOUR = 4, ROWS = 8, COLUMNS = 32 };
+
+/* Four ranks save some rows each, as a base. */
+static void save_four(ckd_store *store, uint64_t step) {
+    static const uint64_t shape[] = {FOUR * ROWS, COLUMNS};
+    float values[ROWS * COLUMNS];
+    ckd_save *saves[FOUR];
+    ckd_part parts[FOUR];
+    ckd_save_options o = options_of("run", step);
+    o.world = FOUR;
+    o.base = 1;
+    assert_int_equal(ckd_id_new(&o.checkpoint_id, NULL), CKD_OK);
+    for (o.rank = 0; o.rank < FOUR; o.rank++) {
+        for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+            values[i] = (float)((i * 7919 + step * 31 + o.rank) % 1009);
+        }
+        ckd_tensor t = CKD_TENSOR_INIT;
+        t.name = "w";
+        t.dtype = CKD_F32;
+        t.ndim = 2;
+        t.shape = shape;
+        t.region =
+            (ckd_region){.kind = CKD_REGION_BOX, .offsets = {o.rank * ROWS, 0}, .lengths = {ROWS, COLUMNS}};
+        t.data = values;
+        assert_int_equal(ckd_save_begin(&saves[o.rank], store, &o, NULL), CKD_OK);
+        assert_int_equal(ckd_save_tensor(saves[o.rank], &t, NULL), CKD_OK);
+        assert_int_equal(ckd_save_seal(&parts[o.rank], saves[o.rank], NULL), CKD_OK);
+    }
+    assert_int_equal(ckd_save_publish(NULL, saves[0], parts, FOUR, NULL), CKD_OK);
+    for (size_t i = 0; i < FOUR; i++) {
+        ckd_part_free(&parts[i]);
+        if (i) {
+            ckd_save_end(saves[i]);
+        }
+    }
+}
+
+/* One pack a rank cannot become fewer. */
+static void test_packs_of_many_ranks_stay(void **state) {
+    ckd_store *store = store_create(*state);
+    for (uint64_t step = 0; step < 10; step++) {
+        save_four(store, step);
+    }
+    fingerprints before = fingerprints_of(store);
+    ckd_compaction *done = pack(store);
+    assert_int_equal(done->count, 6);
+    ckd_compaction_free(done);
+    assert_int_equal(folder_count(*state, "data/c"), FOUR + 4 * FOUR);
+    done = pack(store);
+    assert_int_equal(done->count, 0);
+    ckd_compaction_free(done);
+    assert_int_equal(fingerprints_check(store, &before), 10);
+    fingerprints_free(&before);
+    ckd_store_close(store);
+    store_check_clean(*state);
+}
+
 /* Finds the file with a checkpoint's bundle, the position of the bundle's heads, and that of a block's payload. */
 static void find_bundle(char path[512], uint64_t *heads, uint64_t *payload, const char *dir,
                         const ckd_id *id) {
@@ -517,6 +574,7 @@ int main(void) {
         tempdir_test(test_packs_shrink),
         tempdir_test(test_rewritten_and_packed),
         tempdir_test(test_ranks_are_packed),
+        tempdir_test(test_packs_of_many_ranks_stay),
         tempdir_test(test_the_only_intact_record_stays),
         tempdir_test(test_rotten_records_are_not_named),
         tempdir_test(test_damage_in_a_pack_stays_with_its_checkpoint),
