@@ -207,10 +207,9 @@ static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why
 }
 
 ckd_status ranks_check(const ckd_ranks *g, ckd_error *err) {
-    if (g->broken && g->lost.status == CKD_OK) {
-        return err_set(err, CKD_E_STATE, "the ranks have lost each other");
-    }
-    return g->broken ? err_from(err, g->lost.status, &g->lost) : CKD_OK;
+    ckd_status known = g->broken ? g->lost.status : CKD_OK;
+    bool unknown = g->broken && known == CKD_OK;
+    return unknown ? err_set(err, CKD_E_STATE, "the ranks lost each other") : err_from(err, known, &g->lost);
 }
 
 static void end_exchange(exchange *x) {
