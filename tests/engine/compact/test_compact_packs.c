@@ -163,16 +163,9 @@ static void save_four(ckd_store *store, uint64_t step) {
         for (size_t i = 0; i < ROWS * COLUMNS; i++) {
             values[i] = (float)((i * 7919 + step * 31 + o.rank) % 1009);
         }
-        ckd_tensor t = CKD_TENSOR_INIT;
-        t.name = "w";
-        t.dtype = CKD_F32;
-        t.ndim = 2;
-        t.shape = shape;
-        t.region =
-            (ckd_region){.kind = CKD_REGION_BOX, .offsets = {o.rank * ROWS, 0}, .lengths = {ROWS, COLUMNS}};
-        t.data = values;
+        ckd_region rows = {.kind = CKD_REGION_BOX, .offsets = {o.rank * ROWS, 0}, .lengths = {ROWS, COLUMNS}};
         assert_int_equal(ckd_save_begin(&saves[o.rank], store, &o, NULL), CKD_OK);
-        assert_int_equal(ckd_save_tensor(saves[o.rank], &t, NULL), CKD_OK);
+        add_tensor(saves[o.rank], "w", CKD_F32, 2, shape, &rows, values);
         assert_int_equal(ckd_save_seal(&parts[o.rank], saves[o.rank], NULL), CKD_OK);
     }
     assert_int_equal(ckd_save_publish(NULL, saves[0], parts, FOUR, NULL), CKD_OK);
