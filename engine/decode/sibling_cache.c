@@ -139,15 +139,14 @@ static bool hand_out(sibling_cache *s, const view_block *b, const span_target *t
 }
 
 /*
- * Rebuilds second moments as part of their weights, unless a plan says that the weights are not needed. Returns false
- * if the caller must decode the block as usual, which also reports errors.
+ * Rebuilds second moments as part of their weights. Returns false if the caller must decode the block as usual, which
+ * also reports errors.
  */
 static bool scatter_with_weight(sibling_cache *s, decoder *d, const view_block *b, const span_target *target,
                                 uint64_t *copied) {
     const view_block *dependent_weight = s->dependent_weights[number_of(s, b)];
     bool square = b->record->tensor->role == CKD_ROLE_EXP_AVG_SQ && !b->materialized;
-    bool planned = dependent_weight && (!d->plan || load_plan_uses(d->plan, dependent_weight->record) > 0);
-    void *memory = square && planned ? reserve(s, dependent_weight) : NULL;
+    void *memory = square && dependent_weight ? reserve(s, dependent_weight) : NULL;
     if (!memory) {
         return false;
     }

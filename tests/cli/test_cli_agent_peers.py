@@ -100,13 +100,13 @@ def test_a_partner_that_comes_back_late(cluster):
     two = cluster("ab", "--store-every", "1h")
     node, partner = two.nodes
     reached = lose_while_training(node)
-    partner.agent.send_signal(signal.SIGSTOP)
+    partner.suspend()
     node.start()
     until(lambda: node.copies()["peers"][0]["trouble"])
     node.train(two.newest()).communicate()
     assert f"1 of 2 nodes could not be asked for a newer state than the store's: {partner.address}" in node.said()
     assert two.newest() < reached
-    partner.agent.send_signal(signal.SIGCONT)
+    partner.resume()
     until(lambda: two.newest() >= reached and node.in_place())
     assert int(node.train(reached + 10).communicate()[0].splitlines()[0].split()[-1]) >= reached
 
@@ -194,7 +194,7 @@ def test_losses_of_partners(cluster):
     second, = (p["name"] for p in node.copies()["peers"] if p["partner"])
     stopped = next(n for n in four.nodes if n.address == second)
     assert four.nodes.index(stopped) in (2, 3)
-    stopped.agent.send_signal(signal.SIGSTOP)
+    stopped.suspend()
     until(lambda: [p["name"] for p in node.copies()["peers"] if p["partner"]] == [four.nodes[1].address] and node.in_place())
     assert node.said().count(f"node {first} shows no sign of life") == 1
     assert node.said().count(f"node {second} shows no sign of life") == 1
@@ -205,7 +205,7 @@ def test_losses_of_partners(cluster):
     step = node.status()["sessions"][0]["newest_step"]
     until(lambda: (node.status()["sessions"][0]["durable_step"] or 0) > step)  # to the store again
     assert node.trainer.poll() is None
-    stopped.agent.send_signal(signal.SIGCONT)
+    stopped.resume()
     until(node.in_place)
     until(lambda: f"node {second} is there again" in node.said() and "on 1 other nodes again" in node.said())
     assert "0 of 1 other nodes" not in node.ask("--explain").out

@@ -167,12 +167,12 @@ def test_nodes_that_cannot_be_asked(cluster):
     lost.lose()
     job.kill()
     for node in away:
-        node.agent.send_signal(signal.SIGSTOP)
+        node.suspend()
     lost.start("--store-every", "1h")
     until(lambda: "is not used: no sound copy of what rank 2 of 3 had" in lost.said())
     assert four.newest() < reached
     for node in away:
-        node.agent.send_signal(signal.SIGCONT)
+        node.resume()
     until(lambda: four.newest() >= reached)
     resumed = Job(four, four.nodes[:3], "+40").finish()
     assert resumed >= reached
