@@ -47,12 +47,11 @@ static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ck
 }
 
 /*
- * A rank that could not send takes part in no further exchange, but lives on. The others would wait for it, so it leaves,
- * and they find it gone. Nothing is decided by that. Rank 0 sends when its commit has ended, and the others look for a
- * manifest. Without another rank's part, rank 0 cannot commit.
+ * A rank that could not send, or not read an answer, takes part in no further exchange, but lives on. The others would
+ * wait for it, so it leaves, and they find it gone. Nothing is decided by that. Rank 0 sends when its commit has ended,
+ * and the others look for a manifest. Without another rank's part, rank 0 cannot commit.
  */
-static ckd_status send_or_leave(rank_files *f, uint64_t number, const ckd_bytes *data, ckd_error *err) {
-    ckd_status status = send(f, number, data, err);
+static ckd_status leave_if_failed(rank_files *f, ckd_status status) {
     if (status != CKD_OK) {
         f->silent = true;
         members_leave(f);
@@ -150,7 +149,7 @@ static ckd_status gather(void *context, const ckd_bytes *message, ckd_bytes *all
     rank_files *f = context;
     gathering g = {f, all, f->number++};
     if (f->rank != 0) {
-        return send_or_leave(f, g.number, message, err);
+        return leave_if_failed(f, send(f, g.number, message, err));
     }
     ckd_status status = copy_bytes(&all[0], message, err);
     THEN(status, retry_while_busy(gather_once, &g, f->timeout_ms, err));
@@ -210,13 +209,14 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     rank_files *f = context;
     reception r = {f, data, f->number++};
     if (f->rank == 0) {
-        return f->world > 1 ? send_or_leave(f, r.number, data, err) : CKD_OK;
+        return f->world > 1 ? leave_if_failed(f, send(f, r.number, data, err)) : CKD_OK;
     }
     ckd_status status = retry_while_busy(receive_once, &r, f->timeout_ms, err);
     if (status == CKD_OK) {
         forget(f, r.number);
     }
-    return status;
+    /* After a timeout the caller gives up the save, which the others see. */
+    return status == CKD_E_BUSY ? status : leave_if_failed(f, status);
 }
 
 /* ---- joining ---- */

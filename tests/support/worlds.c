@@ -76,7 +76,7 @@ void worlds_end(void) {
 
 int fate_hook(void *context, file_op step, const char *path) {
     fate *f = context;
-    if (step == FILE_OP_READ || step == FILE_OP_OPEN || (step == FILE_OP_LOCK && f->step != FILE_OP_LOCK)) {
+    if (step != f->step && (step == FILE_OP_READ || step == FILE_OP_OPEN || step == FILE_OP_LOCK)) {
         return 0; /* not counted: waiting ranks do these in varying numbers */
     }
     bool now = f->at ? ++f->seen == f->at : f->where && step == f->step && strstr(path, f->where);

@@ -207,6 +207,32 @@ static void test_a_message_without_room(void **state) {
     (void)state;
 }
 
+/* A rank cannot read one message. Rank 0 reads the odd ones of all others, they read its even ones. */
+static void test_a_message_that_cannot_be_read(void **state) {
+    outcome out[WORLD_MOST];
+    char where[16], who[64];
+    for (uint32_t number = 1; number <= 6; number++) {
+        char *dir = tempdir_create();
+        bool committed = number == 6;
+        uint32_t blind = number % 2 ? 0 : 2;
+        fate f = {.rank = blind, .step = FILE_OP_READ, .where = where, .fail = EIO};
+        snprintf(where, sizeof(where), ".%u", (unsigned)number);
+        snprintf(who, sizeof(who), "rank %u of 4 has died or left", (unsigned)blind);
+        scene_make(dir, 0, 2);
+        worlds_forget();
+        run_world(out, &(world){.dir = dir, .size = 4, .step = 2, .fate = &f, .act = act_saves_and_stays});
+        for (uint32_t r = 0; r < 4; r++) {
+            ckd_status expected = committed ? CKD_OK : r == blind || blind == 0 ? CKD_E_IO : CKD_E_STATE;
+            if (out[r].status != expected || (expected == CKD_E_STATE && !strstr(out[r].message, who))) {
+                fail_msg("message %u, rank %u: %s", number, r, out[r].message);
+            }
+        }
+        survivors_check(dir, committed ? 7 : 3, committed ? 7 : 3, committed ? 3 : 2);
+        tempdir_remove(dir);
+    }
+    (void)state;
+}
+
 /*
  * All ranks come to the same end, unless one says that it does not know. A checkpoint that a rank calls committed is there,
  * and one that all call failed is not.
@@ -517,6 +543,7 @@ int main(void) {
         tempdir_test(test_manifests_that_cannot_be_read),
         tempdir_test(test_rank_0_cannot_write_its_result),
         tempdir_test(test_a_message_without_room),
+        tempdir_test(test_a_message_that_cannot_be_read),
         tempdir_test(test_a_full_disk),
         tempdir_test(test_parts_that_cannot_be_withdrawn),
         tempdir_test(test_withdrawn_parts_are_not_committed),
