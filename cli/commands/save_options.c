@@ -163,6 +163,9 @@ bool cli_saving_take_ref(cli_saving *a, const char *argument) {
 
 void cli_saving_check_store(cli_saving *a, const char *first, const char *argument,
                             struct argp_state *state) {
+    if (strcmp(first, "-") == 0 && cli_saving_take_ref(a, argument)) {
+        argp_error(state, "name '%s' before the FILEs", argument);
+    }
     if (access(first, F_OK) != 0 && cli_saving_take_ref(a, argument)) {
         argp_error(state, "there is no file '%s'; the name of a new STORE ends with a slash, as in %s/",
                    first, first);

@@ -183,6 +183,7 @@ def test_a_new_store_needs_its_slash(ambient, tmp_path):
         err = run(*command, "fresh", "a@1", file, expect=USAGE).err
         assert "there is no file 'fresh'; the name of a new STORE ends with a slash, as in fresh/" in err
     assert "say which checkpoint this is" in run("save", file, "a@1", expect=USAGE).err
+    assert "name 'a@1' before the FILEs" in run("save", "fresh/", "-", "a@1", expect=USAGE).err
     assert not (tmp_path / "cwd/fresh").exists() and not ambient.path.exists()
 
 
