@@ -31,7 +31,7 @@ typedef struct scrubbed_files {
     uint64_t at_ns; /* the time of that reading, the same for all files */
 } scrubbed_files;
 
-/* ---- chain_check.c: records whose stored bytes this handle has read in the last hour, and found intact ---- */
+/* ---- closure.c: records whose stored bytes this handle has read in the last hour, and found intact ---- */
 typedef struct intact_records {
     pthread_mutex_t mutex;
     hash_set records;  /* by file and offset */
