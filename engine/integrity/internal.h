@@ -230,10 +230,8 @@ ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, rep
  */
 ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
 
-/* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
+/* verify.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
-/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
-ckd_status repair_catalog(ckd_store *store, ckd_error *err);
 
 /* Chunk files that are damaged or missing, and could not be rebuilt. */
 typedef struct generation_request {
