@@ -9,7 +9,6 @@
 
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/store.h"
-#include "engine/integrity/throttled_check.h"
 
 /* ---- the result ---- */
 
