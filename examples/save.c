@@ -16,30 +16,23 @@ static void check(ckd_status status) {
 int main(int argc, char **argv) {
     ckd_store *store; /* a directory that holds any number of runs */
     check(ckd_store_open(&store, argc > 1 ? argv[1] : "toy-store", CKD_OPEN_CREATE, NULL, &why));
+    ckd_tensor tensor = {.struct_size = sizeof tensor, .name = "layer.weight", .dtype = CKD_F32, .ndim = 1};
+    tensor.shape = (uint64_t[]){SIZE};
+    tensor.data = weights;
     for (uint64_t step = 1; step <= 2; step++) {
         weights[HALF + step] += 1; /* training */
-        ckd_save_options options = CKD_SAVE_OPTIONS_INIT;
-        options.run = "toy";
-        options.step = step; /* step 2 is coded against step 1 */
         ckd_save *save;
-        check(ckd_save_begin(&save, store, &options, &why));
-        ckd_tensor tensor = CKD_TENSOR_INIT;
-        tensor.name = "layer.weight";
-        tensor.dtype = CKD_F32;
-        tensor.ndim = 1;
-        tensor.shape = (uint64_t[]){SIZE};
-        tensor.data = weights;                       /* may change again when the next call returns */
-        check(ckd_save_tensor(save, &tensor, &why)); /* one call for each tensor */
+        ckd_save_options options = {.struct_size = sizeof options, .run = "toy", .step = step};
+        check(ckd_save_begin(&save, store, &options, &why)); /* step 2 is coded against step 1 */
+        check(ckd_save_tensor(save, &tensor, &why)); /* for each tensor, whose data may change from here on */
         check(ckd_save_commit(NULL, save, &why));    /* now the checkpoint survives a power failure */
     }
     ckd_checkpoint newest;
     ckd_load *load;
     check(ckd_store_find(&newest, store, "toy", CKD_LATEST, &why));
     check(ckd_load_begin(&load, store, &newest.id, &why));
-    ckd_load_request request = CKD_LOAD_REQUEST_INIT;
-    request.name = "layer.weight";
+    ckd_load_request request = {.struct_size = sizeof request, .name = "layer.weight", .data = half};
     request.region = (ckd_region){.kind = CKD_REGION_BOX, .offsets = {HALF}, .lengths = {HALF}};
-    request.data = half;
     request.size = sizeof half;
     check(ckd_load_tensor(load, &request, &why)); /* reads what that half needs, and verifies it */
     ckd_load_end(load);

@@ -16,18 +16,13 @@ static void check(ckd_status status) {
 
 int main(int argc, char **argv) {
     uint64_t steps = argc > 2 ? strtoull(argv[2], NULL, 10) : 20;
-    ckd_save_options save = CKD_SAVE_OPTIONS_INIT;
-    save.run = "toy";
-    ckd_session_options options = CKD_SESSION_OPTIONS_INIT;
-    options.save = &save;
+    ckd_save_options save = {.struct_size = sizeof save, .run = "toy"};
+    ckd_session_options options = {.struct_size = sizeof options, .save = &save};
     options.snapshot = CKD_SNAPSHOT_LAZY; /* copies while the next step computes, until the fence */
     options.every_steps = 5; /* without this line saves cost training at most 3.5 % of its time */
     ckd_session *session;
     check(ckd_session_open(&session, argc > 1 ? argv[1] : "toy-store", &options, &why));
-    ckd_tensor tensor = CKD_TENSOR_INIT;
-    tensor.name = "layer.weight";
-    tensor.dtype = CKD_F32;
-    tensor.ndim = 1;
+    ckd_tensor tensor = {.struct_size = sizeof tensor, .name = "layer.weight", .dtype = CKD_F32, .ndim = 1};
     tensor.shape = (uint64_t[]){SIZE};
     check(ckd_session_add(session, &tensor, weights, 0, &why)); /* once, for all saves and loads */
     check(ckd_session_add_bytes(session, "position", &position, sizeof position, &why));

@@ -252,12 +252,4 @@ ckd_status optimizer_copy(ckd_optimizer *out, const ckd_optimizer *from, ckd_err
  */
 ckd_status tensor_check(uint64_t *elements, const ckd_tensor *t, ckd_error *err);
 
-/* Values of every dtype as doubles, for norms and differences. */
-
-/*
- * Converts element i of an array of any alignment. Floats are exact, NaN and infinities included; integers and bool
- * give 0.
- */
-double element_to_double(ckd_dtype dtype, const void *values, uint64_t i);
-
 #endif

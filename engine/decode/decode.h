@@ -306,7 +306,7 @@ void decoder_free(decoder *d);
 ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err);
 
 /*
- * ---- series.c: blocks that build on each other, one after the other ----
+ * ---- values_step.c: blocks that build on each other, one after the other ----
  *
  * Between begin and end the decoder keeps the last few blocks' values. A block that builds on one of them reads nothing
  * below it. So a chain that is decoded from its oldest block on is read once. Records must be at the same address in

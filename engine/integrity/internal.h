@@ -224,16 +224,31 @@ typedef ckd_status (*repair_moved_fn)(void *context, const char *path, const cha
 ckd_status repair_put_spare_aside(ckd_store *store, const parity_sets *sets, repair_moved_fn moved,
                                   void *context, ckd_error *err);
 
+/* ---- scrub.c ---- */
+
+/* Looks for damage in listed chunk files, at a limited rate and without delaying collections. */
+typedef struct throttled_check {
+    ckd_store *store;
+    damage_list *damage;
+    const live_files *files;
+    rate_limiter *limiter;
+    bytes payload;     /* release with bytes_free */
+    file_lock *reader; /* held until the file is open; NULL between calls */
+} throttled_check;
 /*
- * scrub.c: Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes
+ * Reads a file through. *right: the file is still needed, exists and is undamaged. *listed: the file is still
+ * needed. Both may be NULL. Errors: those of the rate limiter, BUSY, IO, NOMEM.
+ */
+ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, const live_file *f,
+                                ckd_error *err);
+/*
+ * Records files->at_ns in the catalog as the time when the files were verified; 0 for damaged files. Takes
  * over the list and the publish lock. Errors: BUSY; as store_refresh_catalog_locked.
  */
 ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeout_ms, ckd_error *err);
 
-/* repair_catalog.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
+/* verify.c: Returns CORRUPT and names the file if the catalog of this store is damaged, otherwise CKD_OK. */
 ckd_status catalog_condition(const ckd_store *store, ckd_error *why);
-/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
-ckd_status repair_catalog(ckd_store *store, ckd_error *err);
 
 /* Chunk files that are damaged or missing, and could not be rebuilt. */
 typedef struct generation_request {

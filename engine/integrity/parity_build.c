@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/vocabulary.h"
-#include "engine/integrity/throttled_check.h"
 
 /* The result of reading a live file in this call. */
 typedef enum file_state { UNREAD, RIGHT, DAMAGED, GONE } file_state;

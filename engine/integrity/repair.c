@@ -9,7 +9,6 @@
 
 #include "engine/integrity/checkpoint_check.h"
 #include "engine/store/store.h"
-#include "engine/integrity/throttled_check.h"
 
 /* ---- the result ---- */
 
@@ -410,6 +409,20 @@ static ckd_status repair_older(repairing *r, ckd_error *err) {
 }
 
 /* ---- the catalog, which can be made from the manifests ---- */
+
+/* Moves the catalog to catalog.db.old and makes a new one. Errors: as store_rebuild_catalog; BUSY. */
+static ckd_status repair_catalog(ckd_store *store, ckd_error *err) {
+    file_lock *lock;
+    ckd_status status = store_lock_publish(&lock, store, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    pthread_mutex_lock(&store->mutex);
+    status = store_rebuild_catalog(store, true, err);
+    pthread_mutex_unlock(&store->mutex);
+    lock_release(lock);
+    return status;
+}
 
 static ckd_status repair_cache(repairing *r, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};

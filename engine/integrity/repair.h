@@ -3,7 +3,6 @@
 #define ENGINE_INTEGRITY_REPAIR_H
 
 #include "engine/integrity/internal.h"
-#include "engine/integrity/throttled_check.h"
 
 typedef struct bad_file {
     file_ref file;

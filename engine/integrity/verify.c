@@ -324,6 +324,23 @@ static ckd_status check_all(verification *v, ckd_error *err) {
                               : damage_add_trash(&v->damage, all, count, err);
 }
 
+ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
+    pathname p = path_in(store->path, FILE_CATALOG);
+    catalog *c = NULL;
+    ckd_status status = catalog_open(&c, p.text, CATALOG_READ, &store->id, 1000, why);
+    THEN(status, catalog_check(c, why));
+    catalog_close(c);
+    bool journal = file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) > 0;
+    if (status != CKD_E_CORRUPT || journal) {
+        /*
+         * It is fine, missing (the next writer makes it), in use by a writer, or has the journal of one that died (the
+         * next writer rolls it back). The manifests are what counts.
+         */
+        return CKD_OK;
+    }
+    return err_in_file(why, status, p.text);
+}
+
 static ckd_status check_catalog(verification *v, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = catalog_condition(v->store, &why);

@@ -16,4 +16,10 @@ typedef struct diff_sums {
 void diff_values(diff_sums *out, ckd_dtype dtype, const void *a, const void *b, uint64_t count);
 void diff_sums_add(diff_sums *to, const diff_sums *from);
 
+/*
+ * Converts element i of an array of any alignment. Floats are exact, NaN and infinities included; integers and bool
+ * give 0.
+ */
+double element_to_double(ckd_dtype dtype, const void *values, uint64_t i);
+
 #endif

@@ -71,8 +71,7 @@ void members_leave(rank_files *f);
  *   plan_make.c      finds the distinct regions of each tensor, checks that they tile it, and makes the plan
  *   plan_assign.c    who writes a region that several ranks hold
  *   plan_defect.c    where regions do not tile a tensor, and who holds them
- *   plan_bytes.c     plans as bytes, keys
- *   plan_cache.c     plans by key
+ *   plan.c           a plan: its memory, key and bytes, and the most recent ones by key
  *
  * Memory: about 60 bytes for each region of all ranks, and twice 8 bytes for each dimension of one tensor's regions.
  * Descriptions are read in place.

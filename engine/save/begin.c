@@ -1,4 +1,4 @@
-/* How a save begins, and how it ends: its files are removed or stay, and everything is released. */
+/* How a save begins, whether it is open, and how it ends: its files are removed or stay, and everything is released. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -236,6 +236,21 @@ ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_optio
     }
     *out = save;
     return CKD_OK;
+}
+
+/* ---- in between ---- */
+
+ckd_status save_check_open(const ckd_save *save, ckd_error *err) {
+    if (!save) {
+        return err_set(err, CKD_E_INVALID, "there is no save: it is NULL");
+    }
+    if (save->state == SAVE_OPEN) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_STATE,
+                   save->state == SAVE_FAILED
+                       ? "an earlier call on this save failed; it can only be aborted"
+                       : "the save is sealed; it can only be published, ended or aborted");
 }
 
 /* ---- the end ---- */

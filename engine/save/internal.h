@@ -17,16 +17,9 @@ typedef enum save_end {
 /* Returns INVALID if a checkpoint of the store has this save's id. The caller holds the store's mutex. */
 ckd_status save_check_id_unused(const ckd_save *save, ckd_error *err);
 
-/* ---- state.c ---- */
+/* ---- begin.c ---- */
 /* Returns STATE unless the save is open. Every public call on a save begins with it. */
 ckd_status save_check_open(const ckd_save *save, ckd_error *err);
-/* Records that the save depends on another checkpoint. */
-ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err);
-ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err);
-/* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
-void save_report_damage(ckd_save *save);
-
-/* ---- begin.c ---- */
 /* Releases everything, and removes the files that must go. If a removal fails, the intent stays, for recovery. */
 void save_close(ckd_save *save, save_end end);
 
@@ -111,6 +104,8 @@ ckd_status save_take_times(ckd_save *save, const rank_part *reported, ckd_error 
 ckd_status save_store_times(const ckd_save *save, const ckd_checkpoint *saved, ckd_error *err);
 
 /* ---- writer.c ---- */
+/* Records that the save depends on another checkpoint. */
+ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err);
 /*
  * Returns true if the disk has space for `payload` bytes in the chunk file and `copies` bytes in the materialized copy.
  * added: how many of these the last call did not know of. While there is plenty of space, the disk is asked again only

@@ -293,6 +293,17 @@ static ckd_status failure(save_pipeline *p, ckd_error *err) {
     return p->status;
 }
 
+/* Reports, once, that parts of the parent cannot be read. Called by the saving thread. */
+static void report_damage(ckd_save *save) {
+    if (atomic_load(&save->sources.damaged) && !save->sources.reported_damage) {
+        save->sources.reported_damage = true;
+        store_message(
+            save->store,
+            "parts of the parent %s@%llu are damaged; these blocks are stored without a delta (run ckptdelta verify)",
+            save->target.origin.run, (unsigned long long)save->target.origin.step);
+    }
+}
+
 ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
     save_pipeline *p = &save->pipeline;
     ckd_status status = cancel_poll(&save->group.stop, err);
@@ -307,7 +318,7 @@ ckd_status save_await(ckd_save *save, uint64_t written, ckd_error *err) {
     p->waited_ns += clock_monotonic_ns() - begun_ns;
     status = p->status != CKD_OK ? failure(p, err) : status;
     pthread_mutex_unlock(&p->mutex);
-    save_report_damage(save);
+    report_damage(save);
     return status;
 }
 

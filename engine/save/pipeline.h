@@ -133,6 +133,8 @@ void save_stop_helpers(struct ckd_save *save);
 ckd_status save_copy_borrowed(struct ckd_save *save, ckd_error *err);
 
 /* ---- region_job.c ---- */
+/* Counts bytes that the save has taken, and reports progress. Errors: CANCELLED. */
+ckd_status save_report_progress(struct ckd_save *save, uint64_t raw, ckd_error *err);
 /* context: what all blocks share. Errors: NOMEM. */
 ckd_status save_new_region_job(region_job **out, struct ckd_save *save, const tensor_context *t,
                                step_tensor *step, ckd_error *err);

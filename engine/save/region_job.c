@@ -1,4 +1,4 @@
-/* Region jobs: their blocks on the way into the pipeline, and the blocks of exact spans. */
+/* Region jobs: their blocks on the way into the pipeline, progress, and the blocks of exact spans. */
 #include "engine/save/internal.h"
 #include "engine/save/device.h"
 
@@ -90,6 +90,20 @@ static ckd_status push_block(uint64_t *count, ckd_save *save, region_job *rj, un
         save_push(save);
     }
     return status;
+}
+
+ckd_status save_report_progress(ckd_save *save, uint64_t raw, ckd_error *err) {
+    save->stats.raw_bytes += raw;
+    const ckd_save_options *o = &save->options;
+    if (!o->on_progress) {
+        return CKD_OK;
+    }
+    float_mode_leave(save->input.callers_mode);
+    int stop =
+        o->on_progress(o->progress_context, save->stats.raw_bytes,
+                       o->total_bytes > save->stats.raw_bytes ? o->total_bytes : save->stats.raw_bytes);
+    save->input.callers_mode = float_mode_enter();
+    return stop ? err_set(err, CKD_E_CANCELLED, "the save was cancelled") : CKD_OK;
 }
 
 ckd_status save_exact_span(ckd_save *save, const exact_span *span, step_tensor *step, ckd_error *err) {

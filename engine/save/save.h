@@ -5,7 +5,7 @@
  *   target.c        the run, the step and the parent; detects another launch that saves to a session's run
  *   tensor.c        takes tensors and blobs from the caller: each region is compared, cut, lossy or exact
  *   block_grid.c    a region's panels, and where their blocks end
- *   region_job.c    an exact span, block by block into the pipeline
+ *   region_job.c    an exact span, block by block into the pipeline; progress
  *     values.c        reads the values of a block
  *     device_dedup.c  blocks on a device that need not be read
  *     device.c        blocks that a device codes before they enter the pipeline
@@ -21,10 +21,10 @@
  *   commit.c        seal (file durable) -> publish (manifest, the commit point) -> catalog
  *     suspect.c       have values become NaN or infinite?
  *
- * Used by all of them: state.c (is the save open, its dependencies, progress), names.c (refuses a region or blob that
- * is saved twice), comparison.c (a checkpoint that exists already), measures.c (error figures, values that are not
- * finite), self_check.c (what a device made), terms.c (the options on which all ranks must agree), times.c (how long
- * each stage took), workspace.c (scratch that the next save uses again).
+ * Used by all of them: names.c (refuses a region or blob that is saved twice), comparison.c (a checkpoint that exists
+ * already), measures.c (error figures, values that are not finite), self_check.c (what a device made), terms.c (the
+ * options on which all ranks must agree), times.c (how long each stage took), workspace.c (scratch that the next save
+ * uses again).
  */
 #ifndef ENGINE_SAVE_SAVE_H
 #define ENGINE_SAVE_SAVE_H

@@ -152,6 +152,20 @@ static record describe(const block_job *job, const tensor_context *t) {
                                             : job->decision.dependency_count};
 }
 
+ckd_status save_depend(save_output *out, const ckd_id *checkpoint, ckd_error *err) {
+    for (size_t i = out->dependency_count; i-- > 0;) {
+        if (id_equal(&out->dependencies[i], checkpoint)) {
+            return CKD_OK;
+        }
+    }
+    if (ARRAY_GROW(out->dependencies, out->dependency_capacity, out->dependency_count + 1, "dependencies",
+                   err) != CKD_OK) {
+        return CKD_E_NOMEM;
+    }
+    out->dependencies[out->dependency_count++] = *checkpoint;
+    return CKD_OK;
+}
+
 ckd_status save_register(save_append *out, ckd_save *save, const block_job *job, const tensor_context *t,
                          step_tensor *step, ckd_error *err) {
     out->record = describe(job, t);

@@ -232,7 +232,7 @@ void slot_message_free(slot_message *m);
 /* Copies the body's first `size` bytes. Errors: INVALID (it is shorter). */
 ckd_status slot_message_get(void *to, size_t size, const slot_message *m, ckd_error *err);
 
-/* ---- client.c ---- */
+/* ---- message.c: the side that asks ---- */
 
 /*
  * Finds where the agent of a store listens. where: NULL or "auto" for the usual place, which depends on the user and on

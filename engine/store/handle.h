@@ -31,7 +31,7 @@ typedef struct scrubbed_files {
     uint64_t at_ns; /* the time of that reading, the same for all files */
 } scrubbed_files;
 
-/* ---- chain_check.c: records whose stored bytes this handle has read in the last hour, and found intact ---- */
+/* ---- closure.c: records whose stored bytes this handle has read in the last hour, and found intact ---- */
 typedef struct intact_records {
     pthread_mutex_t mutex;
     hash_set records;  /* by file and offset */
@@ -201,6 +201,8 @@ typedef struct reconcile_result {
  * checkpoint in the catalog is durable afterwards. Writing the file needs the publish lock.
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err);
+/* Adds one checkpoint to the catalog, from its manifest. Inside a transaction. Errors: those of catalog_add. */
+ckd_status store_ingest(ckd_store *store, const manifest *m, ckd_error *err);
 /*
  * Records the current state of the folders in the catalog, so that the next open need not read all manifests. Called in
  * the transaction that adds or drops a row. Under the publish lock, after store_refresh_catalog_locked.
@@ -275,10 +277,6 @@ void scrub_times_queue(ckd_store *store, scrubbed_files *f);
 /* Writes the queued times. In a transaction of the catalog, with the mutex held. */
 ckd_status scrub_times_write(ckd_store *store, ckd_error *err);
 void scrub_times_name(char name[64], const ckd_id *file); /* the file's name as the catalog has it */
-
-/* ---- catalog_ingest.c ---- */
-/* Adds one checkpoint to the catalog, from its manifest. Inside a transaction. Errors: those of catalog_add. */
-ckd_status store_ingest(ckd_store *store, const manifest *m, ckd_error *err);
 
 /* ---- manifests.c ---- */
 /* Reads and decodes one manifest. Errors: NOT_FOUND, CORRUPT, UNSUPPORTED. */

@@ -19,8 +19,6 @@ ckd_status transfer_plan(transfer *t, ckd_error *err);
  * stay.
  */
 ckd_status transfer_plan_files(transfer *t, ckd_error *err);
-/* Sets total, and the bytes that each item adds: planned before the copy, actual after it. Errors: NOMEM. */
-ckd_status transfer_count_bytes(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* frees the whole plan */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
@@ -93,7 +91,10 @@ ckd_status transfer_skip_blocked(transfer *t, ckd_error *err);
  * caller holds the destination's reader lock, and not its publish lock.
  */
 ckd_status transfer_restore(transfer *t, ckd_error *err);
+
 /* ---- result.c ---- */
+/* Sets total, and the bytes that each item adds: planned before the copy, actual after it. Errors: NOMEM. */
+ckd_status transfer_count_bytes(transfer *t, ckd_error *err);
 ckd_status transfer_result(ckd_copy_result **out, transfer *t, ckd_error *err);
 /* Returns CKD_OK, or the error of the first checkpoint that was left out. */
 ckd_status transfer_skipped(const transfer *t, ckd_error *err);

@@ -386,33 +386,6 @@ static ckd_status gather_files(transfer *t, ckd_error *err) {
     return CKD_OK;
 }
 
-ckd_status transfer_count_bytes(transfer *t, ckd_error *err) {
-    bytes encoded = {0};
-    t->total = 0;
-    for (size_t i = 0; i < t->file_count; i++) {
-        t->files[i].counted = false;
-    }
-    for (size_t i = 0; i < t->count && !encoded.failed; i++) {
-        transfer_item *item = &t->items[i];
-        if (!transfer_moves(item)) {
-            continue;
-        }
-        bytes_clear(&encoded);
-        manifest_encode(&encoded, &t->from->id, &item->m);
-        item->bytes = item->manifest_bytes = encoded.size;
-        for (size_t k = 0; k < item->m.file_count; k++) {
-            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
-            uint64_t size = !f->to_move || f->counted ? 0 : f->file.size;
-            f->counted = true;
-            item->bytes += size;
-            t->total += size;
-        }
-    }
-    bool failed = encoded.failed;
-    bytes_free(&encoded);
-    return failed ? err_nomem(err, METADATA_MAX, "a manifest") : CKD_OK;
-}
-
 /* ---- tags ---- */
 
 static bool is_asked(const planning *p, const ckd_id *id) {

@@ -1,4 +1,6 @@
 /*
+ * A plan once it is made: its memory, its key, its bytes, and the most recent plans by key.
+ *
  * Plans as bytes: "ckdp", u32 version, u32 world, u32 0, the key; then tensors, regions, written, replicas, empty and
  * raw bytes (u64 each). For each rank: the hash of its description, u64 regions, u64 bytes and one bit a region. At the
  * end, u64 hash of everything before.
@@ -9,8 +11,9 @@
 #include "codec/common/common.h"
 #include "engine/ranks/internal.h"
 
-#define MAGIC   "ckdp"
-#define VERSION 1
+#define MAGIC         "ckdp"
+#define VERSION       1
+#define PLANS_USUALLY 4
 
 ckd_status plan_new(ckd_plan **out, uint32_t world, const uint64_t *regions, ckd_error *err) {
     *out = NULL;
@@ -176,4 +179,58 @@ ckd_status plan_read(ckd_plan **out, const void *data, size_t size, ckd_error *e
         return err_set(err, CKD_E_CORRUPT, "a plan was damaged on its way");
     }
     return read_plan(out, &at, world, err);
+}
+
+/* ---- the most recent plans, by key ---- */
+
+struct plan_cache {
+    uint32_t capacity, count;
+    ckd_plan *plans[]; /* most recently used first */
+};
+
+ckd_status plan_cache_new(plan_cache **out, uint32_t plans, ckd_error *err) {
+    plans = plans ? plans : PLANS_USUALLY;
+    size_t size = sizeof(**out) + plans * sizeof((*out)->plans[0]);
+    *out = calloc(1, size);
+    if (!*out) {
+        return err_nomem(err, size, "a cache of plans");
+    }
+    (*out)->capacity = plans;
+    return CKD_OK;
+}
+
+void plan_cache_free(plan_cache *cache) {
+    for (uint32_t i = 0; cache && i < cache->count; i++) {
+        ckd_plan_free(cache->plans[i]);
+    }
+    free(cache);
+}
+
+static void to_front(plan_cache *cache, uint32_t index) {
+    ckd_plan *plan = cache->plans[index];
+    memmove(cache->plans + 1, cache->plans, index * sizeof(cache->plans[0]));
+    cache->plans[0] = plan;
+}
+
+const ckd_plan *plan_cache_find(plan_cache *cache, const hash128 *key) {
+    for (uint32_t i = 0; i < cache->count; i++) {
+        if (hash128_equal(&cache->plans[i]->key, key)) {
+            to_front(cache, i);
+            return cache->plans[0];
+        }
+    }
+    return NULL;
+}
+
+void plan_cache_add(plan_cache *cache, ckd_plan *plan) {
+    if (plan_cache_find(cache, &plan->key)) {
+        ckd_plan_free(cache->plans[0]);
+        cache->plans[0] = plan;
+        return;
+    }
+    if (cache->count == cache->capacity) {
+        ckd_plan_free(cache->plans[--cache->count]);
+    }
+    cache->plans[cache->count] = plan;
+    to_front(cache, cache->count++);
 }
