@@ -15,7 +15,7 @@
  * - Handles are opaque. Two threads must not use one handle at once. They may use different handles, even of the same
  *   store. Any number of processes may open a store; they coordinate through locks in it.
  * - Sizes and offsets are in bytes, lengths and regions in elements, times in nanoseconds since 1970 (UTC).
- * - Option structs begin with their size. Start from the INIT macro, or set what it sets. Zero means the default
+ * - Option structs begin with their size. Start from the INIT macro, which sets it. Zero means the default
  *   everywhere. Fields are only ever appended. A struct_size that is too small for any version is INVALID.
  * - Stores, groups of ranks, ids and outputs must not be NULL unless a call allows it; this is not checked everywhere.
  *   A NULL save, load or session, as left by a failed call, yields INVALID. Calls that return no status ignore it.
