@@ -62,7 +62,7 @@ SMALL_EXAMPLE_SRC := examples/save.c examples/session.c
 # Each bench/*/bench_*.c is a program. The other files of its folder are its parts; two are linked by rules of their own.
 BENCH_SRC := $(wildcard bench/*/bench_*.c)
 BENCH_PART_SRC := $(filter-out $(BENCH_SRC) bench/support/slow_disk.c bench/ranks/mpi_save.c,$(wildcard bench/*/*.c))
-TEST_DIRS := tests tests/* tests/*/*
+TEST_DIRS := tests tests/* tests/*/* tests/*/*/*
 TEST_SRC = $(filter-out $(if $(HAVE_S3),,%/test_s3_parse.c),$(wildcard $(addsuffix /test_*.c,$(TEST_DIRS))))
 # What only test_power_cut has: it stands in front of the C library.
 POWER_SRC := tests/support/recorder.c $(wildcard tests/support/power*.c)

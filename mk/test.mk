@@ -126,7 +126,7 @@ $(B)/tests/mpi_nomem: $(B)/obj/tests/mpi/mpi_nomem.o $(MPI_OBJ) $(B)/obj/interna
 
 .SECONDARY: $(call obj,$(TEST_SRC) $(FUZZ_SRC) $(BENCH_SRC) $(FUZZ_SUPPORT_SRC)) $(POWER_OBJ)
 
-# Run by tests/objects/*.py. It opens the library of S3 as programs do.
+# Run by the Python tests below tests/objects/. It opens the library of S3 as programs do.
 OBJECTS_TOOL := $(B)/tests/objects_tool
 $(OBJECTS_TOOL): $(B)/obj/tests/objects/objects_tool.o $(B)/obj/internal.a $(S3_LIB)
 	$(call say,LINK,$@)

@@ -9,7 +9,7 @@ from ckd_errors import Corrupt, Unsupported
 
 
 def known():
-    """tests/codec/test_adaptive_known.c says what a line is."""
+    """tests/codec/entropy/test_adaptive_known.c says what a line is."""
     out = {}
     for line in (Path(__file__).resolve().parents[1] / "golden" / "adaptive.txt").read_text(encoding="ascii").splitlines():
         name, *numbers, stream = line.split(" ")

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from support_cli import CORRUPT, USAGE, run
-from test_cli_run import TRAINER, Job, job  # noqa: F401
+from support_run import TRAINER, Job, job  # noqa: F401
 
 # `values` are those of the state's only tensor; TRAINER saves the step.
 NAN = TRAINER.replace('json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})', "json.dumps(header_of())") \

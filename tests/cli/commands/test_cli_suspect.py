@@ -8,7 +8,7 @@ import pytest
 
 import support_safetensors as st
 from support_cli import CORRUPT, FAILED, check_documented, run, state, store  # noqa: F401
-from test_cli_run import Job
+from support_run import Job
 
 
 def broken(step):

@@ -3,7 +3,7 @@
 import pytest
 
 from support_cli import check_documented
-from test_cli_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
+from support_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
 from test_cli_run_hang import PROGRESS, trainer
 from test_cli_run_nan import trainer as trainer_of_values
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from support_cli import USAGE, run
-from test_cli_run import STOPPED, exists, job, until  # noqa: F401
+from support_run import STOPPED, exists, job, until  # noqa: F401
 
 # A command that uses a GPU once, and works at the second attempt. `gpu` has what nvidia-smi prints.
 COMMAND = ("sh", "-c", 'cat gpu >>seen; [ $CKPTDELTA_ATTEMPT = 2 ] || { echo "$$, 512 MiB" >>gpu; exit 1; }')

@@ -17,7 +17,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, FAILED, NOT_FOUND, USAGE, check_documented, run, state, store  # noqa: F401
 
-HANDMADE = Path(__file__).resolve().parents[1] / "golden/v1/handmade"
+HANDMADE = Path(__file__).resolve().parents[2] / "golden/v1/handmade"
 INDEX = "model.safetensors.index.json"
 
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from support_cli import USAGE, check_documented, run
-from test_cli_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
+from support_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
 from test_cli_run_nan import trainer
 
 # Three healthy steps, then suspect ones.

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from support_cli import USAGE, run
-from test_cli_run import STOPPED, TRAINER, Job, exists, job, until  # noqa: F401
+from support_run import STOPPED, TRAINER, Job, exists, job, until  # noqa: F401
 
 PROGRESS = """
 import ctypes, faulthandler, fcntl

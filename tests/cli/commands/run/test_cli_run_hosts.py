@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from support_cli import USAGE, check_documented, run
-from test_cli_run import STOPPED, exists, job, until  # noqa: F401
+from support_run import STOPPED, exists, job, until  # noqa: F401
 
 
 class Cluster:

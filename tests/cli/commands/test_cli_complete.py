@@ -11,7 +11,7 @@ import pytest
 
 from support_cli import COMMAND, CORRUPT, NOT_FOUND, USAGE, run, state, store  # noqa: F401
 
-BUILD = Path(os.environ.get("CKPTDELTA_BUILD") or Path(__file__).resolve().parents[2] / "build/current")
+BUILD = Path(os.environ.get("CKPTDELTA_BUILD") or Path(__file__).resolve().parents[3] / "build/current")
 MAN = BUILD / "man"
 
 

@@ -68,11 +68,11 @@ def test_all_documented_objects_are_printed(full):
     seen = set()
     checked(full.json("list"), "list", seen)
     checked(full.json("show", "--run", "gpt"), "show", seen)
-    lossy = Path(__file__).resolve().parents[1] / "golden/v1/lossy"
+    lossy = Path(__file__).resolve().parents[2] / "golden/v1/lossy"
     assert checked(run("list", lossy, "--json", expect_message="").json(), "list", seen)["errors"]
     checked(run("show", lossy, "--json", expect_message="").json(), "show", seen)
     checked(full.json("diff", "gpt@1", "tuned@3"), "diff", seen)
-    prices = Path(__file__).resolve().parents[2] / "docs/prices-example.json"
+    prices = Path(__file__).resolve().parents[3] / "docs/prices-example.json"
     checked(full.json("report"), "report", seen)
     assert checked(full.json("timeline"), "timeline", seen)["saves"]
     checked(full.json("report", "--prices", prices, "--until", 10, "--keep-last", 1), "report", seen)
