@@ -1,7 +1,7 @@
 /*
  * Products of factors on a device. They are products of bytes if all integers fit bytes. They are products of floats
  * if not, if the columns do not suit tensor cores, or if the device lacks byte products. What is saved and loaded does
- * not depend on it. The device is emulated; tests/kernels/test_cuda_parity.c tests the products themselves on a real
+ * not depend on it. The device is emulated; tests/kernels/cuda/test_cuda_parity.c tests the products themselves on a real
  * one.
  */
 #include <setjmp.h>
