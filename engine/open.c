@@ -12,7 +12,7 @@ static ckd_status recover(ckd_store *store, ckd_error *err) {
     THEN(status, transfer_recover(store, err));
     THEN(status, rename_recover(store, err));
     parity_recover(store);
-    return status == CKD_OK && !store->options.keep_trash ? trash_collect_if_unread(store, err) : status;
+    return status == CKD_OK && !store->options.keep_trash ? trash_collect_if_no_readers(store, err) : status;
 }
 
 static void close_store(ckd_store *store) {

@@ -135,7 +135,8 @@ void chunk_writer_gather_many(chunk_writer *w) {
     w->gathers_many = true;
 }
 
-static bool holds_back(chunk_writer *w, const record *r) {
+/* Also counts tiny records: the first few are written at once. */
+static bool decide_to_hold_back(chunk_writer *w, const record *r) {
     bool tiny = w->gathers_many && r->stored_size <= TINY;
     w->tiny += tiny;
     return (w->gathers || (tiny && w->tiny > MANY)) && gather_takes(r, w->scratch->header.size);
@@ -264,7 +265,7 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
     ckd_status status = r->kind == RECORD_BUNDLE
                             ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
                             : encode_record(w, r, err);
-    if (status == CKD_OK && holds_back(w, r)) {
+    if (status == CKD_OK && decide_to_hold_back(w, r)) {
         status = hold_back(w, r, payload, err);
     } else if (status == CKD_OK) {
         r->offset = file_written(w->file);

@@ -23,21 +23,29 @@ struct coder {
     size_t planes_size;
 };
 
-static const char *const names[CODING_ARRAY_COUNT] = {
-    [CODING_RAW] = "raw",
-    [CODING_ZSTD] = "zstd",
-    [CODING_LZ4] = "lz4",
-    [CODING_ZSTD_PLANES] = "zstd on byte planes",
-    [CODING_LZ4_PLANES] = "lz4 on byte planes",
-    [CODING_SYMBOLS] = "symbols",
+/* By number. Messages name only codings of arrays. */
+static const struct {
+    const char *name;
+    bool is_array;
+} codings[] = {
+    [CODING_RAW] = {"raw", true},
+    [CODING_ZSTD] = {"zstd", true},
+    [CODING_LZ4] = {"lz4", true},
+    [CODING_ZSTD_PLANES] = {"zstd on byte planes", true},
+    [CODING_LZ4_PLANES] = {"lz4 on byte planes", true},
+    [CODING_SYMBOLS] = {"symbols", true},
+    [CODING_LATTICE] = {"?", false},
+    [CODING_GRADIENT] = {"?", false},
 };
 
+#define CODINGS (sizeof(codings) / sizeof(codings[0]))
+
 const char *coding_name(coding c) {
-    return coding_is_array((uint32_t)c) ? names[c] : "?";
+    return (uint32_t)c < CODINGS ? codings[c].name : "?";
 }
 
 bool coding_is_array(uint32_t c) {
-    return c < CODING_ARRAY_COUNT;
+    return c < CODINGS && codings[c].is_array;
 }
 
 /* ---- scratch ---- */

@@ -141,8 +141,8 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
                       size_t capacity);
 
 /*
- * Decodes exactly out->n integers. Any bytes give integers or CORRUPT, in time and memory bounded by n. The stream
- * states its mode, and whether it uses contexts: if so, out->context must not be NULL (CORRUPT).
+ * Decodes exactly out->n integers. Any bytes give integers, CORRUPT or UNSUPPORTED (a kind of stream that this version
+ * does not know), in time and memory bounded by n. The stream states its mode, and whether it uses contexts: if so, out->context must not be NULL (CORRUPT).
  */
 ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const void *from, size_t size,
                           ckd_error *err);
@@ -191,9 +191,8 @@ typedef enum coding {
     CODING_ZSTD_PLANES = 3,
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
-    CODING_ARRAY_COUNT, /* one past those that store one array of integers; stays 6, as CODING_LATTICE is 6 in files */
-    CODING_LATTICE = CODING_ARRAY_COUNT, /* a lossy block: codec/lattice/lattice.h */
-    CODING_GRADIENT = 7                  /* a first moment by its gradient: two symbol streams */
+    CODING_LATTICE = 6, /* a lossy block: codec/lattice/lattice.h */
+    CODING_GRADIENT = 7 /* a first moment by its gradient: two symbol streams */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */

@@ -219,8 +219,8 @@ static bool take_runs(uint32_t *place, size_t limit, size_t count, symbols_chang
             return false;
         }
         const uint32_t length = c->length[r] + 1;
-        for (uint32_t i = 0; i < SYMBOLS_PLACES_MORE;
-             i++) { /* most runs are shorter; the next one overwrites the rest */
+        /* Most runs are shorter; the next one overwrites the rest. */
+        for (uint32_t i = 0; i < SYMBOLS_PLACES_MORE; i++) {
             place[done + i] = (uint32_t)at + i;
         }
         for (uint32_t i = SYMBOLS_PLACES_MORE; i < length; i++) {

@@ -91,8 +91,8 @@ typedef struct lattice_payload {
     size_t size;
     uint64_t count;
     const lattice_columns *columns, *rows;
-    bool
-        as_masks; /* gives masks if at most one integer in LATTICE_FEW is not zero and there is no low-rank part */
+    /* gives masks if at most one integer in LATTICE_FEW is not zero and there is no low-rank part */
+    bool as_masks;
 } lattice_payload;
 #define LATTICE_FEW 8
 /*

@@ -301,7 +301,7 @@ static ckd_status write_records(file_rewrite *x, bool shared, const bool *needed
 }
 
 /* Shared records come last, when it is known which of them are needed. */
-static ckd_status write_all(file_rewrite *x, ckd_error *err) {
+static ckd_status write_blocks_then_shared(file_rewrite *x, ckd_error *err) {
     bool *needed = NULL;
     ckd_status status = write_records(x, false, NULL, err);
     THEN(status, find_needed(&needed, x->r, x->number, err));
@@ -327,7 +327,7 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
         if (bundles || r->m.checkpoint.fidelity != CKD_EXACT) {
             chunk_writer_gather(w);
         }
-        status = write_all(&x, err);
+        status = write_blocks_then_shared(&x, err);
     }
     for (size_t i = 0; items && i < BATCH_ITEMS; i++) {
         bytes_free(&items[i].payload);
@@ -338,7 +338,7 @@ static ckd_status fill_file(rewrite *r, size_t number, chunk_writer *w, ckd_erro
     return status;
 }
 
-static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
+static ckd_status write_rewritten_file(rewrite *r, size_t number, ckd_error *err) {
     const char *root = r->c->store->path;
     file_ref *file = &r->m.files[number];
     chunk_identity identity = {r->c->store->id, file->id, r->intent->writer};
@@ -361,7 +361,7 @@ static ckd_status write_file(rewrite *r, size_t number, ckd_error *err) {
 ckd_status compact_write_files(rewrite *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < r->m.own_count && status == CKD_OK; i++) {
-        status = write_file(r, i, err);
+        status = write_rewritten_file(r, i, err);
     }
     return status == CKD_OK ? dir_sync(path_in(r->c->store->path, DIR_CHUNKS).text, err) : status;
 }
@@ -373,7 +373,8 @@ typedef struct reading {
     const view *written;
 } reading;
 
-static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
+/* Compares the block with the original. If it was recoded, decodes it, which compares its content hash. */
+static ckd_status check_rewritten_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     reading *x = context;
     compact_worker *w = &x->r->c->workers[worker];
     const view_block *b = &x->written->blocks[index], *old = &x->r->plan->view->blocks[index];
@@ -393,7 +394,7 @@ static ckd_status read_back(void *context, size_t index, uint32_t worker, ckd_er
 }
 
 /* All records of the new files: blocks that were copied, blobs, and what blocks share. */
-static ckd_status read_file_back(void *context, size_t index, uint32_t worker, ckd_error *err) {
+static ckd_status check_rewritten_file(void *context, size_t index, uint32_t worker, ckd_error *err) {
     const rewrite *r = context;
     (void)worker;
     return read_named_file(r->c->store, &r->m.files[index], err);
@@ -433,8 +434,8 @@ static ckd_status check_written(rewrite *r, const view *written, ckd_error *err)
         return err_set(err, CKD_E_CORRUPT, "the rewritten files lack blocks of the checkpoint");
     }
     reading x = {r, written};
-    ckd_status status = pool_run(r->c->store->pool, r->m.own_count, read_file_back, r, err);
-    THEN(status, pool_run(r->c->store->pool, written->block_count, read_back, &x, err));
+    ckd_status status = pool_run(r->c->store->pool, r->m.own_count, check_rewritten_file, r, err);
+    THEN(status, pool_run(r->c->store->pool, written->block_count, check_rewritten_block, &x, err));
     THEN(status, closure_prove_files(&r->m, &r->c->views, written, err));
     THEN(status, compact_read_moved(r->c, written, r->m.files, r->m.own_count, err));
     return status == CKD_OK ? totals_set(&r->m, written, err) : status;

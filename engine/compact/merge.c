@@ -131,7 +131,7 @@ static ckd_status copy_source(merge_set *x, const merge_source *s, chunk_writer 
     return status == CKD_OK ? compact_throttle(x->g->c, 2 * s->file.size, 0, err) : status;
 }
 
-static ckd_status write_file(merge_set *x, file_ref *to, const compact_intent *i, ckd_error *err) {
+static ckd_status write_merged_file(merge_set *x, file_ref *to, const compact_intent *i, ckd_error *err) {
     const ckd_store *store = x->g->c->store;
     chunk_identity identity = {store->id, to->id, i->writer};
     pathname temp = path_chunk(store->path, &to->id, ".tmp");
@@ -153,7 +153,8 @@ static ckd_status write_file(merge_set *x, file_ref *to, const compact_intent *i
                             : status;
 }
 
-static ckd_status read_back(const merge_set *x, const file_ref *file, ckd_error *err) {
+/* Reads the new file through, and compares its payloads with their checksums. */
+static ckd_status check_merged_file(const merge_set *x, const file_ref *file, ckd_error *err) {
     chunk *c = NULL;
     bytes payload = {0};
     ckd_status status = view_open_chunk(&c, x->g->c->store, file, &x->sources[0]->first->m.checkpoint, err);
@@ -166,14 +167,14 @@ static ckd_status read_back(const merge_set *x, const file_ref *file, ckd_error 
     return status;
 }
 
-static ckd_status write_files(merge_set *x, const compact_intent *i, ckd_error *err) {
+static ckd_status write_and_check_files(merge_set *x, const compact_intent *i, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
-        status = write_file(x, &x->outputs[k], i, err);
+        status = write_merged_file(x, &x->outputs[k], i, err);
     }
     THEN(status, dir_sync(path_in(x->g->c->store->path, DIR_CHUNKS).text, err));
     for (size_t k = 0; k < x->output_count && status == CKD_OK; k++) {
-        status = read_back(x, &x->outputs[k], err);
+        status = check_merged_file(x, &x->outputs[k], err);
     }
     return status;
 }
@@ -321,7 +322,7 @@ static ckd_status gather_group(merge_set *x, ckd_error *err) {
             compact_intent_begin_for(&i, c, &x->sources[0]->first->m.checkpoint,
                                      (const ckd_id *)(const void *)ids.data, ids.size / sizeof(ckd_id), err);
     }
-    THEN(status, write_files(x, &i, err));
+    THEN(status, write_and_check_files(x, &i, err));
     THEN(status, compact_record_proven(c, x->outputs, x->output_count, err));
     THEN(status, publish_all(i.named, &i.undecided, x, err));
     compact_intent_end(&i, c->store);

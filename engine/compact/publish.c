@@ -164,7 +164,7 @@ static ckd_status record_loads(rewrite *r, ckd_error *err) {
     return compact_record_loads(r->c, &r->m.checkpoint.id, blocks, count, err);
 }
 
-static ckd_status write_all(compact_intent *i, rewrite *r, ckd_error *err) {
+static ckd_status write_and_verify(compact_intent *i, rewrite *r, ckd_error *err) {
     ckd_status status = compact_intent_make_ids(i, r->plan->published, err);
     THEN(status, describe(r, i, err));
     THEN(status, check_room(r, err));
@@ -216,7 +216,7 @@ ckd_status compact_rewrite(uint64_t *stored, compaction *c, rewrite_plan *plan, 
     compact_intent i = {.lock = NULL};
     rewrite r = {.c = c, .plan = plan};
     bool committed = false;
-    ckd_status status = write_all(&i, &r, err);
+    ckd_status status = write_and_verify(&i, &r, err);
     if (status == CKD_OK && !gains(&r)) {
         plan->why = 0;
     } else if (status == CKD_OK) {

@@ -168,13 +168,14 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
     return status;
 }
 
-static void choose_coding(block_job *job, compaction *c, const block_rewrite *f) {
+/* Chooses whether the block is stored as a delta or on its own. */
+static void choose_candidate(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
-    chain.stored += (double)job->analysis.delta.size;
+    chain.stored += (double)job->analysis.predicted.size;
     bool delta =
-        job->analysis.delta.available &&
-        pays(c, &chain, &job->decision.base, job->analysis.delta.size, job->analysis.standalone.size);
-    job->decision.chosen = delta ? &job->analysis.delta : &job->analysis.standalone;
+        job->analysis.predicted.available &&
+        pays(c, &chain, &job->decision.base, job->analysis.predicted.size, job->analysis.standalone.size);
+    job->decision.chosen = delta ? &job->analysis.predicted : &job->analysis.standalone;
     job->decision.predictor = delta ? PREDICT_PARENT : PREDICT_NONE;
     job->decision.depth = delta ? f->new_base_load.depth + 1 : 0;
     job->decision.materialize = false;
@@ -187,22 +188,22 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
     const record *r = item->from;
     block_job *job = &x->w->job;
     tensor_context t = context_of(x->p, &x->p->view->blocks[item->block], f);
-    coding_context save = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
-                           .views = &c->views,
-                           .parent = f->new_base,
-                           .dedup_index = &c->nothing,
-                           .checkpoint = x->p->view->manifest.checkpoint.id};
+    coding_context ctx = {.level = f->why & CKD_COMPACT_COLD ? ARCHIVE_LEVEL : 0,
+                          .views = &c->views,
+                          .parent = f->new_base,
+                          .dedup_index = &c->nothing,
+                          .checkpoint = x->p->view->manifest.checkpoint.id};
     load_budget budget = {.limit = c->options.max_load_cost, .newest_limit = c->options.max_load_cost};
     job->input.values = x->w->values.data;
     job->input.first = r->first;
     job->input.count = r->count;
     job->input.try_delta = true;
-    ckd_status status = block_analyse(job, &save, &t, &budget, err);
+    ckd_status status = block_analyse(job, &ctx, &t, &budget, err);
     if (status == CKD_OK && block_is_duplicate(job)) {
         return code_copy(x, err);
     }
     if (status == CKD_OK) {
-        choose_coding(job, c, f);
+        choose_candidate(job, c, f);
         status = block_encode(job, &t, err);
     }
     if (status != CKD_OK) {

@@ -142,6 +142,7 @@ static void plan_endings(load_budget *b) {
         qsort(all, count, sizeof(*all), highest_first);
     }
     double left = b->to_free, slack = (BUDGET_MARGIN - PLAN_MARGIN) * b->limit * b->rest_base.work;
+    /* Within the slack, it stops at a chain that would free twice what is left, or more. */
     for (size_t i = 0; i < count && left > 0 && (left > slack || all[i].freed < 2 * left); i++) {
         left -= all[i].freed;
         b->ending = all[i].priority > 0 ? all[i].priority : 1;
@@ -221,7 +222,7 @@ static bool saved_before(const view *parent, rank_of_world by) {
     return found && parent->manifest.checkpoint.world == by.world;
 }
 
-void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
+void budget_plan_ends(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
     double exact = 0, lossy = 0, steps = 0, share = 1; /* the first three: base loads of chains that grow */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;

@@ -62,7 +62,7 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
         return work + WORK_CHANGES * elements + WORK_CHANGE * (double)symbols;
     }
     work += residual && c != CODING_LATTICE ? WORK_APPLY * raw : 0;
-    switch ((int)c) {
+    switch (c) { /* without a default, so that the compiler warns of a missing coding */
     case CODING_LATTICE:
         work += WORK_LATTICE * elements + fmin(WORK_LATTICE_BLOCK, WORK_LATTICE_SMALL * elements);
         work += low_rank_work((uint64_t)elements, element_size, symbols);
@@ -80,9 +80,10 @@ double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size
         work += WORK_PLANES * raw; /* fall through */
     case CODING_LZ4:
         return work + WORK_LZ4 * raw;
-    default:
-        return work;
+    case CODING_RAW:
+        break;
     }
+    return work; /* of an unknown coding, too */
 }
 
 load_cost base_cost(size_t element_size, uint64_t raw_size, uint64_t base_stored) {

@@ -112,13 +112,13 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * A delta is taken only if
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
  *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
- *    (lossy: three times);
+ *    (lossy: four times);
  *  - the whole checkpoint costs at most max_load_cost base loads. Blocks still to come count with their cost in the
  *    parent; a rank counts its share. A save that leaves out tensors of the parent counted too much, so it may cost up
  *    to the bound on a single block.
  * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. A plan
- * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
- * and sizes stay even: there are no periodic full saves.
+ * (budget_plan_ends) ends the longest exact chains before that. So chains of different blocks end at different
+ * checkpoints and sizes stay even: there are no periodic full saves.
  *
  * A restart loads the newest checkpoint, and so does the next save. A caller may set newest_load_cost to a limit below
  * max_load_cost. Blocks whose chains would exceed it are then stored once more, coded on their own, as an evictable
@@ -155,23 +155,26 @@ typedef struct load_budget {
     load_cost rest_chain, rest_base; /* expected of the remaining blocks */
     const view *planned;   /* the parent, by whose chains the next three are planned (chain_plan.c) */
     uint32_t planned_rank; /* the rank whose blocks of it count; UINT32_MAX: all do */
-    uint64_t ending;       /* chains end from this priority on; 0: none does */
+    uint64_t ending;       /* chains end from this priority on; 0: none by plan */
     double to_free;        /* work that chains which end have yet to save */
 } load_budget;
 
+typedef struct rank_of_world {
+    uint32_t rank, world;
+} rank_of_world;
 /*
  * Expects the parent's costs of all blocks. If the checkpoint would then exceed its bound, plans which chains end: the
  * longest, as that frees most for the bytes it takes. One of several ranks plans for what it saved of the parent. If it
  * saved nothing of it, or the number of ranks changed, it plans for all and expects an even share. `limit` must be set.
  * The parent's view must outlive the budget.
  */
-typedef struct rank_of_world {
-    uint32_t rank, world;
-} rank_of_world;
-void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by);
+void budget_plan_ends(load_budget *b, view_cache *views, const view *parent, rank_of_world by);
 /* Takes some of the expected costs away, because the real ones follow. A rank may save more than it expected to. */
 void budget_remove_expected(load_budget *b, const load_cost *chain, const load_cost *base);
-/* Whether the chain of the parent's block is not to be continued. Depends on the plan only, not on decisions. */
+/*
+ * Whether the chain of the parent's block is not to be continued: the plan ends it, or it is a chain of steps that
+ * would soon exceed its own bound. Does not depend on decisions.
+ */
 bool budget_ends_chain(const load_budget *b, const record *parent_block);
 /* Whether such a chain is long enough for a delta on the block that it begins with. */
 bool budget_may_merge(const record *parent_block);
@@ -287,13 +290,13 @@ typedef struct decoder {
     uint32_t nested;  /* nesting of inputs */
     cached_block cached[CACHED_BLOCKS];
     uint64_t cache_clock;
-    values_store *store;      /* the load's; NULL: no store */
-    const record *filling;    /* the first, by values_store_before, being decoded into it; NULL: none */
-    const load_plan *plan;    /* of the whole load, or NULL; then the next two decide */
-    const view *top;          /* the load's view, or NULL */
-    const bool *has_derived;  /* by tensor of `top`: other tensors of the checkpoint are built from it */
-    const payloads *payloads; /* payloads in memory; or NULL */
-    uint64_t bytes_read;      /* of payloads */
+    values_store *shared_values; /* the load's; NULL: none */
+    const record *filling;       /* the first, by values_store_before, being decoded into it; NULL: none */
+    const load_plan *plan;       /* of the whole load, or NULL; then the next two decide */
+    const view *top;             /* the load's view, or NULL */
+    const bool *has_derived;     /* by tensor of `top`: other tensors of the checkpoint are built from it */
+    const payloads *payloads;    /* payloads in memory; or NULL */
+    uint64_t bytes_read;         /* of payloads */
 } decoder;
 /*
  * Creates a decoder. views: must outlive it; NULL: the caller sets it before the decoder decodes. columns: shared with

@@ -78,8 +78,11 @@ static payload_window *window_of(decoder *d, const file_reader *file) {
     return oldest;
 }
 
-/* Whether the window has the payload. A small one that follows the last one is read with what comes after it. */
-static bool in_window(payload_window *w, const chunk *c, const record *r) {
+/*
+ * Finds the payload in the window. A small one that follows the last one is read into it, with what comes after it.
+ * Returns false if the caller must read the payload by itself.
+ */
+static bool window_fetch(payload_window *w, const chunk *c, const record *r) {
     uint64_t at = r->payload_offset, end = at + r->stored_size, size = file_size(c->file);
     bool same_file = w->file == c->file, follows = same_file && at >= w->next && at - w->next <= WINDOW_GAP;
     if (end > size || file_cached(c->file, at, r->stored_size)) {
@@ -115,7 +118,7 @@ static bool in_window(payload_window *w, const chunk *c, const record *r) {
  */
 static ckd_status read_payload(decoder *d, const chunk *c, const record *r, void *to, ckd_error *err) {
     payload_window *w = r->stored_size <= SMALL_PAYLOAD ? window_of(d, c->file) : NULL;
-    if (w && in_window(w, c, r)) {
+    if (w && window_fetch(w, c, r)) {
         memcpy(to, w->data.data + (r->payload_offset - w->at), r->stored_size);
         if (chunk_check_payload(c, r, to, NULL) == CKD_OK) {
             return CKD_OK;
@@ -151,19 +154,20 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 
 /* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    bool must_fill =
-        false; /* a thread that reads such a record waits for no other, so threads cannot wait for each other */
-    stored_values *v =
-        d->store ? values_store_claim(d->store, &must_fill, b->record, VALUES_USES_UNKNOWN, NULL) : NULL;
+    /* A thread that reads such a record waits for no other, so threads cannot wait for each other. */
+    bool must_fill = false;
+    stored_values *v = d->shared_values ? values_store_claim(d->shared_values, &must_fill, b->record,
+                                                             VALUES_USES_UNKNOWN, NULL)
+                                        : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
-        values_store_filled(d->store, v, status == CKD_OK);
+        values_store_filled(d->shared_values, v, status == CKD_OK);
     } else if (v) {
         memcpy(to, v->values, b->record->raw_size);
     }
     if (v && status == CKD_OK) {
-        values_store_release(d->store, v);
+        values_store_release(d->shared_values, v);
     }
     return status;
 }
@@ -429,10 +433,10 @@ static uint32_t planned_uses(const decoder *d, const view_block *b) {
  * with CKD_OK: decode elsewhere. Other threads may use the values, so they are checked against their own hash even
  * inside a chain.
  */
-static ckd_status values_in_store(stored_values **out, decoder *d, const view *v, const view_block *b,
-                                  ckd_error *err) {
+static ckd_status claim_shared_values(stored_values **out, decoder *d, const view *v, const view_block *b,
+                                      ckd_error *err) {
     bool must_fill = false;
-    *out = values_store_claim(d->store, &must_fill, b->record, planned_uses(d, b), d->filling);
+    *out = values_store_claim(d->shared_values, &must_fill, b->record, planned_uses(d, b), d->filling);
     if (!must_fill) {
         return CKD_OK;
     }
@@ -443,7 +447,7 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
     ckd_status status = values_of_block(d, v, b, (*out)->values, err);
     d->filling = filling;
     d->waiting = waiting;
-    values_store_filled(d->store, *out, status == CKD_OK);
+    values_store_filled(d->shared_values, *out, status == CKD_OK);
     *out = status == CKD_OK ? *out : NULL;
     return status;
 }
@@ -451,7 +455,7 @@ static ckd_status values_in_store(stored_values **out, decoder *d, const view *v
 ckd_status values_shared(stored_values **out, decoder *d, const view *v, const view_block *b,
                          ckd_error *err) {
     *out = NULL;
-    return d->plan && planned_uses(d, b) > 1 ? values_in_store(out, d, v, b, err) : CKD_OK;
+    return d->plan && planned_uses(d, b) > 1 ? claim_shared_values(out, d, v, b, err) : CKD_OK;
 }
 
 ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
@@ -459,7 +463,7 @@ ckd_status values_of_input(decoder *d, const view *v, const view_block *b, void 
     ckd_status status = values_shared(&stored, d, v, b, err);
     if (stored) {
         memcpy(to, stored->values, b->record->raw_size);
-        values_store_release(d->store, stored);
+        values_store_release(d->shared_values, stored);
         return CKD_OK;
     }
     return status == CKD_OK ? values_of_block(d, v, b, to, err) : status;
@@ -489,7 +493,7 @@ static bool needed_again(const decoder *d, const view *v, const view_tensor *t, 
     if (d->plan) {
         return planned_uses(d, b) > 1;
     }
-    return d->store && (!all || (v == d->top && d->has_derived[t - v->tensors]));
+    return d->shared_values && (!all || (v == d->top && d->has_derived[t - v->tensors]));
 }
 
 /*
@@ -506,14 +510,14 @@ static ckd_status scatter_block(decoder *d, const view *v, const view_block *b, 
     }
     stored_values *stored = NULL;
     ckd_status status = needed_again(d, v, target->tensor, b, common == have.count)
-                            ? values_in_store(&stored, d, v, b, err)
+                            ? claim_shared_values(&stored, d, v, b, err)
                             : CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
     if (stored) {
         *copied += span_target_copy(target, b, stored->values);
-        values_store_release(d->store, stored);
+        values_store_release(d->shared_values, stored);
         return CKD_OK;
     }
     if (!all) {

@@ -71,8 +71,8 @@ ckd_status values_by_gradient(decoder *d, const view *v, const view_block *b, vo
         return status;
     }
     uint32_t waiting = d->waiting;
-    d->waiting =
-        0; /* the earlier moment may be cached for other blocks, so it is checked against its own hash */
+    /* The earlier moment may be cached for other blocks, so it is checked against its own hash. */
+    d->waiting = 0;
     status = values_dependency(d, v, b, to, err);
     d->waiting = waiting;
     return status == CKD_OK ? apply_gradient(d, b, &g, to, err) : status;

@@ -100,7 +100,7 @@ static void release_input(input *in, decoder *d) {
         in->cached->pins--;
     }
     if (in->shared) {
-        values_store_release(d->store, in->shared);
+        values_store_release(d->shared_values, in->shared);
     }
     free(in->own);
     *in = (input){.values = NULL};

@@ -33,7 +33,7 @@ void block_job_free(block_job *job) {
     bytes *const buffers[] = {&job->input.own,
                               &job->scratch.previous,
                               &job->analysis.standalone.payload,
-                              &job->analysis.delta.payload,
+                              &job->analysis.predicted.payload,
                               &job->scratch.step_first,
                               &job->scratch.step_before};
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
@@ -83,12 +83,12 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
 }
 
 /* Estimates from a sample if a codec can get below the limit. */
-static ckd_status try_sample(bool *promising, coder *codec, coding c, int level, const block_sample *s,
+static ckd_status try_sample(bool *promising, coder *coder, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
     coder_result result = {.to = to, .limit = s->size};
     ckd_status status =
-        coder_encode(codec, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
+        coder_encode(coder, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
     *promising =
         result.stored && (double)result.stored / (double)s->size < (double)s->limit / (double)s->block_size;
     return status;
@@ -108,16 +108,16 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *ctx, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *coder, const coding_context *ctx, const block_sample *s,
                                ckd_error *err) {
     bool lz4 = ctx->codec == CKD_CODEC_LZ4;
     *may_win = true;
     if (s->size == s->block_size) {
         return CKD_OK;
     }
-    ckd_status status = try_sample(may_win, codec, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
+    ckd_status status = try_sample(may_win, coder, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
     if (status == CKD_OK && !*may_win && s->width > 1) {
-        status = try_sample(may_win, codec, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
+        status = try_sample(may_win, coder, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
     }
     return status;
 }
@@ -231,12 +231,12 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     d->depth = 0;
     d->standalone_dependencies = 0;
     job->decoder.blocks_decoded = 0;
-    a->parent_depth = 0;
+    a->previous_depth = 0;
     a->ends = false;
     a->ancestor = (chain_start){.view = NULL};
     a->parent_damaged = a->delta_rejected = false;
-    a->step.available = a->step.chosen = a->step.tried = a->step.fits = false;
-    a->standalone.available = a->delta.available = a->delta.encoded = false;
+    a->step.available = a->step.predicts = a->step.tried = a->step.fits = false;
+    a->standalone.available = a->predicted.available = a->predicted.encoded = false;
     out->lossy = false;
     out->nonfinite = 0;
     a->rounded_bf16 = out->result_bf16 = made->rounded ? made->bf16 : (hash128){0};
@@ -295,9 +295,9 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
     bool delta = tensor->parent && job->input.try_delta && block_may_be_copied(job, ctx, tensor);
     if (delta) {
         block_measure_parent(job, tensor);
-        delta = job->analysis.parent_depth < MAX_SAVE_DEPTH;
+        delta = job->analysis.previous_depth < MAX_SAVE_DEPTH;
         block_step_measure(job, tensor);
-        block_find_ancestor(job, ctx, tensor, budget);
+        block_plan_chain_end(job, ctx, tensor, budget);
         delta = delta && (!job->analysis.ends || job->analysis.ancestor.view);
     }
     if (values_missing(job)) {
@@ -312,7 +312,7 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
     }
     job->decision.base = base_cost(block_width(tensor), raw, job->analysis.standalone.size);
     bool plain =
-        delta && budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_EXACT);
+        delta && budget_allows_chain(budget, &job->analysis.previous_chain, &job->decision.base, PART_EXACT);
     load_cost step_base = job->analysis.step.available ? block_step_base(job) : job->decision.base;
     job->analysis.step.available = job->analysis.step.available &&
                                    budget_allows_step_chain(budget, &job->analysis.step.chain, &step_base);
@@ -321,7 +321,7 @@ ckd_status block_analyse(block_job *job, const coding_context *ctx, const tensor
     }
     job->decision.base_stored = job->analysis.standalone.size;
     bool wants_values =
-        values_missing(job) && !job->analysis.delta.available && !job->input.precoded.standalone;
+        values_missing(job) && !job->analysis.predicted.available && !job->input.precoded.standalone;
     job->state = wants_values ? BLOCK_WANTS_VALUES : BLOCK_PLANNED;
     return status;
 }
@@ -350,14 +350,16 @@ static load_cost standalone_cost(const block_job *job, const tensor_context *ten
  * cost as much as its inputs may.
  */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
-    job->analysis.delta.chain = chain_with(&job->analysis.step.chain, PREDICT_STEP, &job->analysis.delta,
-                                           tensor, block_raw_size(job, tensor), job->plan.delta_symbols);
-    load_cost share = {job->analysis.delta.chain.stored - job->analysis.step.shared.stored,
-                       job->analysis.delta.chain.work - job->analysis.step.shared.work};
-    const step_cost cost = {job->analysis.delta.chain, block_step_base(job), share, job->decision.base};
-    bool pays = job->analysis.delta.size + STEP_HEADER < job->analysis.standalone.size;
-    if (pays && budget_allows_step(budget, &cost, job->analysis.delta.size, job->analysis.standalone.size)) {
-        job->decision.chosen = &job->analysis.delta;
+    job->analysis.predicted.chain =
+        chain_with(&job->analysis.step.chain, PREDICT_STEP, &job->analysis.predicted, tensor,
+                   block_raw_size(job, tensor), job->plan.delta_symbols);
+    load_cost share = {job->analysis.predicted.chain.stored - job->analysis.step.shared.stored,
+                       job->analysis.predicted.chain.work - job->analysis.step.shared.work};
+    const step_cost cost = {job->analysis.predicted.chain, block_step_base(job), share, job->decision.base};
+    bool pays = job->analysis.predicted.size + STEP_HEADER < job->analysis.standalone.size;
+    if (pays &&
+        budget_allows_step(budget, &cost, job->analysis.predicted.size, job->analysis.standalone.size)) {
+        job->decision.chosen = &job->analysis.predicted;
         job->decision.predictor = PREDICT_STEP;
         job->decision.depth = job->analysis.step.depth + 1;
         job->decision.own_cost = share;
@@ -367,8 +369,8 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
 /* Does a delta on the ancestor free more of the load, for each byte, than the standalone block? */
 static bool merging_pays(const block_analysis *a, const load_cost *base) {
     double ended = (double)a->parent_block->chain_work;
-    double merged = ended - a->delta.chain.work, standalone = ended - base->work;
-    return merged * (double)a->standalone.size > standalone * (double)a->delta.size;
+    double freed_merged = ended - a->predicted.chain.work, freed_standalone = ended - base->work;
+    return freed_merged * (double)a->standalone.size > freed_standalone * (double)a->predicted.size;
 }
 
 static void choose_candidate(block_job *job, const tensor_context *tensor, const load_budget *budget) {
@@ -380,20 +382,20 @@ static void choose_candidate(block_job *job, const tensor_context *tensor, const
     d->predictor = PREDICT_NONE;
     d->depth = 0;
     d->own_cost = a->standalone.chain;
-    if (a->delta.available && a->step.chosen) {
+    if (a->predicted.available && a->step.predicts) {
         choose_step(job, tensor, budget);
-    } else if (a->delta.available) {
-        a->delta.chain =
-            chain_with(&a->parent_chain, PREDICT_PARENT, &a->delta, tensor, block_raw_size(job, tensor),
+    } else if (a->predicted.available) {
+        a->predicted.chain =
+            chain_with(&a->previous_chain, PREDICT_PARENT, &a->predicted, tensor, block_raw_size(job, tensor),
                        job->output.lossy ? lossy_rank(job) : job->plan.delta_symbols);
         bool fits = !a->ends || (a->ancestor.view && merging_pays(a, &d->base));
-        if (fits && budget_allows_delta(budget, &a->delta.chain, &d->base,
-                                        job->output.lossy ? PART_LOSSY : PART_EXACT, a->delta.size,
+        if (fits && budget_allows_delta(budget, &a->predicted.chain, &d->base,
+                                        job->output.lossy ? PART_LOSSY : PART_EXACT, a->predicted.size,
                                         a->standalone.size)) {
-            d->chosen = &a->delta;
+            d->chosen = &a->predicted;
             d->predictor = PREDICT_PARENT;
-            d->depth = a->parent_depth + 1;
-            d->own_cost = a->delta.chain;
+            d->depth = a->previous_depth + 1;
+            d->own_cost = a->predicted.chain;
         }
     }
     d->chain = d->chosen->chain;
@@ -424,7 +426,7 @@ bool block_wants_values(block_job *job, const coding_context *ctx, const tensor_
     }
     block_decide(job, ctx, tensor, &trial);
     bool standalone = job->decision.materialize ||
-                      (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.delta);
+                      (!block_is_duplicate(job) && job->decision.chosen != &job->analysis.predicted);
     return standalone && !job->input.precoded.standalone;
 }
 
@@ -436,7 +438,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     if (c->encoded || c->coding == CODING_RAW) {
         return CKD_OK; /* raw payloads are written from the values themselves */
     }
-    bool is_delta = c == &job->analysis.delta;
+    bool is_delta = c == &job->analysis.predicted;
     if (is_delta ? job->input.precoded.delta : job->input.precoded.standalone && values_missing(job)) {
         c->size = c->payload.size;
         c->encoded = true;
@@ -486,13 +488,13 @@ ckd_status block_encode(block_job *job, const tensor_context *tensor, ckd_error 
     block_decision *d = &job->decision;
     uint64_t raw = block_raw_size(job, tensor);
     ckd_status status = d->chosen ? encode_candidate(job, d->chosen, raw, err) : CKD_OK;
-    if (status == CKD_OK && d->chosen == &job->analysis.delta && !job->analysis.delta.available) {
+    if (status == CKD_OK && d->chosen == &job->analysis.predicted && !job->analysis.predicted.available) {
         d->chosen = &job->analysis.standalone;
         d->predictor = PREDICT_NONE;
         d->depth = 0;
         d->chain = job->analysis.standalone.chain;
         d->materialize = false;
-        job->analysis.step.chosen = false;
+        job->analysis.step.predicts = false;
     }
     if (status == CKD_OK && (d->materialize || d->chosen == &job->analysis.standalone)) {
         status = encode_candidate(job, &job->analysis.standalone, raw, err);

@@ -7,11 +7,11 @@
 /* Sets depth and chain cost of the parent's values over this span. A block that is used in part counts in full. */
 void block_measure_parent(block_job *job, const tensor_context *tensor) {
     block_analysis *a = &job->analysis;
-    a->parent_depth = 0;
-    a->parent_chain = (load_cost){0, 0};
+    a->previous_depth = 0;
+    a->previous_chain = (load_cost){0, 0};
     if (a->parent_block) {
-        a->parent_depth = a->parent_block->depth;
-        a->parent_chain = record_chain(a->parent_block);
+        a->previous_depth = a->parent_block->depth;
+        a->previous_chain = record_chain(a->parent_block);
         return;
     }
     region_span block = {tensor->region, job->input.first, job->input.count};
@@ -22,9 +22,9 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
         for (size_t i = first; i < end; i++) {
             const record *r = tensor->parent->shards[s].blocks[i].record;
             load_cost chain = record_chain(r);
-            a->parent_chain.stored += chain.stored;
-            a->parent_chain.work += chain.work;
-            a->parent_depth = r->depth > a->parent_depth ? r->depth : a->parent_depth;
+            a->previous_chain.stored += chain.stored;
+            a->previous_chain.work += chain.work;
+            a->previous_depth = r->depth > a->previous_depth ? r->depth : a->previous_depth;
         }
     }
 }
@@ -47,10 +47,10 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
     if (a->delta_rejected) {
         return CKD_OK;
     }
-    block_keep_smaller(&a->delta, CODING_SYMBOLS, job->plan.delta);
+    block_keep_smaller(&a->predicted, CODING_SYMBOLS, job->plan.delta);
     /* Byte codecs see few and clustered changes (rows of an embedding) that symbols do not. */
     coder_source in = {job->plan.residual.data, raw, width};
-    return 4 * job->plan.delta < raw ? block_try_byte_codecs(job, &job->analysis.delta, ctx, &in, err)
+    return 4 * job->plan.delta < raw ? block_try_byte_codecs(job, &job->analysis.predicted, ctx, &in, err)
                                      : CKD_OK;
 }
 
@@ -76,7 +76,7 @@ static void delta_precoded(block_job *job, const coding_context *ctx) {
     if (job->input.precoded.delta) {
         block_depend_on(job, PREDICT_PARENT, &ctx->parent->manifest.checkpoint.id, "",
                         &job->analysis.parent_block->content);
-        block_keep_smaller(&job->analysis.delta, CODING_SYMBOLS, job->input.precoded.planned);
+        block_keep_smaller(&job->analysis.predicted, CODING_SYMBOLS, job->input.precoded.planned);
         job->plan.delta_symbols = job->input.count;
     }
 }
@@ -85,7 +85,7 @@ static ckd_status plan_gradient(block_job *job, const coding_context *ctx, const
                                 ckd_error *err) {
     step_rule rule;
     ckd_status status = block_gradient_plan(&rule, job, ctx, tensor, err);
-    if (status == CKD_OK && job->analysis.step.chosen) {
+    if (status == CKD_OK && job->analysis.step.predicts) {
         block_step_name_inputs(job, ctx, tensor, &rule);
     }
     return status;
@@ -125,7 +125,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
         status = job->analysis.step.by_gradient ? plan_gradient(job, ctx, tensor, err)
                                                 : block_step_predict(job, ctx, tensor, err);
     }
-    if (status != CKD_OK || job->analysis.delta.available || (!job->analysis.step.chosen && !plain)) {
+    if (status != CKD_OK || job->analysis.predicted.available || (!job->analysis.step.predicts && !plain)) {
         return status;
     }
     if (ctx->codec == CKD_CODEC_AUTO) {
@@ -138,7 +138,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
     job->decoder.kernels->ordered_residual(tensor->tensor->dtype, residual, job->input.values, previous,
                                            job->input.count);
     coder_source in = {residual, raw, width};
-    return block_try_byte_codecs(job, &job->analysis.delta, ctx, &in, err);
+    return block_try_byte_codecs(job, &job->analysis.predicted, ctx, &in, err);
 }
 
 /* ---- where the parent's chain ends ---- */
@@ -173,8 +173,8 @@ static bool find_start(chain_start *out, block_job *job, const coding_context *c
            region_equal(b->record->region, tensor->region, tensor->shape.ndim);
 }
 
-void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor_context *tensor,
-                         const load_budget *budget) {
+void block_plan_chain_end(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                          const load_budget *budget) {
     block_analysis *a = &job->analysis;
     chain_start start;
     /* Whether a gradient fits is not known yet. */
@@ -184,7 +184,7 @@ void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor
     if (a->ends && !job->input.precoded.coded && budget_may_merge(a->parent_block) &&
         find_start(&start, job, ctx, tensor)) {
         a->ancestor = start;
-        a->parent_chain = record_chain(start.block);
-        a->parent_depth = start.block->depth;
+        a->previous_chain = record_chain(start.block);
+        a->previous_depth = start.block->depth;
     }
 }

@@ -210,7 +210,7 @@ static void plan_numbers(symbols_workspace *w, const symbols_input *in, const sy
 static ckd_status encode_gradient(block_job *job, const tensor_context *tensor, const float *gradient,
                                   ckd_error *err) {
     size_t n = (size_t)job->input.count;
-    bytes *payload = &job->analysis.delta.payload;
+    bytes *payload = &job->analysis.predicted.payload;
     uint16_t *numbers =
         bytes_scratch(&job->scratch.step_before, n * sizeof(*numbers) + 1, "coding scratch", err);
     if (!numbers) {
@@ -236,7 +236,7 @@ static ckd_status encode_gradient(block_job *job, const tensor_context *tensor, 
 /* Appends what the gradient does not give; nothing if it gives everything. */
 static ckd_status encode_rest(block_job *job, const float *predicted, ckd_error *err) {
     size_t n = (size_t)job->input.count;
-    bytes *payload = &job->analysis.delta.payload;
+    bytes *payload = &job->analysis.predicted.payload;
     job->plan.delta_symbols = n;
     if (memcmp(predicted, job->input.values, n * sizeof(float)) == 0) {
         return CKD_OK;
@@ -282,7 +282,7 @@ static ckd_status encode(block_job *job, const tensor_context *tensor, const fit
 ckd_status block_gradient_plan(step_rule *rule, block_job *job, const coding_context *ctx,
                                const tensor_context *tensor, ckd_error *err) {
     const step_source *source = tensor->step;
-    candidate *delta = &job->analysis.delta;
+    candidate *predicted = &job->analysis.predicted;
     float *values = (float *)(void *)job->scratch.previous.data;
     sample *s = ctx->codec == CKD_CODEC_AUTO ? malloc(sizeof(*s)) : NULL;
     if (!s) {
@@ -301,9 +301,9 @@ ckd_status block_gradient_plan(step_rule *rule, block_job *job, const coding_con
     job->analysis.step.scale = f.scale;
     ckd_status status = encode(job, tensor, &f, values, err);
     if (status == CKD_OK) {
-        delta->available = delta->encoded = job->analysis.step.chosen = true;
-        delta->coding = CODING_GRADIENT;
-        delta->size = delta->payload.size;
+        predicted->available = predicted->encoded = job->analysis.step.predicts = true;
+        predicted->coding = CODING_GRADIENT;
+        predicted->size = predicted->payload.size;
         *rule = f.rule;
     }
     return status;

@@ -178,10 +178,10 @@ static ckd_status offer_delta(block_job *job, const lossy_tile *tile, const codi
     block_measure_parent(job, tensor);
     block_depend_on(job, PREDICT_PARENT, &ctx->parent->manifest.checkpoint.id, "", &parent);
     depend_on_shared(job, &job->decision.dependency_count, tile, ctx, tensor);
-    offer(&job->analysis.delta, job->analysis.delta.payload.size, true);
-    job->analysis.delta.available =
-        job->analysis.parent_depth < MAX_SAVE_DEPTH &&
-        budget_allows_chain(budget, &job->analysis.parent_chain, &job->decision.base, PART_LOSSY);
+    offer(&job->analysis.predicted, job->analysis.predicted.payload.size, true);
+    job->analysis.predicted.available =
+        job->analysis.previous_depth < MAX_SAVE_DEPTH &&
+        budget_allows_chain(budget, &job->analysis.previous_chain, &job->decision.base, PART_LOSSY);
     if (!tile->plan.on_lattice) {
         status = fetch_decoded(job, tile, block_raw_size(job, tensor), err);
         return status == CKD_OK ? block_propose_standalone(job, ctx, tensor, false, err) : status;
@@ -232,7 +232,7 @@ ckd_status block_lossy_analyse(block_job *job, const lossy_tile *tile, const cod
         return status;
     }
     bytes *payload =
-        tile->input.parent_values ? &job->analysis.delta.payload : &job->analysis.standalone.payload;
+        tile->input.parent_values ? &job->analysis.predicted.payload : &job->analysis.standalone.payload;
     status = code_block(job, payload, tile, at, err);
     if (status != CKD_OK) {
         return status;

@@ -27,10 +27,10 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
         return;
     }
     if (s->inputs == INPUTS_GRADIENT) { /* a first moment needs its parent, and nothing else */
-        *out = (block_step){.available = job->analysis.parent_depth < MAX_SAVE_DEPTH,
+        *out = (block_step){.available = job->analysis.previous_depth < MAX_SAVE_DEPTH,
                             .by_gradient = true,
-                            .chain = job->analysis.parent_chain,
-                            .depth = job->analysis.parent_depth};
+                            .chain = job->analysis.previous_chain,
+                            .depth = job->analysis.previous_depth};
         return;
     }
     bool weight = s->inputs == INPUTS_MOMENT_SQUARE;
@@ -42,10 +42,10 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
     }
     const load_cost nothing = {0, 0};
     load_cost chain_first = parent_first && !first->on_parent ? record_chain(parent_first) : nothing;
-    out->chain = job->analysis.parent_chain;
+    out->chain = job->analysis.previous_chain;
     out->shared = weight ? square->chain : first->chain;
     out->base = first->base;
-    out->depth = first->depth > job->analysis.parent_depth ? first->depth : job->analysis.parent_depth;
+    out->depth = first->depth > job->analysis.previous_depth ? first->depth : job->analysis.previous_depth;
     if (job->analysis.parent_block->predictor == PREDICT_STEP) {
         add(&out->chain, &first->own);
         add(&out->chain, weight ? &square->own : &nothing);
@@ -210,8 +210,8 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
     if (bits + CLEARLY * (double)job->input.count >= plain) {
         return CKD_OK;
     }
-    job->analysis.step.chosen = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
-                                                                     in.second, job->input.count);
+    job->analysis.step.predicts = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
+                                                                       in.second, job->input.count);
     block_step_name_inputs(job, ctx, tensor, &rule);
     return CKD_OK;
 }

@@ -53,7 +53,7 @@ symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t fi
  * Codes one block: find it elsewhere, else predict it and compare sizes, else store it raw.
  *
  *   block_analyse  (parallel)  hashes it; if its values are not stored yet, plans it on its own and as a delta
- *   block_decide   (in order)  takes the smallest candidate that the load budget allows
+ *   block_decide   (in order)  takes the delta if it saves enough and the load budget allows it, else the block alone
  *   block_encode   (parallel)  makes the payload, and that of the materialized copy if one is to be kept
  *
  * Deciding in order makes the bytes written independent of the number of threads.
@@ -104,8 +104,8 @@ typedef struct tensor_context {
     const view_tensor *parent; /* same name, dtype and shape in the parent; NULL: none */
     const step_source *step;   /* inputs that predict an optimizer step; NULL: none */
     uint64_t block_elements;   /* most elements of an exact block, if `rows` is NULL */
-    const struct save_panel_rows
-        *rows; /* where the blocks of a panel end (save/block_grid.h); NULL: not a panel */
+    /* where the blocks of a panel end (save/block_grid.h); NULL: not a panel */
+    const struct save_panel_rows *rows;
     /* the parent's values in memory, laid out as `values_span`; NULL: read them from the store */
     const void *parent_values;
     /* receives the decoded values, laid out as `values_span`; may be `parent_values`. NULL: nowhere */
@@ -124,7 +124,8 @@ typedef struct candidate {
 
 /* The block as an optimizer step from the parent's. */
 typedef struct block_step {
-    bool available, chosen;
+    bool available;
+    bool predicts;    /* `predicted` is the difference from the step, not from the previous values */
     bool two_inputs;  /* of this checkpoint */
     bool by_gradient; /* a first moment, by its gradient: it has no inputs in this checkpoint */
     uint32_t rule, depth;
@@ -203,13 +204,16 @@ typedef struct block_analysis {
     /* a master's values, rounded: its low-precision copy will have one of these hashes */
     hash128 rounded_bf16, rounded_f16;
     const record *parent_block; /* the parent's block over the same span; NULL: none */
-    uint32_t parent_depth;
-    load_cost parent_chain; /* of the values that a delta is taken to: the ancestor's, if there is one */
-    bool ends;              /* the chain of parent_block is not continued */
-    chain_start ancestor;   /* view NULL: none */
-    bool parent_damaged;    /* the parent's values could not be read, so the block is coded on its own */
-    bool delta_rejected;    /* a delta was tried, and does not save enough */
-    candidate standalone, delta;
+    /* of the values that a delta is taken to: the ancestor's if there is one, else the parent's */
+    uint32_t previous_depth;
+    load_cost previous_chain;
+    bool ends;            /* the chain of parent_block is not continued */
+    chain_start ancestor; /* view NULL: none */
+    bool parent_damaged;  /* the parent's values could not be read, so the block is coded on its own */
+    bool delta_rejected;  /* a delta was tried, and does not save enough */
+    candidate standalone;
+    candidate
+        predicted; /* the difference from the previous values or, if step.predicts, from what a step makes of them */
     block_step step;
 } block_analysis;
 
@@ -307,7 +311,7 @@ typedef struct block_sample {
     uint64_t block_size, limit; /* bytes of the block, and of what it takes otherwise */
 } block_sample;
 /* Estimates from the sample if a byte codec of the save can get below the limit. */
-ckd_status block_codec_may_win(bool *may_win, coder *codec, const coding_context *ctx, const block_sample *s,
+ckd_status block_codec_may_win(bool *may_win, coder *coder, const coding_context *ctx, const block_sample *s,
                                ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial
@@ -374,7 +378,7 @@ ckd_status block_propose_standalone(block_job *job, const coding_context *ctx, c
 void block_measure_parent(block_job *job, const tensor_context *tensor);
 
 /*
- * Codes one block of a lossy tile, as encode.h does for exact blocks. The decoded values take the place of the
+ * Codes one block of a lossy tile, as block_analyse does for exact blocks. The decoded values take the place of the
  * original ones.
  */
 

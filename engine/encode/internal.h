@@ -40,10 +40,10 @@ ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_c
  * If the parent's chain is to end, sets analysis.ends and, if a delta on the block that the chain begins with may do,
  * analysis.ancestor. block_measure_parent comes first, and block_step_measure.
  */
-void block_find_ancestor(block_job *job, const coding_context *ctx, const tensor_context *tensor,
-                         const load_budget *budget);
+void block_plan_chain_end(block_job *job, const coding_context *ctx, const tensor_context *tensor,
+                          const load_budget *budget);
 /*
- * Plans analysis.delta, on the parent or the ancestor. plain: the difference to these values may be used, not only an
+ * Plans analysis.predicted, on the parent or the ancestor. plain: the difference to these values may be used, not only an
  * optimizer's step. Damage of the values is noted, and is no error.
  */
 ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const tensor_context *tensor,
@@ -57,7 +57,7 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
 void block_step_measure(block_job *job, const tensor_context *tensor);
 /*
  * Tries the step's rules. On entry, job->scratch.previous holds the parent's values. If a rule fits better than they
- * do, sets job->analysis.step.chosen, replaces job->scratch.previous by the prediction, and sets the job's
+ * do, sets job->analysis.step.predicts, replaces job->scratch.previous by the prediction, and sets the job's
  * dependencies.
  */
 ckd_status block_step_predict(block_job *job, const coding_context *ctx, const tensor_context *tensor,
@@ -69,7 +69,7 @@ void block_step_name_inputs(block_job *job, const coding_context *ctx, const ten
 /* ---- block_gradient.c: a first moment by its gradient ---- */
 /*
  * Finds out whether the gradient was bf16. On entry, job->scratch.previous holds the parent's values. If it was, sets
- * job->analysis.step.chosen and the rule, and makes the payload of job->analysis.delta.
+ * job->analysis.step.predicts and the rule, and makes the payload of job->analysis.predicted.
  */
 ckd_status block_gradient_plan(step_rule *rule, block_job *job, const coding_context *ctx,
                                const tensor_context *tensor, ckd_error *err);

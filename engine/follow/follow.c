@@ -121,8 +121,8 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     const char *into = f->options.into;
     bool made = !dir_exists(into);
     ckd_status status = dir_create(into, true, err);
-    if (status ==
-        CKD_OK) { /* versions are durable only if the folder is, whose maker may have died before that */
+    /* Versions are durable only if the folder is, whose maker may have died before that. */
+    if (status == CKD_OK) {
         ckd_status synced = dir_sync(follow_path_of(into, "..").text, made ? err : NULL);
         status = made ? synced : CKD_OK; /* the folder above an old one may be unreadable */
     }

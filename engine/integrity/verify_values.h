@@ -14,8 +14,8 @@ typedef struct value_finding {
 /* A checkpoint whose values are to be decoded. */
 typedef struct value_target {
     const view *view;
-    bool
-        shares; /* its blocks may be decoded from values of other targets that share, and these from its blocks */
+    /* its blocks may be decoded from values of other targets that share, and these from its blocks */
+    bool shares;
     value_finding *findings; /* of the blocks to decode, then of the blobs, in the order of the view */
     size_t block_count, count;
 } value_target;

@@ -254,7 +254,7 @@ static ckd_status make_workers(comparison *c, ckd_error *err) {
     for (; c->worker_count < count && status == CKD_OK; c->worker_count++) {
         decoder *d = &c->workers[c->worker_count].decoder;
         status = decoder_init(d, &c->views, &c->columns, err);
-        d->store = &c->cached;
+        d->shared_values = &c->cached;
     }
     return status;
 }

@@ -16,7 +16,7 @@ static ckd_status make_decoders(ckd_load *load, ckd_error *err) {
     for (; load->decoder_count < count && status == CKD_OK; load->decoder_count++) {
         decoder *d = &load->decoders[load->decoder_count];
         status = decoder_init(d, &load->views, &load->columns, err);
-        d->store = &load->cached;
+        d->shared_values = &load->cached;
         d->top = load->view;
         d->has_derived = load->has_derived;
     }

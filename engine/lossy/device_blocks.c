@@ -207,7 +207,11 @@ const lossy_device_block *lossy_device_block_of(const struct lossy_device *d, ui
     size_t low = 0, high = d->block_count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        *(d->blocks[middle].at <= at ? &low : &high) = middle;
+        if (d->blocks[middle].at <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
     return &d->blocks[low];
 }

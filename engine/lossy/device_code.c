@@ -241,7 +241,11 @@ static ckd_status exceptions_in_block(lossy_job *j, const lossy_device_arrays *a
     uint64_t low = 0, high = a->exception_count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        *(a->exceptions[middle].at < at ? &low : &high) = a->exceptions[middle].at < at ? middle + 1 : middle;
+        if (a->exceptions[middle].at < at) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
     lossy_no_exceptions(j);
     for (uint64_t i = low; i < a->exception_count && a->exceptions[i].at < at + count; i++) {

@@ -26,7 +26,7 @@ typedef struct apply_limits {
  */
 #define ROUNDS 5
 
-typedef struct application {
+typedef struct policy_application {
     ckd_store *store;
     const prune_request *request;
     const uint64_t *undo_s; /* NULL: the policy's */
@@ -35,20 +35,20 @@ typedef struct application {
     uint64_t plan_undo_s;
     safety_reading read; /* what must be undamaged before anything is deleted */
     bool is_old;         /* the plan is out of date: other checkpoints must be read now */
-} application;
+} policy_application;
 
-static ckd_status plan_again(application *a, ckd_error *err) {
+static ckd_status plan_again(policy_application *a, ckd_error *err) {
     ckd_prune_free(a->plan);
     return retain_plan(&a->plan, &a->plan_undo_s, a->store, a->request, err);
 }
 
-static bool plan_deletes(const application *a) {
+static bool plan_deletes(const policy_application *a) {
     return a->plan->deleted && a->plan->deleted >= a->request->at_least;
 }
 
 /* Chooses by the present state, if everything that must be undamaged was read. The caller holds the publish lock. */
 static ckd_status choose_deletions(void *context, deletion_choice *out, ckd_error *err) {
-    application *a = context;
+    policy_application *a = context;
     ckd_status status = plan_again(a, err);
     a->is_old = status == CKD_OK && plan_deletes(a) && !safety_set_is_read(&a->read, a->plan);
     if (status != CKD_OK || !plan_deletes(a) || a->is_old) {
@@ -69,7 +69,7 @@ static ckd_status choose_deletions(void *context, deletion_choice *out, ckd_erro
 }
 
 /* a->plan: what was done. The caller frees it, also after a failure. */
-static ckd_status delete_by_policy(application *a, ckd_error *err) {
+static ckd_status delete_by_policy(policy_application *a, ckd_error *err) {
     ckd_status status = plan_again(a, err);
     a->is_old = status == CKD_OK && plan_deletes(a);
     for (int i = 0; i < ROUNDS && a->is_old && status == CKD_OK; i++) {
@@ -88,10 +88,10 @@ static ckd_status delete_by_policy(application *a, ckd_error *err) {
 ckd_status retain_prune(ckd_prune **out, ckd_store *store, const prune_request *r,
                         const ckd_delete_options *options, ckd_error *err) {
     ckd_delete_options o = CKD_DELETE_OPTIONS_INIT;
-    application a = {.store = store,
-                     .request = r,
-                     .undo_s = options || !r->stored ? &o.undo_s : NULL,
-                     .limits = {.timeout_ms = store->options.lock_timeout_ms}};
+    policy_application a = {.store = store,
+                            .request = r,
+                            .undo_s = options || !r->stored ? &o.undo_s : NULL,
+                            .limits = {.timeout_ms = store->options.lock_timeout_ms}};
     if (out) {
         *out = NULL;
     }
@@ -142,7 +142,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
 static void collect_unless_locked(ckd_store *store) {
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {
-        trash_collect_if_unread(store, NULL);
+        trash_collect_if_no_readers(store, NULL);
         lock_release(lock);
     }
 }
@@ -151,7 +151,7 @@ static ckd_status apply_stored(bool *deleted, ckd_policy *applied, ckd_store *st
                                ckd_error *err) {
     prune_request r;
     bool applies;
-    application a = {.store = store, .request = &r, .limits = {.trusted_s = TRUSTED_S}};
+    policy_application a = {.store = store, .request = &r, .limits = {.trusted_s = TRUSTED_S}};
     ckd_status status = stored_request(&r, &applies, store, run, err);
     if (status != CKD_OK || !applies) {
         return status;

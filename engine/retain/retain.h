@@ -69,7 +69,7 @@ ckd_status undelete_check(ckd_error *left, const ckd_store *store, const ckd_id 
  * Removes checkpoints whose grace period has ended, if nobody reads the store now. The caller holds the publish
  * lock. Errors: NOMEM. Other failures are reported to on_message, and the work is left for another time.
  */
-ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err);
+ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err);
 
 /* Chunk files of which a process knows the condition. Zero-initialised. */
 typedef struct checked_files {

@@ -37,7 +37,7 @@ static int by_file(const void *a, const void *b) {
  * Whether it is a deleted checkpoint whose grace period is over, which no living writer reads (in_use) and on which no
  * incomplete manifest depends (is_protected).
  */
-static bool has_ended(const manifest_entry *x, uint64_t now) {
+static bool may_be_collected(const manifest_entry *x, uint64_t now) {
     return x->in_trash && !x->in_use && !x->is_protected && x->tombstone.until_ns <= now;
 }
 
@@ -55,13 +55,13 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
     for (size_t i = 0; i < n->count; i++) {
         const manifest_entry *x = &n->items[i];
         for (size_t k = 0; k < x->m.file_count; k++) {
-            bool stays = !x->chosen, needed = stays && !has_ended(x, now);
+            bool stays = !x->chosen, needed = stays && !may_be_collected(x, now);
             out->items[used++] = (file_use){x->m.files[k].id, x->m.files[k].size, stays, needed};
         }
     }
     qsort(out->items, used, sizeof(file_use), by_file);
-    for (size_t i = 0; i < used;
-         i++) { /* among equals, one that is needed comes first, then one that stays */
+    /* Among equals, one that is needed comes first, then one that stays. */
+    for (size_t i = 0; i < used; i++) {
         if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
             out->items[out->count++] = out->items[i];
         }
@@ -80,7 +80,7 @@ static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool a
     ckd_status status = manifest_set_mark_in_use(n, store, err);
     for (size_t i = 0; i < n->count; i++) {
         manifest_entry *x = &n->items[i];
-        x->chosen = has_ended(x, all ? UINT64_MAX : now);
+        x->chosen = may_be_collected(x, all ? UINT64_MAX : now);
     }
     return status;
 }
@@ -101,10 +101,17 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     }
     remaining.items = ids + removed.count;
     ending.items = remaining.items + remaining.count;
-    ckd_id *to[] = {ids, ids + removed.count, ids + removed.count + remaining.count};
+    ckd_id *next_removed = ids, *next_remaining = ids + removed.count;
+    ckd_id *next_ending = next_remaining + remaining.count;
     for (size_t i = 0; i < files->count; i++) {
         const file_use *f = &files->items[i];
-        *to[f->needed ? 1 : f->stays ? 2 : 0]++ = f->id;
+        if (f->needed) {
+            *next_remaining++ = f->id;
+        } else if (f->stays) {
+            *next_ending++ = f->id;
+        } else {
+            *next_removed++ = f->id;
+        }
     }
     ending.count = files->count - removed.count - remaining.count;
     ckd_status status = parity_remove_useless(store, &removed, &remaining, &ending, force, err);
@@ -144,8 +151,8 @@ static ckd_status replace_tombstone(bool *late, const ckd_store *store, const to
  * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
  * too.
  */
-static ckd_status end_time(bool *late, const ckd_store *store, const manifest_set *n, const file_uses *files,
-                           ckd_error *err) {
+static ckd_status end_grace_periods(bool *late, const ckd_store *store, const manifest_set *n,
+                                    const file_uses *files, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     *late = false;
     ckd_status status = CKD_OK;
@@ -165,7 +172,7 @@ static ckd_status remove_files(bool *late, const ckd_store *store, const manifes
     ckd_status status = dir_sync(path_in(store->path, DIR_TOMBSTONES).text, err);
     THEN(status, forget_parity(store, files, force, err));
     /* Parity may forbid the removal. The grace period then goes on. */
-    THEN(status, end_time(late, store, n, files, err));
+    THEN(status, end_grace_periods(late, store, n, files, err));
     for (size_t i = 0; i < files->count && status == CKD_OK; i++) {
         if (!files->items[i].stays) {
             pathname p = path_chunk(store->path, &files->items[i].id, "");
@@ -193,7 +200,7 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
     ckd_status status = remove_files(&late, store, n, files, force, err);
     THEN(status, remove_manifests(store, n, err));
     if (status == CKD_OK && late) { /* else they would say that the manifests are lost */
-        status = end_time(&late, store, n, files, err);
+        status = end_grace_periods(&late, store, n, files, err);
     }
     return status;
 }
@@ -494,7 +501,7 @@ static bool any_expired(const ckd_store *store) {
     return any;
 }
 
-ckd_status trash_collect_if_unread(ckd_store *store, ckd_error *err) {
+ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err) {
     file_lock *readers;
     ckd_collected result = {0};
     bool expired = any_expired(store), replaced = replaced_any(store);

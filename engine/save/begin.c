@@ -60,8 +60,8 @@ static ckd_status open_parent(ckd_save *save, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    budget_expect(&save->coding.budget, &save->sources.views, save->sources.parent,
-                  (rank_of_world){save->options.rank, save->options.world});
+    budget_plan_ends(&save->coding.budget, &save->sources.views, save->sources.parent,
+                     (rank_of_world){save->options.rank, save->options.world});
     return CKD_OK;
 }
 
@@ -172,7 +172,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     THEN(status, store_lock_reader(&save->output.reader_lock, store, err));
     if (status == CKD_OK && !save->target.compare) {
         status = write_intent(save, err);
-        status = save_may_retry(save, status) ? write_intent(save, err) : status;
+        status = save_make_room(save, status) ? write_intent(save, err) : status;
     }
     lock_release(lock);
     return status;
@@ -199,7 +199,7 @@ static ckd_status begin(ckd_save *save, ckd_error *err) {
     THEN(status, prepare_coding(save, err));
     if (status == CKD_OK && !save->target.compare) {
         status = create_chunk_file(save, err);
-        status = save_may_retry(save, status) ? create_chunk_file(save, err) : status;
+        status = save_make_room(save, status) ? create_chunk_file(save, err) : status;
     }
     return status;
 }

@@ -209,7 +209,11 @@ uint64_t save_panel_block(const save_panel_rows *rows, uint64_t first) {
         size_t low = 0, high = rows->parent->block_count;
         while (high - low > 1) {
             size_t middle = low + (high - low) / 2;
-            *(blocks[middle].record->first <= first ? &low : &high) = middle;
+            if (blocks[middle].record->first <= first) {
+                low = middle;
+            } else {
+                high = middle;
+            }
         }
         return blocks[low].record->first + blocks[low].record->count - first;
     }

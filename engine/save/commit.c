@@ -62,7 +62,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     save->output.sealed = (file_ref){.id = save->output.file_id, .rank = save->options.rank};
     save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
     status = measures_append(&save->lossy.measures, &save->registry.nonfinite, err);
-    THEN(status, measures_commit(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
+    THEN(status, measures_write(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -77,7 +77,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
     save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun_ns);
-    save_may_retry(save, status); /* does not help this save, but the caller's next one */
+    save_make_room(save, status); /* does not help this save, but the caller's next one */
     THEN(status, name_parent(save, err));
     bytes data = {0};
     if (status == CKD_OK) {
@@ -384,7 +384,7 @@ static void update_catalog(ckd_save *save, const manifest *m) {
     ckd_error why = {0};
     ckd_status status = add_to_catalog(save, m, &why);
     /* SQLite finds the disk full before it syncs: its transaction left nothing */
-    if (save_may_retry(save, status)) {
+    if (save_make_room(save, status)) {
         status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {
@@ -422,7 +422,7 @@ static ckd_status publish_locked(ckd_save *save, manifest *m, ckd_error *err) {
     }
     if (status == CKD_OK) {
         status = publish_manifest(save, m, err);
-        if (!save->output.undecided && save_may_retry(save, status)) {
+        if (!save->output.undecided && save_make_room(save, status)) {
             status = publish_manifest(save, m, err);
         }
     }

@@ -486,7 +486,7 @@ static void exchange(bytes *a, bytes *b) {
 }
 
 static void set_precoded(block_job *job, coded_block *c, const hash128 *content) {
-    exchange(&job->analysis.delta.payload, &c->payload[PAYLOAD_DELTA]);
+    exchange(&job->analysis.predicted.payload, &c->payload[PAYLOAD_DELTA]);
     exchange(&job->analysis.standalone.payload, &c->payload[PAYLOAD_STANDALONE]);
     job->input.precoded = (block_precoded){.coded = true,
                                            .delta = c->has[PAYLOAD_DELTA],

@@ -120,8 +120,11 @@ bool save_has_space(ckd_save *save, uint64_t payload, uint64_t copies, uint64_t 
 void save_free_space(ckd_save *save, uint64_t payload, uint64_t copies);
 /* Removes all materialized copies, this save's included. false: there were none. */
 bool save_drop_copies(ckd_save *save);
-/* After a write failed with `status`: returns true if space was made for another try, in a new file. */
-bool save_may_retry(ckd_save *save, ckd_status status);
+/*
+ * After a write ended with `status`: if the disk is full, removes all materialized copies. Returns true if that made
+ * space for another try, in a new file.
+ */
+bool save_make_room(ckd_save *save, ckd_status status);
 
 /* ---- comparison.c: SAME_OK on a checkpoint that exists ---- */
 ckd_status save_compare_begin(ckd_save *save, ckd_error *err);

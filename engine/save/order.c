@@ -35,8 +35,9 @@ static bool self_check_is_due(delta_record *history) {
 }
 
 static void record_for_self_check(const block_job *job, delta_record *history) {
-    if (!block_is_duplicate(job) && (job->analysis.delta.available || job->analysis.delta_rejected)) {
-        bool won = job->analysis.delta.available && job->analysis.delta.size < job->analysis.standalone.size;
+    if (!block_is_duplicate(job) && (job->analysis.predicted.available || job->analysis.delta_rejected)) {
+        bool won =
+            job->analysis.predicted.available && job->analysis.predicted.size < job->analysis.standalone.size;
         history->losses = won ? 0 : history->losses + 1;
     }
 }

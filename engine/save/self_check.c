@@ -11,8 +11,8 @@ static bool coded_by_device(const block_job *job, const region_job *rj) {
         return rj->lossy->tile.input.device != NULL;
     }
     return job->input.precoded.coded &&
-           (job->decision.chosen == &job->analysis.delta ? job->input.precoded.delta
-                                                         : job->input.precoded.standalone);
+           (job->decision.chosen == &job->analysis.predicted ? job->input.precoded.delta
+                                                             : job->input.precoded.standalone);
 }
 
 /*
@@ -27,7 +27,7 @@ static bool made_by_device(const block_job *job, const region_job *rj) {
 
 static uint32_t kind_of(const block_job *job, const region_job *rj) {
     const record_tensor *t = rj->context.tensor;
-    bool delta = job->decision.chosen == &job->analysis.delta;
+    bool delta = job->decision.chosen == &job->analysis.predicted;
     uint32_t coded = coded_by_device(job, rj),
              coding_id = job->decision.chosen ? (uint32_t)job->decision.chosen->coding : UINT8_MAX;
     return (uint32_t)t->role << 24 | (uint32_t)t->dtype << 16 | coding_id << 8 | coded << 1 | delta;

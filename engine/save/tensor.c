@@ -401,7 +401,7 @@ ckd_status ckd_save_tensor(ckd_save *save, const ckd_tensor *tensor, ckd_error *
         status = on_device ? save_from_device(save, &description, err) : save_region(save, &description, err);
         float_mode_leave(save->input.callers_mode);
     }
-    save_may_retry(save, status); /* does not help this save, but the caller's next one */
+    save_make_room(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }
@@ -414,7 +414,7 @@ ckd_status save_finish_blocks(ckd_save *save, ckd_error *err) {
         save_stop_helpers(save);
     }
     float_mode_leave(save->input.callers_mode);
-    save_may_retry(save, status); /* does not help this save, but the caller's next one */
+    save_make_room(save, status); /* does not help this save, but the caller's next one */
     save->state = status == CKD_OK ? SAVE_OPEN : SAVE_FAILED;
     return status;
 }
@@ -460,7 +460,7 @@ static ckd_status write_blob(ckd_save *save, const char *name, const void *data,
         save_free_space(save, HEADER_BYTES + length + r.stored_size, 0);
         status = chunk_writer_append(save->output.writer, &r, is_raw ? data : packed.data, err);
     }
-    save_may_retry(save, status);
+    save_make_room(save, status);
     bytes_free(&packed);
     save->stats.raw_bytes += size;
     return status;

@@ -109,7 +109,7 @@ static ckd_status write_group(ckd_save *save, const block_job *job, ckd_error *e
 
 static void pin_block(step_tensor *step, const block_job *job, const tensor_context *t, const record *r) {
     uint64_t symbols =
-        job->decision.chosen == &job->analysis.delta ? job->plan.delta_symbols : job->input.count;
+        job->decision.chosen == &job->analysis.predicted ? job->plan.delta_symbols : job->input.count;
     load_cost own = {(double)r->stored_size,
                      decode_work((predictor)r->predictor, (coding)r->coding, ckd_dtype_size(t->tensor->dtype),
                                  r->raw_size, r->stored_size, symbols)};
@@ -249,7 +249,7 @@ bool save_drop_copies(ckd_save *save) {
     return dropped;
 }
 
-bool save_may_retry(ckd_save *save, ckd_status status) {
+bool save_make_room(ckd_save *save, ckd_status status) {
     return status == CKD_E_NOSPACE && save_drop_copies(save);
 }
 

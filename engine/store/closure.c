@@ -1,6 +1,6 @@
 /*
- * Finds the records that a load of a checkpoint reads, and so the files that its manifest must name. Checks the stored
- * bytes of these records.
+ * Finds the records that a load of a checkpoint reads, and so the files that its manifest must name. This reads no
+ * payloads; only chain_is_intact and the functions below it check stored bytes.
  */
 #include "engine/store/view.h"
 

@@ -71,8 +71,8 @@ struct ckd_store {
     ckd_open_mode mode;
     ckd_store_options options;
     ckd_id id;
-    atomic_bool
-        identity_lost; /* data/store is damaged or missing: `id` is the one that other files agree on */
+    /* data/store is damaged or missing: `id` is the one that other files agree on */
+    atomic_bool identity_lost;
     char identity_mark
         [FILE_FINGERPRINT]; /* of data/store when it was read: another file there is read again */
     thread_pool *pool;

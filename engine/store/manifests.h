@@ -52,13 +52,13 @@ typedef struct manifest_entry {
     manifest m;
     tombstone tombstone; /* valid if in_trash */
     bool in_trash;       /* the checkpoint is deleted */
-    bool chosen;         /* the caller's selection, of the set's owner */
+    bool chosen;         /* by the owner of the set: to be deleted, restored or removed */
     bool superseded;     /* a newer generation of the same checkpoint counts */
     bool in_use;         /* a writer at work may read its files (manifest_set_mark_in_use) */
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */
     bool is_incomplete; /* one of these dependencies has no manifest, so some of its files are unknown */
-    bool
-        is_protected; /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
+    /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
+    bool is_protected;
     size_t order_index; /* scratch of a compaction */
 } manifest_entry;
 

@@ -52,8 +52,8 @@ typedef struct view_duplicate {
 typedef struct view {
     manifest manifest;       /* within a root: only the checkpoint's id */
     const struct view *root; /* NULL: this view is a root */
-    ckd_error
-        *lost; /* within a root: why a file that may hold more of the checkpoint was left out; or NULL */
+    /* within a root: why a file that may hold more of the checkpoint was left out; or NULL */
+    ckd_error *lost;
     uint64_t serial; /* of its root; unique among the roots of the process */
     bool is_draft;   /* the manifest is not published: lookups by checkpoint skip this view */
     chunk **chunks;

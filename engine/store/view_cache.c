@@ -27,8 +27,8 @@ static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const
     if (status != CKD_OK) {
         return status;
     }
-    for (size_t i = 0; i < all.count && !found && failed != CKD_E_NOMEM;
-         i++) { /* the highest generation first */
+    /* The highest generation comes first. */
+    for (size_t i = 0; i < all.count && !found && failed != CKD_E_NOMEM; i++) {
         const manifest_name *n = &all.items[i];
         ckd_error why = {.offset = CKD_NO_OFFSET};
         status = store_read_manifest(out, store, n->run, n->step, n->generation, &why);
@@ -382,8 +382,8 @@ static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view 
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    v->duplicates_resolved =
-        true; /* set first, as blocks that build on each other in a circle come back here */
+    /* Set first, as blocks that build on each other in a circle come back here. */
+    v->duplicates_resolved = true;
     for (bool changed = v->duplicate_count > 0; changed && status == CKD_OK;) {
         changed = false;
         for (size_t i = 0; i < v->duplicate_count && status == CKD_OK; i++) {

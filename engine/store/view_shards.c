@@ -49,7 +49,11 @@ static size_t shard_at(const view_tensor *t, uint64_t global) {
         size_t middle = low + (high - low) / 2;
         uint64_t begin, end;
         global_range(&begin, &end, t->shape, &t->shards[middle]);
-        *(begin <= global ? &low : &high) = middle;
+        if (begin <= global) {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
     return low;
 }
@@ -63,7 +67,11 @@ static size_t shard_of_region(const view_tensor *t, const ckd_region *region) {
         if (order == 0) {
             return middle;
         }
-        *(order < 0 ? &low : &high) = order < 0 ? middle + 1 : middle;
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
     }
     return t->shard_count;
 }

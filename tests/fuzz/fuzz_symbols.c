@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     coder *c = NULL;
     require(coder_create(&c, NULL) == CKD_OK);
-    coding how = (coding)(data[0] % (CODING_ARRAY_COUNT + 1));
+    coding how = (coding)(data[0] % (CODING_LATTICE + 1));
     how = data[0] & 128 ? CODING_SYMBOLS : how; /* in half of the inputs */
     unsigned width = 1u << (data[1] & 3);
     size_t n = (data[2] | (size_t)data[3] << 8) % MOST_EACH;

@@ -27,7 +27,7 @@ from ._registered import GROUP_AT_ONCE, Registered, Snapshot, calls_hooks, is_ca
 from ._replicas import Replicas
 from ._restore import Restorer
 from ._save import Options, options_of
-from ._session_start import LEAVE_S, Start, close_left, older_than, place_told
+from ._session_start import LEAVE_S, Start, close_left, older_than, restore_told
 from ._store import Store, store_options
 from ._types import Checkpoint, Fidelity, Role
 from ._updates import Updates
@@ -423,7 +423,7 @@ class Session(Reporter):
         found: Checkpoint | None = None
         failure: Error | None = None
         try:
-            found = self._place(step) if told is None else place_told(self._place, *told)
+            found = self._place(step) if told is None else restore_told(self._place, *told)
         except Error as error:
             # If a file is missing, the run is not new.
             failure = None if isinstance(error, NotFoundError) and step == lib.CKD_LATEST and told is None and not error.file else error

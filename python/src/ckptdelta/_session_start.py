@@ -40,7 +40,7 @@ def _warn_of_other_run(store: Store, run: str) -> None:
                        "progress nor restarts from them", run, watched)
 
 
-def told_place(store: Store, run: str) -> tuple[int, str] | None:
+def told_checkpoint(store: Store, run: str) -> tuple[int, str] | None:
     """(step, "RUN@STEP") of the checkpoint that `ckptdelta run` has chosen for this attempt; None: it has not, or for another run.
 
     The second is "" if only the step is known.
@@ -51,7 +51,7 @@ def told_place(store: Store, run: str) -> tuple[int, str] | None:
     return (int(step), os.environ.get("CKPTDELTA_CHECKPOINT", "")) if step.isdecimal() and step.isascii() else None
 
 
-def place_told(place: Callable[[int], Checkpoint], step: int, name: str) -> Checkpoint:
+def restore_told(place: Callable[[int], Checkpoint], step: int, name: str) -> Checkpoint:
     """Makes a session continue from the named checkpoint. `place` knows steps only: the run may have one, and a branch another."""
     for where in (step, lib.CKD_LATEST, step):
         try:
@@ -115,8 +115,8 @@ class Start:
         return replace(chosen, parent=self._parent, resumed_from=self._parent) if self.restored < 0 and saves == 0 else chosen
 
     def told(self) -> tuple[int, str] | None:
-        """As told_place, of the run with which the session was opened."""
-        return told_place(self._store, self._run)
+        """As told_checkpoint, of the run with which the session was opened."""
+        return told_checkpoint(self._store, self._run)
 
     def found(self, at: Checkpoint | None) -> None:
         """Notes the checkpoint that was restored. None: the newest was asked for, and the run has none."""

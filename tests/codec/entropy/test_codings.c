@@ -260,13 +260,12 @@ static void test_symbols_through_the_table(void **state) {
 
 static void test_names_and_refusals(void **state) {
     (void)state;
-    for (uint32_t c = 0; c < CODING_ARRAY_COUNT; c++) {
-        assert_true(coding_is_array(c));
-        assert_string_not_equal(coding_name((coding)c), "?");
+    for (uint32_t c = 0; c < 256; c++) {
+        bool is_array = c <= CODING_SYMBOLS;
+        assert_int_equal(coding_is_array(c), is_array);
+        assert_int_equal(strcmp(coding_name((coding)c), "?") != 0, is_array);
     }
-    assert_false(coding_is_array(CODING_ARRAY_COUNT));
     assert_false(coding_is_array(UINT32_MAX));
-    assert_string_equal(coding_name((coding)CODING_ARRAY_COUNT), "?");
     uint8_t data[64] = {0}, to[256];
     coder_result result = {to, sizeof(to), 77};
     ckd_error err;
