@@ -142,7 +142,8 @@ size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const 
 
 /*
  * Decodes exactly out->n integers. Any bytes give integers, CORRUPT or UNSUPPORTED (a kind of stream that this version
- * does not know), in time and memory bounded by n. The stream states its mode, and whether it uses contexts: if so, out->context must not be NULL (CORRUPT).
+ * does not know), in time and memory bounded by n. The stream states its mode, and whether it uses contexts: if so,
+ * out->context must not be NULL (CORRUPT).
  */
 ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const void *from, size_t size,
                           ckd_error *err);

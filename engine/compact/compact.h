@@ -181,8 +181,8 @@ ckd_status compact_intent_make_ids(compact_intent *i, const manifest *like, ckd_
  */
 ckd_status compact_intent_begin(compact_intent *i, const rewrite *r, ckd_error *err);
 /*
- * Does the same for the files that the manifests of these checkpoints name. about: the checkpoint whose run and step the
- * intent shows in messages.
+ * Does the same for the files that the manifests of these checkpoints name. about: the checkpoint whose run and step
+ * the intent shows in messages.
  */
 ckd_status compact_intent_begin_for(compact_intent *i, const compaction *c, const ckd_checkpoint *about,
                                     const ckd_id *ids, size_t count, ckd_error *err);

@@ -212,8 +212,8 @@ typedef struct block_analysis {
     bool parent_damaged;  /* the parent's values could not be read, so the block is coded on its own */
     bool delta_rejected;  /* a delta was tried, and does not save enough */
     candidate standalone;
-    candidate
-        predicted; /* the difference from the previous values or, if step.predicts, from what a step makes of them */
+    /* the difference from the previous values or, if step.predicts, from what a step makes of them */
+    candidate predicted;
     block_step step;
 } block_analysis;
 

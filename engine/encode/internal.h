@@ -43,8 +43,8 @@ ckd_status block_try_byte_codecs(block_job *job, candidate *best, const coding_c
 void block_plan_chain_end(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                           const load_budget *budget);
 /*
- * Plans analysis.predicted, on the parent or the ancestor. plain: the difference to these values may be used, not only an
- * optimizer's step. Damage of the values is noted, and is no error.
+ * Plans analysis.predicted, on the parent or the ancestor. plain: the difference to these values may be used, not only
+ * an optimizer's step. Damage of the values is noted, and is no error.
  */
 ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                             bool plain, ckd_error *err);

@@ -62,7 +62,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     save->output.sealed = (file_ref){.id = save->output.file_id, .rank = save->options.rank};
     save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
     status = measures_append(&save->lossy.measures, &save->registry.nonfinite, err);
-    THEN(status, measures_write(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
+    THEN(status, measures_write_all(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
     if (status != CKD_OK) {
         return status;
     }

@@ -191,7 +191,7 @@ static ckd_status join(measures_entry *entries, size_t *count, const save_measur
     return CKD_OK;
 }
 
-ckd_status measures_write(save_measures *m, chunk_writer *w, const ckd_id *checkpoint, ckd_error *err) {
+ckd_status measures_write_all(save_measures *m, chunk_writer *w, const ckd_id *checkpoint, ckd_error *err) {
     if (m->count == 0) {
         return CKD_OK;
     }

@@ -31,7 +31,7 @@ ckd_status measures_append(save_measures *m, save_measures *from, ckd_error *err
  * Writes the figures into the save's file, behind its blocks; nothing if there are none. Errors: INVALID (figures of
  * a region without blocks in the file), and those of chunk_writer_append.
  */
-ckd_status measures_write(save_measures *m, chunk_writer *w, const ckd_id *checkpoint, ckd_error *err);
+ckd_status measures_write_all(save_measures *m, chunk_writer *w, const ckd_id *checkpoint, ckd_error *err);
 void measures_free(save_measures *m);
 
 #endif

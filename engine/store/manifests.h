@@ -52,7 +52,7 @@ typedef struct manifest_entry {
     manifest m;
     tombstone tombstone; /* valid if in_trash */
     bool in_trash;       /* the checkpoint is deleted */
-    bool chosen;         /* by the owner of the set: to be deleted, restored or removed */
+    bool chosen;         /* by the owner of the set: to be deleted, restored, removed or kept */
     bool superseded;     /* a newer generation of the same checkpoint counts */
     bool in_use;         /* a writer at work may read its files (manifest_set_mark_in_use) */
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */

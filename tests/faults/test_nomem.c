@@ -372,7 +372,7 @@ static ckd_status write_bundle(const char *path, ckd_error *err) {
             measures_add(&reported, first->tensor->name, first->region, first->tensor->ndim, &figures, err);
     }
     if (status == CKD_OK) {
-        status = measures_write(&reported, w, &first->tensor->checkpoint, err);
+        status = measures_write_all(&reported, w, &first->tensor->checkpoint, err);
     }
     measures_free(&reported);
     if (status != CKD_OK) {

@@ -54,7 +54,7 @@ static void add_measures(chunk_writer *w, const chunk *c) {
                              CKD_OK);
         }
     }
-    assert_int_equal(measures_write(&m, w, &c->records[0].tensor->checkpoint, NULL), CKD_OK);
+    assert_int_equal(measures_write_all(&m, w, &c->records[0].tensor->checkpoint, NULL), CKD_OK);
     measures_free(&m);
 }
 

@@ -405,18 +405,18 @@ static void test_measures_of_other_tensors_are_refused(void **state) {
     ckd_id checkpoint = r.tensor->checkpoint;
     measures m = measures_of_shard(0);
     save_measures none = {0}, right = {0}, wrong_name = {0}, wrong_region = {0};
-    assert_int_equal(measures_write(&none, w, &checkpoint, NULL), CKD_OK); /* writes nothing */
+    assert_int_equal(measures_write_all(&none, w, &checkpoint, NULL), CKD_OK); /* writes nothing */
     assert_int_equal(measures_add(&wrong_name, "layer.0.bias", &whole, 2, &m, NULL), CKD_OK);
-    assert_int_equal(measures_write(&wrong_name, w, &checkpoint, NULL), CKD_E_INVALID);
+    assert_int_equal(measures_write_all(&wrong_name, w, &checkpoint, NULL), CKD_E_INVALID);
     assert_int_equal(measures_add(&wrong_region, "layer.0.weight", &flat, 2, &m, NULL), CKD_OK);
-    assert_int_equal(measures_write(&wrong_region, w, &checkpoint, NULL), CKD_E_INVALID);
+    assert_int_equal(measures_write_all(&wrong_region, w, &checkpoint, NULL), CKD_E_INVALID);
     measures before = {1e9, 1e9, 1e9, 1e9, 1e9, NAN, NAN, 5},
              unknown = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0};
     m.nonfinite = 2;
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &before, NULL), CKD_OK);
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &m, NULL), CKD_OK);
     assert_int_equal(measures_add(&right, "layer.0.weight", &whole, 2, &unknown, NULL), CKD_OK);
-    assert_int_equal(measures_write(&right, w, &checkpoint, NULL), CKD_OK);
+    assert_int_equal(measures_write_all(&right, w, &checkpoint, NULL), CKD_OK);
     hash128 root;
     uint64_t size;
     assert_int_equal(chunk_writer_finish_durable(w, &root, &size, NULL), CKD_OK);
