@@ -83,12 +83,12 @@ block_probe block_probe_of(bool in_panel, unsigned width, uint64_t size) {
 }
 
 /* Estimates from a sample if a codec can get below the limit. */
-static ckd_status try_sample(bool *promising, coder *coder, coding c, int level, const block_sample *s,
+static ckd_status try_sample(bool *promising, coder *scratch, coding c, int level, const block_sample *s,
                              ckd_error *err) {
     uint8_t to[PROBE_BYTES];
     coder_result result = {.to = to, .limit = s->size};
     ckd_status status =
-        coder_encode(coder, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
+        coder_encode(scratch, c, level, &(coder_source){s->data, s->size, s->width}, &result, err);
     *promising =
         result.stored && (double)result.stored / (double)s->size < (double)s->limit / (double)s->block_size;
     return status;
@@ -108,16 +108,17 @@ static ckd_status try_if_promising(block_job *job, candidate *best, coding c, in
     return status == CKD_OK && promising ? try_codec(job, best, c, level, in, err) : status;
 }
 
-ckd_status block_codec_may_win(bool *may_win, coder *coder, const coding_context *ctx, const block_sample *s,
-                               ckd_error *err) {
+ckd_status block_codec_may_win(bool *may_win, coder *scratch, const coding_context *ctx,
+                               const block_sample *s, ckd_error *err) {
     bool lz4 = ctx->codec == CKD_CODEC_LZ4;
     *may_win = true;
     if (s->size == s->block_size) {
         return CKD_OK;
     }
-    ckd_status status = try_sample(may_win, coder, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
+    ckd_status status = try_sample(may_win, scratch, lz4 ? CODING_LZ4 : CODING_ZSTD, ctx->level, s, err);
     if (status == CKD_OK && !*may_win && s->width > 1) {
-        status = try_sample(may_win, coder, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
+        status =
+            try_sample(may_win, scratch, lz4 ? CODING_LZ4_PLANES : CODING_ZSTD_PLANES, ctx->level, s, err);
     }
     return status;
 }

@@ -311,8 +311,8 @@ typedef struct block_sample {
     uint64_t block_size, limit; /* bytes of the block, and of what it takes otherwise */
 } block_sample;
 /* Estimates from the sample if a byte codec of the save can get below the limit. */
-ckd_status block_codec_may_win(bool *may_win, coder *coder, const coding_context *ctx, const block_sample *s,
-                               ckd_error *err);
+ckd_status block_codec_may_win(bool *may_win, coder *scratch, const coding_context *ctx,
+                               const block_sample *s, ckd_error *err);
 /*
  * For an analysed precoded block without values: returns true if its decision would need them. Makes a trial
  * decision.
