@@ -71,10 +71,7 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
 
 /* ---- checkpoints that may go ---- */
 
-/*
- * Chooses deleted checkpoints whose grace period has ended, or with `all` any. It spares those whose files a living
- * writer may read, and those on which an incomplete manifest depends (is_protected).
- */
+/* Chooses the checkpoints that may be collected. all: even if their grace period has not ended. */
 static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = manifest_set_mark_in_use(n, store, err);
