@@ -33,7 +33,7 @@ static bool pays(const compaction *c, const load_cost *chain, const load_cost *b
 
 /* ---- the result, as a record ---- */
 
-/* Starts with the block's own record, without its coding. */
+/* Starts with the block's own record, without its method. */
 static void begin_record(compact_item *item) {
     item->to = *item->from;
     item->to.bundle = NULL;
@@ -168,7 +168,7 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
     return status;
 }
 
-static void choose_coding(block_job *job, compaction *c, const block_rewrite *f) {
+static void choose_method(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)job->analysis.delta.size;
     bool delta =
@@ -202,7 +202,7 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
         return code_copy(x, err);
     }
     if (status == CKD_OK) {
-        choose_coding(job, c, f);
+        choose_method(job, c, f);
         status = block_encode(job, &t, err);
     }
     if (status != CKD_OK) {
