@@ -256,7 +256,7 @@ typedef struct ckd_tensor_info {
     /* stored_bytes: payloads, record headers and this tensor's share of the index */
     uint64_t raw_bytes, stored_bytes;
     /* "raw", "standalone", "delta", "step", "same", "copy", "cast" or "mixed"; valid as long as the list */
-    const char *coding;
+    const char *method;
     uint32_t depth; /* longest chain of deltas */
     /* errors against the saved values, to three digits; 0 in `exact`; NaN: not known */
     double rel_l2, max_error;

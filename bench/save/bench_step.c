@@ -187,7 +187,7 @@ static void add_bits(result *r, ckd_store *store, const ckd_checkpoint *c, doubl
             continue;
         }
         int large = t->elements >= 4096;
-        if (large && part < 2 && strcmp(t->coding, "step") != 0) {
+        if (large && part < 2 && strcmp(t->method, "step") != 0) {
             ckd_tensor_list_free(list);
             return;
         }

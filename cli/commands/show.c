@@ -8,9 +8,9 @@
 #include "cli/output/output.h"
 
 static const char doc[] =
-    "Show one checkpoint: what it depends on, and for each tensor its role, dtype, shape, how it is coded and how many "
-    "bytes that takes. Without --run: the only run; without --step: the newest checkpoint."
-    "\vCodings: raw, standalone (compressed on its own), delta (against the parent), step (against an optimizer "
+    "Show one checkpoint: what it depends on, and for each tensor its role, dtype, shape, how it is stored and how "
+    "many bytes that takes. Without --run: the only run; without --step: the newest checkpoint."
+    "\vMethods: raw, standalone (compressed on its own), delta (against the parent), step (against an optimizer "
     "step from the parent), same (as in the parent), copy and cast "
     "(of another tensor of the checkpoint), mixed (blocks differ).\n\n"
     "Examples:\n"
@@ -67,8 +67,8 @@ static json_t *json_tensor(const ckd_tensor_info *t, ckd_fidelity fidelity) {
     return json_pack(
         "{s:o, s:s, s:s, s:o, s:I, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "name",
         cli_json_text(t->name), "role", ckd_role_name(t->role), "dtype", ckd_dtype_name(t->dtype), "shape",
-        shape, "elements", (json_int_t)t->elements, "fidelity", ckd_fidelity_name(fidelity), "coding",
-        cli_json_text(t->coding), "depth", (json_int_t)t->depth, "shards", (json_int_t)t->shards, "raw_bytes",
+        shape, "elements", (json_int_t)t->elements, "fidelity", ckd_fidelity_name(fidelity), "method",
+        cli_json_text(t->method), "depth", (json_int_t)t->depth, "shards", (json_int_t)t->shards, "raw_bytes",
         (json_int_t)t->raw_bytes, "stored_bytes", (json_int_t)t->stored_bytes, "bits_per_element",
         cli_json_double(bits_per_element(t)), "rel_l2", cli_json_double(t->rel_l2), "max_error",
         cli_json_double(t->max_error), "direction_change", cli_json_double(t->direction_change),
@@ -193,7 +193,7 @@ static ckd_status print_text(const shown *s, bool verbose, ckd_error *err) {
     bool errors = verbose || s->checkpoint.fidelity != CKD_EXACT, nonfinite = errors || s->checkpoint.suspect;
     char columns[160];
     snprintf(columns, sizeof(columns),
-             "TENSOR|ROLE|DTYPE|SHAPE|CODING|>DEPTH|>RAW|>STORED|>BITS/ELEMENT%s%s%s",
+             "TENSOR|ROLE|DTYPE|SHAPE|METHOD|>DEPTH|>RAW|>STORED|>BITS/ELEMENT%s%s%s",
              verbose ? "|>SHARDS" : "", errors ? "|>REL L2|>MAX ERROR|>DIRECTION|>UPDATE|>GIVEN" : "",
              nonfinite ? "|>NONFINITE" : "");
     cli_table *t = cli_table_new(columns);
@@ -203,7 +203,7 @@ static ckd_status print_text(const shown *s, bool verbose, ckd_error *err) {
         cli_table_cell(t, "%s", ckd_role_name(info->role));
         cli_table_cell(t, "%s", ckd_dtype_name(info->dtype));
         shape_cell(t, info);
-        cli_table_cell(t, "%s", info->coding);
+        cli_table_cell(t, "%s", info->method);
         cli_table_cell(t, "%" PRIu32, info->depth);
         cli_table_cell(t, "%s", cli_text_size(info->raw_bytes).text);
         cli_table_cell(t, "%s", cli_text_size(info->stored_bytes).text);

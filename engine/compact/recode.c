@@ -169,7 +169,7 @@ static ckd_status code_copy(const recoding *x, ckd_error *err) {
 }
 
 /* Chooses whether the block is stored as a delta or on its own. */
-static void choose_candidate(block_job *job, compaction *c, const block_rewrite *f) {
+static void choose_method(block_job *job, compaction *c, const block_rewrite *f) {
     load_cost chain = f->new_base_load.chain;
     chain.stored += (double)job->analysis.predicted.size;
     bool delta =
@@ -203,7 +203,7 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
         return code_copy(x, err);
     }
     if (status == CKD_OK) {
-        choose_candidate(job, c, f);
+        choose_method(job, c, f);
         status = block_encode(job, &t, err);
     }
     if (status != CKD_OK) {

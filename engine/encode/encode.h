@@ -113,7 +113,7 @@ typedef struct tensor_context {
     region_span values_span;
 } tensor_context;
 
-/* One way to store the block. size 0 and not available: not tried. */
+/* One method to store the block, with its coding. size 0 and not available: not tried. */
 typedef struct candidate {
     bool available, encoded; /* encoded: the payload exists; else the size is planned or estimated */
     coding coding;
@@ -198,7 +198,7 @@ typedef struct chain_start {
     const record *block;
 } chain_start;
 
-/* Set by the analysis: the hashes of the input, the parent's block, and the ways to store the block. */
+/* Set by the analysis: the hashes of the input, the parent's block, and the methods to store the block. */
 typedef struct block_analysis {
     hash128 original;
     /* a master's values, rounded: its low-precision copy will have one of these hashes */

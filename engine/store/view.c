@@ -365,13 +365,13 @@ void view_add_shard(view_totals *totals, const view_shard *shard) {
     add_measures(totals, shard);
     for (size_t i = 0; i < shard->block_count; i++) {
         const view_block *b = &shard->blocks[i];
-        const char *coding = view_method_name(b);
+        const char *method = view_method_name(b);
         totals->stored_bytes += view_stored_bytes(b);
         totals->depth = b->record->depth > totals->depth ? b->record->depth : totals->depth;
-        if (!totals->coding) {
-            totals->coding = coding;
-        } else if (strcmp(totals->coding, coding) != 0) {
-            totals->coding = "mixed";
+        if (!totals->method) {
+            totals->method = method;
+        } else if (strcmp(totals->method, method) != 0) {
+            totals->method = "mixed";
         }
     }
 }
@@ -389,7 +389,7 @@ void view_tensor_info(ckd_tensor_info *out, const view_tensor *t) {
                              .shards = (uint32_t)t->shard_count,
                              .raw_bytes = t->shape->elements * ckd_dtype_size(t->tensor->dtype),
                              .stored_bytes = totals.stored_bytes,
-                             .coding = totals.coding,
+                             .method = totals.method,
                              .depth = totals.depth,
                              .rel_l2 = measures_rel_l2(&totals.measures),
                              .max_error = totals.measures.max_error,

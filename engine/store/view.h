@@ -147,11 +147,11 @@ void view_shards_for(size_t *first, size_t *end, const view_tensor *t, const reg
 void view_shard_range(size_t *first, size_t *end, const view_shard *shard, const geometry *shape,
                       const region_span *span);
 
-/* Sums over the blocks of shards; coding is "mixed" if they differ. */
+/* Sums over the blocks of shards; method is "mixed" if they differ. */
 typedef struct view_totals {
     uint64_t stored_bytes;
     uint32_t depth;
-    const char *coding;
+    const char *method;
     measures measures; /* sums are added, maxima are maxima; the direction's change is weighted by elements */
     double direction_squares; /* sum of elements times squared direction change */
     uint64_t elements;
@@ -352,7 +352,7 @@ typedef struct record_copier {
 /* Appends a record of c. Errors: CORRUPT (its payload or its bundle is damaged), IO, NOSPACE, NOMEM. */
 ckd_status record_copy(record_copier *k, chunk_writer *to, const chunk *c, const record *r, ckd_error *err);
 
-/* Equal for records of the same values with the same coding, in any file. */
+/* Equal for records of the same values with the same predictor and coding, in any file. */
 uint64_t record_hash(const record *r);
 
 /*

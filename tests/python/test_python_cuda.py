@@ -275,7 +275,7 @@ def test_a_restore_continues_bit_for_bit(store, kind, every):
         for step in range(4):
             assert first.step().item() == expected[step]
             session.step()
-    assert ("step" in {t.coding for t in store.tensors(run="a", step=4)}) == (every == 1)
+    assert ("step" in {t.method for t in store.tensors(run="a", step=4)}) == (every == 1)
     for fresh in (True, False):
         other = Training(2, **OPTIMIZERS[kind])
         if not fresh:

@@ -245,7 +245,7 @@ def test_a_restore_continues_with_the_same_losses(store, device):
             device.settle()
             assert first.step() == expected[step]
             session.step()
-    assert {t.coding for t in store.tensors(run="a", step=4)} >= {"step"}
+    assert {t.method for t in store.tensors(run="a", step=4)} >= {"step"}
     other = on_device(device, seed=2)
     other.optimizer.register_step_pre_hook(lambda *_: device.settle())
     with ckptdelta.Session(store, "a", **other.parts(), every=1) as session:

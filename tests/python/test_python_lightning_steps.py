@@ -70,7 +70,7 @@ def sizes(path, run):
         found = {c.step: store.tensors(run=run, step=c.step) for c in store.checkpoints(run)}
         assert store.verify()
     return ({step: sum(t.stored_bytes for t in tensors if t.role != "other") for step, tensors in found.items()},
-            {step: {t.coding for t in tensors if t.role == "weight" and len(t.shape) == 2} for step, tensors in found.items()})
+            {step: {t.method for t in tensors if t.role == "weight" and len(t.shape) == 2} for step, tensors in found.items()})
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -80,9 +80,9 @@ def test_saves_one_step_apart_are_as_small_as_those_of_a_session(tmp_path, backg
     module = fit(plugin, tmp_path / "marks", every=1)
     other = by_session(tmp_path / "session")
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters()))
-    (stored, codings), (expected, same) = sizes(tmp_path / "lightning", "lightning"), sizes(tmp_path / "session", "gpt")
+    (stored, methods), (expected, same) = sizes(tmp_path / "lightning", "lightning"), sizes(tmp_path / "session", "gpt")
     assert list(stored) == list(expected) == list(range(1, BATCHES + 1))
-    assert codings == same and sum(found == {"step"} for found in codings.values()) >= BATCHES / 2
+    assert methods == same and sum(found == {"step"} for found in methods.values()) >= BATCHES / 2
     assert all(abs(stored[step] - expected[step]) < 0.02 * expected[step] for step in stored), (stored, expected)
     last = load_checkpoint(tmp_path / f"marks/step={BATCHES}.ckpt")
     assert all(torch.equal(last["state_dict"][name], value) for name, value in module.state_dict().items())
@@ -91,8 +91,8 @@ def test_saves_one_step_apart_are_as_small_as_those_of_a_session(tmp_path, backg
 
 def test_saves_two_steps_apart_are_not_predicted(tmp_path):
     fit(CheckpointIO(tmp_path / "lightning"), tmp_path / "marks", every=2)
-    _, codings = sizes(tmp_path / "lightning", "lightning")
-    assert list(codings) == [2, 4, 6, 8] and all("step" not in found for found in codings.values())
+    _, methods = sizes(tmp_path / "lightning", "lightning")
+    assert list(methods) == [2, 4, 6, 8] and all("step" not in found for found in methods.values())
 
 
 def test_a_plugin_that_is_dropped_follows_nothing(tmp_path):

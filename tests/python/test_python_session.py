@@ -43,8 +43,8 @@ def test_the_losses_after_a_restore_are_those_of_an_uninterrupted_run(store, eve
         session.save()
     assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), other.model.state_dict().values()))
     assert store.find(run="gpt").step == 12 and store.verify()
-    codings = {t.coding for t in store.tensors(run="gpt", step=9)}
-    assert ("step" in codings) == (every == 1)
+    methods = {t.method for t in store.tensors(run="gpt", step=9)}
+    assert ("step" in methods) == (every == 1)
 
 
 def test_the_fence_keeps_the_next_step_out_of_a_save(store):

@@ -226,12 +226,12 @@ def test_steps_are_predicted_although_a_scheduler_has_changed_the_rate(store, ki
             sizes[name] = saved.stored_bytes
             found = store.state_dict(run=name)
             assert same(found["m"], dict(model.state_dict())) and same(found["o"], optimizer.state_dict())
-        codings = {t.name: t.coding for t in store.tensors(run="with")}
-        assert codings["m.weight"] == "step" and sizes["with"] < 0.75 * sizes["without"]
+        methods = {t.name: t.method for t in store.tensors(run="with")}
+        assert methods["m.weight"] == "step" and sizes["with"] < 0.75 * sizes["without"]
         step(), step()
         assert updates.groups_of(optimizer) is None, "two steps since the last save"
         store.save({"m": model, "o": optimizer}, run="with", step=4, updates=updates)
-        assert "step" not in {t.coding for t in store.tensors(run="with")}, "two steps are not predicted"
+        assert "step" not in {t.method for t in store.tensors(run="with")}, "two steps are not predicted"
         assert same(store.state_dict(run="with")["m"], dict(model.state_dict()))
     step()
     assert updates.groups_of(optimizer) is None, "nothing is followed after the end"
@@ -273,7 +273,7 @@ def test_gradients_that_were_bf16_take_the_place_of_first_moments(store, masters
             saved = store.save({"m": model, "o": optimizer}, run="r", step=step, updates=updates, max_load_cost=16)
     found = store.state_dict(run="r")
     assert same(found["m"], dict(model.state_dict())) and same(found["o"], optimizer.state_dict())
-    assert {t.role for t in store.tensors(run="r") if t.coding == "step"} == {"exp_avg", "exp_avg_sq", "master" if masters else "weight"}
+    assert {t.role for t in store.tensors(run="r") if t.method == "step"} == {"exp_avg", "exp_avg_sq", "master" if masters else "weight"}
     assert 8 * saved.stored_bytes < 13 * 256 * 256
 
 
@@ -305,7 +305,7 @@ def test_updates_are_ignored_where_they_cannot_help(store):
                 assert (updates.groups_of(optimizer) == [None]) == bool(options)
                 state = {"o": optimizer, **({"m": model} if whole else {})}
                 store.save(state, run=f"r{number}", step=step, updates=updates, fidelity=fidelity)
-        assert "step" not in {t.coding for t in store.tensors(run=f"r{number}")}
+        assert "step" not in {t.method for t in store.tensors(run=f"r{number}")}
         if fidelity == "exact":
             assert same(store.state_dict(run=f"r{number}")["o"], optimizer.state_dict())
 

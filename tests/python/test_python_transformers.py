@@ -110,7 +110,7 @@ def test_names_roles_and_predicted_steps(store, tmp_path):
     by_role = {role: {n for n, t in found.items() if t.role == role} for role in ("weight", "exp_avg", "exp_avg_sq", "other")}
     assert len(by_role["weight"]) == len(by_role["exp_avg"]) == len(by_role["exp_avg_sq"]) == len(list(gpt2().parameters()))
     assert all(n.startswith(("rng_state.", "files.")) for n in by_role["other"])
-    assert "step" in {t.coding for t in found.values()}
+    assert "step" in {t.method for t in found.values()}
     state = store.state_dict(run="gpt", only=["trainer_state", "training_args", "scheduler"])
     assert state["trainer_state"]["global_step"] == 4 and state["training_args"]["learning_rate"] == 1e-2
     assert state["scheduler"]["last_epoch"] == 4

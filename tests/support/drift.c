@@ -226,11 +226,11 @@ ckd_tensor_info tensor_info(ckd_store *store, const char *run, uint64_t step, co
     }
     found.name = name;
     /* The list owns the text, so return a constant. */
-    found.coding = strcmp(found.coding, "same") == 0         ? "same"
-                   : strcmp(found.coding, "copy") == 0       ? "copy"
-                   : strcmp(found.coding, "cast") == 0       ? "cast"
-                   : strcmp(found.coding, "delta") == 0      ? "delta"
-                   : strcmp(found.coding, "standalone") == 0 ? "standalone"
+    found.method = strcmp(found.method, "same") == 0         ? "same"
+                   : strcmp(found.method, "copy") == 0       ? "copy"
+                   : strcmp(found.method, "cast") == 0       ? "cast"
+                   : strcmp(found.method, "delta") == 0      ? "delta"
+                   : strcmp(found.method, "standalone") == 0 ? "standalone"
                                                              : "other";
     ckd_tensor_list_free(list);
     return found;

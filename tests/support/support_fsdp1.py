@@ -94,7 +94,7 @@ def resume(rank, world, folder, how, names):
         tensors = {t.name: t for t in store.tensors(run=run, step=STEPS)}
         assert tensors["model.up.weight"].shape == (67, 32) and tensors["optimizer.state.model.up.bias.exp_avg"].role == "exp_avg"
         assert not [name for name in tensors if "wrapped" in name or "flat" in name] and "model.head.weight" not in tensors
-        assert "step" in {t.coding for t in store.tensors(run=run, step=3)}  # one step after the other is predicted
+        assert "step" in {t.method for t in store.tensors(run=run, step=3)}  # one step after the other is predicted
         alone = Training("none", 0, None, seed=3)
         store.load({"model": alone.model}, run=run)
         assert whole({k: v for k, v in alone.model.state_dict().items() if "norm.running" not in k}) == kept[STEPS]["model"]

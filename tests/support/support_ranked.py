@@ -123,7 +123,7 @@ def resume(rank, world, folder, how, every, mesh):
     with ckptdelta.open(folder / "store") as store:
         tensors = {t.name: t for t in store.tensors(run="gpt", step=STEPS)}
         assert tensors["model.up.weight"].shape == (67, 32) and tensors["optimizer.state.model.up.weight.exp_avg"].role == "exp_avg"
-        assert ("ranks/1/loader.seen" in tensors) and ("step" in {t.coding for t in tensors.values()}) == (every == 1)
+        assert ("ranks/1/loader.seen" in tensors) and ("step" in {t.method for t in tensors.values()}) == (every == 1)
         assert len([name for name in tensors if name.endswith("up.weight")]) == 1
         assert rank or store.verify()
 

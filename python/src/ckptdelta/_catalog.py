@@ -126,7 +126,7 @@ def tensor_from(t: Any) -> TensorInfo:
     return TensorInfo(
         name=text(t.name), role=text(lib.ckd_role_name(t.role)), dtype=NAMES.get(int(t.dtype), "?"),
         shape=tuple(int(t.shape[d]) for d in range(t.ndim)), raw_bytes=int(t.raw_bytes), stored_bytes=int(t.stored_bytes),
-        coding=text(t.coding), depth=int(t.depth), rel_l2=float(t.rel_l2), max_error=float(t.max_error))
+        method=text(t.method), depth=int(t.depth), rel_l2=float(t.rel_l2), max_error=float(t.max_error))
 
 
 def verification_from(v: Any) -> Verification:

@@ -68,7 +68,7 @@ class TensorInfo:
         name, dtype, shape: as stored. A complex tensor has a last dimension of 2.
         role: decides how a lossy checkpoint codes it.
         raw_bytes, stored_bytes: of its values as such, and of its records.
-        coding: ``"raw"``, ``"standalone"``, ``"delta"``, ``"step"``, ``"same"``, ``"copy"``, ``"cast"`` or ``"mixed"``.
+        method: ``"raw"``, ``"standalone"``, ``"delta"``, ``"step"``, ``"same"``, ``"copy"``, ``"cast"`` or ``"mixed"``.
         depth: longest chain of deltas.
         rel_l2, max_error: against the values that were saved; 0 if exact, NaN if not known.
     """
@@ -79,7 +79,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     raw_bytes: int
     stored_bytes: int
-    coding: str
+    method: str
     depth: int
     rel_l2: float
     max_error: float

@@ -83,5 +83,5 @@ def test_a_lost_file_matters_only_to_what_needs_it(store):
     failed = store.call("load", "--step", 3, "--tensor", "weight", "--out", store.folder / "out", "--force", expect=CORRUPT)
     assert "is missing" in failed.err and str(base) in failed.err
     store.save(4, step(a, 4) | step(b, 4), *options, expect_message="the parent a@3 are damaged")
-    assert [(t["name"], t["coding"]) for t in store.json("show", "--step", 4)["tensors"]] == [("weight", "standalone"), ("head", "delta")]
+    assert [(t["name"], t["method"]) for t in store.json("show", "--step", 4)["tensors"]] == [("weight", "standalone"), ("head", "delta")]
     assert verified(store)["newest_intact"] == ["a@4"]

@@ -176,7 +176,7 @@ def test_steps_of_an_optimizer_are_found_under_other_names(store):
             tensors, _, metadata = called(program, training(steps))
             store.save(steps, tensors, "--adamw", f"lr=1e-3,step={steps}", run_name=program, metadata=metadata)
         shown = store.json("show", "--run", program)
-        codings = {t["name"]: t["coding"] for t in shown["tensors"]}
-        assert codings[PROGRAMS[program][0].format("emb.weight")] == "step", codings
+        methods = {t["name"]: t["method"] for t in shown["tensors"]}
+        assert methods[PROGRAMS[program][0].format("emb.weight")] == "step", methods
         sizes[program] = sum(t["stored_bytes"] for t in shown["tensors"] if t["role"] != "other" and t["shape"])
     assert max(sizes.values()) < 1.02 * min(sizes.values()), sizes

@@ -142,8 +142,8 @@ def test_copies_and_casts_cost_nothing(store):
                    "master.w": master})
     shown = {t["name"]: t for t in store.json("show")["tensors"]}
     assert shown["master.w"]["role"] == "master"
-    assert shown["w"]["coding"] == "cast" and shown["w"]["stored_bytes"] < 1000
-    assert shown["tied"]["coding"] in ("cast", "copy") and shown["tied"]["stored_bytes"] < 1000
+    assert shown["w"]["method"] == "cast" and shown["w"]["stored_bytes"] < 1000
+    assert shown["tied"]["method"] in ("cast", "copy") and shown["tied"]["stored_bytes"] < 1000
     loaded = store.load()[0]
     assert loaded["w"][2] == loaded["tied"][2] == rounded.tobytes()
 
@@ -398,8 +398,8 @@ class Adam:
         return out
 
 
-def codings(store, step):
-    return {t["name"]: t["coding"] for t in store.json("show", "--step", step)["tensors"]}
+def methods(store, step):
+    return {t["name"]: t["method"] for t in store.json("show", "--step", step)["tensors"]}
 
 
 def test_one_optimizer_step(store):
@@ -410,7 +410,7 @@ def test_one_optimizer_step(store):
         now = model.move().tensors()
         store.save(step, now, *model.options())
         assert st.same(store.load("--step", step)[0], now)
-        of = codings(store, step)
+        of = methods(store, step)
         assert {n for n, c in of.items() if c == "step"} == \
             {n for n in of if n.startswith("exp_avg_sq.")} | {"a.weight", "a.scale", "master.b.weight"}, of
         assert of["b.weight"] == "cast"
@@ -424,7 +424,7 @@ def test_wrong_optimizer_options_are_harmless(store):
     store.save(3, now, "--adamw", "lr=9,step=77,beta1=0,beta2=0.1", "--adam", "c.*:lr=1,step=1", "--sgd", "c*:lr=1,nesterov=1",
                expect_message="'c.*' is unused: it matches no weight")
     assert st.same(store.load("--step", 3)[0], now)
-    assert "step" not in codings(store, 3).values()
+    assert "step" not in methods(store, 3).values()
 
 
 def test_sgd(store):
@@ -434,7 +434,7 @@ def test_sgd(store):
     u = np.float32(0.9) * u + rng.standard_normal((60, 60)).astype(np.float32)
     now = {"w": w - np.float32(0.1) * u, "exp_avg.w": u}
     store.save(2, now, "--sgd", "lr=0.1,momentum=0.9", "--max-load-cost", 50)
-    assert codings(store, 2)["w"] == "step"
+    assert methods(store, 2)["w"] == "step"
     assert st.same(store.load("--step", 2)[0], now)
 
 

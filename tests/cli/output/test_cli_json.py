@@ -166,7 +166,7 @@ def test_show(full):
     assert (weight["role"], weight["dtype"], weight["shape"]) == ("weight", "f32", [64, 64])
     assert weight["raw_bytes"] == 4 * weight["elements"] == 4 * 64 * 64
     assert weight["bits_per_element"] == pytest.approx(8 * weight["stored_bytes"] / weight["elements"])
-    assert weight["coding"] == "delta" and weight["depth"] == 1 and weight["shards"] == 1
+    assert weight["method"] == "delta" and weight["depth"] == 1 and weight["shards"] == 1
     assert all(t["rel_l2"] == 0 and t["max_error"] == 0 for t in tensors.values())
     assert tensors["step"]["shape"] == [] and tensors["step"]["role"] == "other"
     assert tensors["empty"]["bits_per_element"] is None and tensors["empty"]["elements"] == 0
@@ -176,11 +176,11 @@ def test_show(full):
     assert first["without_parent"] is None
 
 
-def test_coding_same(store):
+def test_method_same(store):
     store.save(1, state(1))
     store.save(2, state(1))
-    codings = {t["name"]: t["coding"] for t in store.json("show", "--step", 2)["tensors"]}
-    assert codings["layers.0.weight"] == codings["exp_avg.layers.0.weight"] == "same"
+    methods = {t["name"]: t["method"] for t in store.json("show", "--step", 2)["tensors"]}
+    assert methods["layers.0.weight"] == methods["exp_avg.layers.0.weight"] == "same"
 
 
 @pytest.mark.parametrize("names", [["plain"], ["with \"quotes\" and \\", "\u20ac", "\u0001\u007f"]])

@@ -237,8 +237,8 @@ static void check_model(ckd_store *store, const model *x) {
     }
 }
 
-/* The coding of a tensor. Returns its stored bits per element. */
-static double look_at(char coding[32], ckd_store *store, uint64_t step, const char *name) {
+/* The method of a tensor. Returns its stored bits per element. */
+static double look_at(char method[32], ckd_store *store, uint64_t step, const char *name) {
     ckd_checkpoint c;
     ckd_tensor_list *list;
     double bits = -1;
@@ -246,7 +246,7 @@ static double look_at(char coding[32], ckd_store *store, uint64_t step, const ch
     assert_int_equal(ckd_store_tensors(&list, store, &c.id, NULL), CKD_OK);
     for (size_t i = 0; i < list->count; i++) {
         if (strcmp(list->items[i].name, name) == 0) {
-            snprintf(coding, 32, "%s", list->items[i].coding);
+            snprintf(method, 32, "%s", list->items[i].method);
             bits = 8 * (double)list->items[i].stored_bytes / (double)list->items[i].elements;
         }
     }
@@ -255,19 +255,19 @@ static double look_at(char coding[32], ckd_store *store, uint64_t step, const ch
     return bits;
 }
 
-static void check_coding(ckd_store *store, uint64_t step, const char *name, const char *want, double most) {
-    char coding[32];
-    double bits = look_at(coding, store, step, name);
-    assert_string_equal(coding, want);
+static void check_method(ckd_store *store, uint64_t step, const char *name, const char *want, double most) {
+    char method[32];
+    double bits = look_at(method, store, step, name);
+    assert_string_equal(method, want);
     if (!(bits <= most)) {
         fail_msg("%s takes %.2f bits an element", name, bits);
     }
 }
 
 static void check_not_step(ckd_store *store, uint64_t step, const char *name) {
-    char coding[32];
-    look_at(coding, store, step, name);
-    assert_string_not_equal(coding, "step");
+    char method[32];
+    look_at(method, store, step, name);
+    assert_string_not_equal(method, "step");
 }
 
 static void check_flavour(const char *dir, flavour how) {
@@ -287,9 +287,9 @@ static void check_flavour(const char *dir, flavour how) {
          * Headers and names take 0.5 bits of such small tensors. Nesterov's gradient is known less precisely than the
          * weights are stored.
          */
-        check_coding(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
+        check_method(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
         if (!sgd) {
-            check_coding(store, x.step, "exp_avg_sq.w", "step", 2.2);
+            check_method(store, x.step, "exp_avg_sq.w", "step", 2.2);
         }
     }
     assert_int_equal(verify_damage(store), 0);
@@ -328,10 +328,10 @@ static void check_gradients(const char *dir, flavour how, float scale) {
         ckd_optimizer o = optimizer_of(&x);
         save_model(store, &x, &o);
         check_model(store, &x);
-        check_coding(store, x.step, "exp_avg.w", known ? "step" : "delta", known ? 11.8 : 32);
-        check_coding(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
+        check_method(store, x.step, "exp_avg.w", known ? "step" : "delta", known ? 11.8 : 32);
+        check_method(store, x.step, "w", "step", how == NESTEROV ? 2.5 : 0.8);
         if (!sgd) {
-            check_coding(store, x.step, "exp_avg_sq.w", "step", known ? 0.8 : 2.2);
+            check_method(store, x.step, "exp_avg_sq.w", "step", known ? 0.8 : 2.2);
         }
     }
     assert_int_equal(verify_damage(store), 0);
@@ -371,9 +371,9 @@ static void check_bound(const char *dir, flavour how, double limit, int bf16_fro
         if (!(made.load_cost <= limit)) {
             fail_msg("save %d: a load costs %.2f base loads, the bound is %.0f", i, made.load_cost, limit);
         }
-        char coding[32];
-        look_at(coding, store, x.step, "exp_avg.w");
-        steps = steps || strcmp(coding, "step") == 0;
+        char method[32];
+        look_at(method, store, x.step, "exp_avg.w");
+        steps = steps || strcmp(method, "step") == 0;
         check_model(store, &x);
     }
     assert_int_equal(steps, bf16_from < 24);
@@ -409,7 +409,7 @@ static void test_bf16_gradients_of_few_rows(void **state) {
         ckd_optimizer o = optimizer_of(&x);
         save_model(store, &x, &o);
         check_model(store, &x);
-        check_coding(store, x.step, "exp_avg.w", "step", 3);
+        check_method(store, x.step, "exp_avg.w", "step", 3);
     }
     model_free(&x);
     ckd_store_close(store);
@@ -461,7 +461,7 @@ static void save_with_staging(ckd_store *store, const model *x, const ckd_optimi
 static void test_little_staging(void **state) {
     double bits[2];
     for (int i = 0; i < 2; i++) {
-        char dir[4096], coding[32];
+        char dir[4096], method[32];
         snprintf(dir, sizeof(dir), "%s/%d", (char *)*state, i);
         assert_int_equal(mkdir(dir, 0777), 0);
         ckd_store *store = store_create(dir);
@@ -474,9 +474,9 @@ static void test_little_staging(void **state) {
         ckd_optimizer o = optimizer_of(&x);
         save_with_staging(store, &x, &o, i ? 1 : 0);
         check_model(store, &x);
-        check_coding(store, x.step, "exp_avg_sq.w", "step", 2.2);
-        bits[i] = look_at(coding, store, x.step, "w");
-        assert_string_equal(coding, "step");
+        check_method(store, x.step, "exp_avg_sq.w", "step", 2.2);
+        bits[i] = look_at(method, store, x.step, "w");
+        assert_string_equal(method, "step");
         assert_int_equal(verify_damage(store), 0);
         model_free(&x);
         ckd_store_close(store);
@@ -577,11 +577,11 @@ static void test_any_order(void **state) {
         }
         commit(save);
         check_model(store, &x);
-        char coding[32];
-        look_at(coding, store, x.step, "exp_avg_sq.w");
-        assert_int_equal(strcmp(coding, "step") == 0, square[k]);
-        look_at(coding, store, x.step, "w");
-        assert_int_equal(strcmp(coding, "step") == 0, weight[k]);
+        char method[32];
+        look_at(method, store, x.step, "exp_avg_sq.w");
+        assert_int_equal(strcmp(method, "step") == 0, square[k]);
+        look_at(method, store, x.step, "w");
+        assert_int_equal(strcmp(method, "step") == 0, weight[k]);
     }
     assert_int_equal(verify_damage(store), 0);
     model_free(&x);
@@ -614,8 +614,8 @@ static void test_regions(void **state) {
         commit(save);
         check_model(store, &x);
         if (k == 3) {
-            check_coding(store, x.step, "w", "step", 1.5);
-            check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+            check_method(store, x.step, "w", "step", 1.5);
+            check_method(store, x.step, "exp_avg_sq.w", "step", 3);
         }
     }
     check_not_step(store, x.step, "w");
@@ -661,7 +661,7 @@ static void test_special_values(void **state) {
         save_model(store, &x, &o);
         check_model(store, &x);
     }
-    check_coding(store, x.step, "w", "step", 6);
+    check_method(store, x.step, "w", "step", 6);
     assert_int_equal(verify_damage(store), 0);
     model_free(&x);
     ckd_store_close(store);
@@ -704,12 +704,12 @@ static void test_mixed_precision(void **state) {
         free(low);
         free(low_m);
         if (k) {
-            check_coding(store, x.step, "master.w", "step", 0.8);
-            check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+            check_method(store, x.step, "master.w", "step", 0.8);
+            check_method(store, x.step, "exp_avg_sq.w", "step", 3);
             check_not_step(store, x.step, "y");
         }
         if (k == 2) {
-            check_coding(store, x.step, "w", "cast", 0.3);
+            check_method(store, x.step, "w", "cast", 0.3);
         }
     }
     assert_int_equal(verify_damage(store), 0);
@@ -736,9 +736,9 @@ static void test_chain_within_bounds(void **state) {
         add(save, "w", x.w, NULL, &o);
         ckd_checkpoint info = commit(save);
         assert_true(info.load_cost <= 4);
-        char coding[32];
-        look_at(coding, store, x.step, "w");
-        steps += strcmp(coding, "step") == 0;
+        char method[32];
+        look_at(method, store, x.step, "w");
+        steps += strcmp(method, "step") == 0;
         const float *from[] = {x.m, x.v, x.w};
         for (size_t p = 0; p < 3; p++) {
             kept[k][p] = malloc(N * sizeof(float));
@@ -915,8 +915,8 @@ static void test_ranks(void **state) {
         ckd_part_free(&parts[1]);
         check_model(store, &x);
     }
-    check_coding(store, x.step, "w", "step", 1.5);
-    check_coding(store, x.step, "exp_avg_sq.w", "step", 3);
+    check_method(store, x.step, "w", "step", 1.5);
+    check_method(store, x.step, "exp_avg_sq.w", "step", 3);
     assert_int_equal(verify_damage(store), 0);
     model_free(&x);
     ckd_store_close(store);
@@ -928,8 +928,8 @@ static void test_scenes_have_steps(void **state) {
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
     for (uint64_t step = 1; step < 3; step++) {
         check_not_step(store, step, "exp_avg.net");
-        check_coding(store, step, "exp_avg_sq.net", "step", 32);
-        check_coding(store, step, "net", "step", 32);
+        check_method(store, step, "exp_avg_sq.net", "step", 32);
+        check_method(store, step, "net", "step", 32);
     }
     ckd_store_close(store);
 }

@@ -110,7 +110,7 @@ static ends find_ends(ckd_store *store, const ckd_id *id) {
     for (size_t i = 0; i < list->count; i++) {
         const ckd_tensor_info *t = &list->items[i];
         int index = atoi(strrchr(t->name, 'p') + 1);
-        bool ended = strcmp(t->coding, "step") != 0;
+        bool ended = strcmp(t->method, "step") != 0;
         assert_true(index >= 0 && index < PARAMETERS);
         if (t->role == CKD_ROLE_WEIGHT) {
             e.weight[index] = ended;

@@ -284,8 +284,8 @@ static void test_rounded_copies_are_cut_alike(void **state) {
         add_tensor(save, "w", CKD_BF16, 2, shape, NULL, rounded);
         commit_save(save);
         ckd_tensor_info w = tensor_info(f->store, run, 1, "w");
-        print_message("%zu: %s, %llu bytes\n", i, w.coding, (unsigned long long)w.stored_bytes);
-        assert_string_equal(w.coding, "cast");
+        print_message("%zu: %s, %llu bytes\n", i, w.method, (unsigned long long)w.stored_bytes);
+        assert_string_equal(w.method, "cast");
         assert_true(w.stored_bytes < n / 50);
         free(rounded);
     }
@@ -314,7 +314,7 @@ static void test_parents_with_other_cuts(void **state) {
     change_values(CKD_F32, f->values, rows * columns, 1);
     save_matrix(f, "cuts", 2, CKD_CODEC_AUTO, rows, columns);
     assert_int_equal(tensor_info(f->store, "cuts", 2, "w").shards, 7);
-    assert_string_equal(tensor_info(f->store, "cuts", 2, "w").coding, "delta");
+    assert_string_equal(tensor_info(f->store, "cuts", 2, "w").method, "delta");
     change_values(CKD_F32, f->values, rows * columns, 2);
     save = begin_save(f->store, "cuts", 3);
     for (uint64_t half = 0; half < 2; half++) { /* not the regions of any earlier save */

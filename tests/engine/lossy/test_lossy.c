@@ -257,12 +257,12 @@ static void test_copies_of_lossy_tensors(void **state) {
         for (size_t i = 0; i < 4; i++) {
             ckd_tensor_info info = tensor_info(store, "r", step, names[i]);
             if (info.stored_bytes >= 300 && (i < 3 || step > 0)) {
-                fail_msg("%s, step %u: %s, %u bytes", names[i], (unsigned)step, info.coding,
+                fail_msg("%s, step %u: %s, %u bytes", names[i], (unsigned)step, info.method,
                          (unsigned)info.stored_bytes);
             }
         }
-        assert_string_equal(tensor_info(store, "r", step, "w").coding, "cast");
-        assert_string_equal(tensor_info(store, "r", step, "head").coding, "copy");
+        assert_string_equal(tensor_info(store, "r", step, "w").method, "cast");
+        assert_string_equal(tensor_info(store, "r", step, "head").method, "copy");
         if (first) {
             assert_memory_equal(got[3], first, N * 4); /* repeated saves do not change it */
         } else {

@@ -102,15 +102,15 @@ static ckd_save *begin(ckd_store *store, uint64_t step, ckd_fidelity fidelity) {
     return save;
 }
 
-/* Returns a tensor's role in the checkpoint. Writes its coding to `coding_text`, of 32 bytes. */
-static ckd_role stored_as(char *coding_text, ckd_store *store, const ckd_checkpoint *c, const char *name) {
+/* Returns a tensor's role in the checkpoint. Writes its method to `method_text`, of 32 bytes. */
+static ckd_role stored_as(char *method_text, ckd_store *store, const ckd_checkpoint *c, const char *name) {
     ckd_tensor_list *list;
     ckd_role role = CKD_ROLE_AUTO;
     assert_int_equal(ckd_store_tensors(&list, store, &c->id, NULL), CKD_OK);
     for (size_t i = 0; i < list->count; i++) {
         if (strcmp(list->items[i].name, name) == 0) {
             role = list->items[i].role;
-            snprintf(coding_text, 32, "%s", list->items[i].coding);
+            snprintf(method_text, 32, "%s", list->items[i].method);
         }
     }
     ckd_tensor_list_free(list);
@@ -147,7 +147,7 @@ static void test_saves_report_doubts(void **state) {
     ckd_store *store = open_store(*state, &t);
     ckd_error err;
     ckd_checkpoint c;
-    char coding_text[32];
+    char method_text[32];
     begin_training(&a);
     for (int i = 0; i < 20; i++) {
         take_step(&a);
@@ -166,11 +166,11 @@ static void test_saves_report_doubts(void **state) {
     assert_int_equal(t.count, 1);
     assert_non_null(strstr(t.last, "optimizer.state.0.exp_avg_sq"));
     must(ckd_save_commit(&c, save, &err), &err);
-    assert_int_equal(stored_as(coding_text, store, &c, "optimizer.state.0.exp_avg_sq"), CKD_ROLE_OTHER);
+    assert_int_equal(stored_as(method_text, store, &c, "optimizer.state.0.exp_avg_sq"), CKD_ROLE_OTHER);
     assert_true(loads_exactly(store, &c, "optimizer.state.0.exp_avg_sq", a.values[1]));
     assert_true(loads_exactly(store, &c, "optimizer.state.0.exp_avg", a.values[0]));
-    assert_int_equal(stored_as(coding_text, store, &c, "optimizer.state.1.exp_avg"), CKD_ROLE_EXP_AVG);
-    assert_int_equal(stored_as(coding_text, store, &c, "optimizer.state.w.exp_avg"), CKD_ROLE_EXP_AVG);
+    assert_int_equal(stored_as(method_text, store, &c, "optimizer.state.1.exp_avg"), CKD_ROLE_EXP_AVG);
+    assert_int_equal(stored_as(method_text, store, &c, "optimizer.state.w.exp_avg"), CKD_ROLE_EXP_AVG);
     assert_false(loads_exactly(store, &c, "optimizer.state.1.exp_avg", a.values[0]));
     assert_false(loads_exactly(store, &c, "optimizer.state.w.exp_avg", a.values[0]));
     assert_false(loads_exactly(store, &c, "w", a.values[2]));
@@ -190,7 +190,7 @@ static void test_named_weights(void **state) {
     messages t = {0};
     ckd_store *store = open_store(*state, &t);
     ckd_error err;
-    char coding_text[32];
+    char method_text[32];
     for (int named = 0; named < 2; named++) {
         begin_training(&a);
         ckd_checkpoint c;
@@ -206,8 +206,8 @@ static void test_named_weights(void **state) {
             }
             must(ckd_save_commit(&c, save, &err), &err);
         }
-        stored_as(coding_text, store, &c, "w");
-        assert_int_equal(strcmp(coding_text, "step") == 0, named);
+        stored_as(method_text, store, &c, "w");
+        assert_int_equal(strcmp(method_text, "step") == 0, named);
         assert_true(loads_exactly(store, &c, "w", a.values[2]));
     }
     char longest[CKD_NAME_MAX + 2];
@@ -258,12 +258,12 @@ static void test_sessions_know_all_names(void **state) {
     assert_non_null(strstr(t.last, "'optimizer.state.5.exp_avg_sq'"));
     ckd_checkpoint c = checkpoint_of(*state, TRAINER_RUN, 2);
     ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
-    char coding_text[32];
-    assert_int_equal(stored_as(coding_text, store, &c, names[3]), CKD_ROLE_OTHER);
-    assert_int_equal(stored_as(coding_text, store, &c, names[0]), CKD_ROLE_EXP_AVG);
-    assert_int_equal(stored_as(coding_text, store, &c, names[1]), CKD_ROLE_EXP_AVG_SQ);
-    assert_int_equal(stored_as(coding_text, store, &c, names[2]), CKD_ROLE_WEIGHT);
-    assert_string_equal(coding_text, "step");
+    char method_text[32];
+    assert_int_equal(stored_as(method_text, store, &c, names[3]), CKD_ROLE_OTHER);
+    assert_int_equal(stored_as(method_text, store, &c, names[0]), CKD_ROLE_EXP_AVG);
+    assert_int_equal(stored_as(method_text, store, &c, names[1]), CKD_ROLE_EXP_AVG_SQ);
+    assert_int_equal(stored_as(method_text, store, &c, names[2]), CKD_ROLE_WEIGHT);
+    assert_string_equal(method_text, "step");
     ckd_store_close(store);
 }
 

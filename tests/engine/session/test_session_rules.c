@@ -66,7 +66,7 @@ static void test_optimizer_steps_are_recognised(void **state) {
     assert_int_equal(ckd_store_tensors(&tensors, store, &last.id, NULL), CKD_OK);
     assert_int_equal(tensors->count, 3);
     assert_string_equal(tensors->items[2].name, "w");
-    assert_string_equal(tensors->items[2].coding, "step");
+    assert_string_equal(tensors->items[2].method, "step");
     ckd_tensor_list_free(tensors);
     ckd_store_close(store);
 }

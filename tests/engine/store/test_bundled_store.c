@@ -109,7 +109,7 @@ static void test_order_and_sizes(void **state) {
         for (size_t i = 0; i < list->count; i++) {
             const ckd_tensor_info *t = &list->items[i], *b = &before->items[i];
             assert_string_equal(t->name, order[i]);
-            assert_string_equal(t->coding, b->coding);
+            assert_string_equal(t->method, b->method);
             assert_true(t->depth == b->depth && t->shards == b->shards && t->raw_bytes == b->raw_bytes);
             assert_true(t->stored_bytes > 0 && t->stored_bytes < b->stored_bytes);
             sum += t->stored_bytes;

@@ -30,7 +30,7 @@ static void write_tensors(FILE *to, ckd_store *store, const ckd_id *id) {
             fprintf(to, "%llu ", (unsigned long long)t->shape[d]);
         }
         fprintf(to, "] %llu %llu %llu %s %u %u %.17g %.17g %.17g %llu\n", (unsigned long long)t->elements,
-                (unsigned long long)t->raw_bytes, (unsigned long long)t->stored_bytes, t->coding, t->depth,
+                (unsigned long long)t->raw_bytes, (unsigned long long)t->stored_bytes, t->method, t->depth,
                 t->shards, t->rel_l2, t->max_error, t->direction_change, (unsigned long long)t->nonfinite);
     }
     ckd_tensor_list_free(list);
