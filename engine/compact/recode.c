@@ -33,7 +33,7 @@ static bool pays(const compaction *c, const load_cost *chain, const load_cost *b
 
 /* ---- the result, as a record ---- */
 
-/* Starts with the block's own record, without its coding. */
+/* Starts with the block's own record, without its method. */
 static void begin_record(compact_item *item) {
     item->to = *item->from;
     item->to.bundle = NULL;
