@@ -94,7 +94,7 @@ static ckd_status find_remaining(compact_call *x, ckd_error *err) {
 
 typedef struct level {
     manifest_entry *n;
-    size_t level, place; /* level: above all that it builds on or descends from; place: its old index */
+    size_t level, place; /* level: above those it builds on or descends from; place: its old index */
 } level;
 
 static int by_level(const void *a, const void *b) {
