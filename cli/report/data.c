@@ -205,8 +205,8 @@ static ckd_status explain_load(ckd_load_explanation **out, ckd_load **load, ckd_
 }
 
 /*
- * Adds the cost of loading the run's newest checkpoint. If that is unreadable, there is none: the report is about
- * sizes, verify about damage.
+ * Adds the cost of loading the run's newest checkpoint. If that is unreadable, there is no cost: the report is about
+ * sizes, and damage is for verify.
  */
 static void add_loading(report_data *d, ckd_store *store, const ckd_checkpoint *c) {
     ckd_load *load = NULL;
