@@ -5,7 +5,7 @@
  *   connection.c  a thread for each connection: what a session or a query asks for
  *   holding.c     the memory of a session: the budget, restarts that take memory over
  *   durable.c     saves of what is held, and of what a trainer left behind
- * record.c record.c the states that a killed agent held
+ *   record.c      the states that a killed agent held
  *   control.c     the side that asks: ckd_agent_ask, ckd_agent_drain
  *   tier.c        this node's states as files in memory, which other nodes copy
  *   stripes.c     parity for files of other nodes (parity.h)

@@ -12,7 +12,8 @@
 
 #include "cli/files/files.h"
 
-#define ABANDONED 60 /* seconds; a temporary folder without a lock for this long belongs to a dead process */
+#define ABANDONED \
+    60 /* seconds; a temporary folder that has been without a lock for this long belongs to a dead process */
 
 struct cli_folder {
     char *path, *above, *temporary; /* above: includes its final slash */

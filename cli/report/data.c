@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define SECOND      UINT64_C(1000000000)
-#define GROWTH_OVER 32 /* newest checkpoints; the distant past of a run says little about its end */
+#define GROWTH_OVER 32 /* newest checkpoints to use; the distant past of a run says little about its end */
 #define DAYS_MAX    62 /* a longer time is shown by months */
 
 /* ---- orders ---- */

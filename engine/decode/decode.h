@@ -115,10 +115,10 @@ void columns_cache_free(columns_cache *c, bool in_child);
  * A delta is taken only if
  *  - it saves at least 3 % of the block coded on its own, and 1.5 % of the bytes it adds to the block's load;
  *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
- * (lossy: four times);
+ *    (lossy: four times);
  *  - the whole checkpoint costs at most max_load_cost base loads. Blocks still to come count with their cost in the
- *    parent; a rank counts its share. A save that leaves out tensors of the parent counted too much, so it may cost up
- *    to the bound on a single block.
+ *    parent; a rank counts its share. If a save leaves out tensors of the parent, this estimate is too high, so the
+ *    save may cost up to the bound on a single block.
  * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. A plan
  * (budget_expect) ends the longest exact chains before that. So chains of different blocks end at different checkpoints
  * and sizes stay even: there are no periodic full saves.
