@@ -10,6 +10,7 @@
 #define CKPTDELTA_PARITY_H
 
 #include "ckptdelta.h"
+#include "ckptdelta_verify.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -24,10 +24,11 @@
  * A step costs a look at the clock and some stores to memory. Nothing here fails: without a supervisor the calls do
  * nothing. A process has one slot, which belongs to all its threads. A forked child has none until it begins.
  */
+/* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */
+#include "ckptdelta.h"
+
 #ifndef CKPTDELTA_PROGRESS_H
 #define CKPTDELTA_PROGRESS_H
-
-#include "ckptdelta.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -8,10 +8,11 @@
  * Pins, tags and stored policies are files of the store, outside its catalog. While one of them is unreadable, nothing
  * is deleted or removed.
  */
+/* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */
+#include "ckptdelta.h"
+
 #ifndef CKPTDELTA_RETAIN_H
 #define CKPTDELTA_RETAIN_H
-
-#include "ckptdelta.h"
 
 #ifdef __cplusplus
 extern "C" {
