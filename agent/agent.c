@@ -1,4 +1,4 @@
-/* An agent: begins, takes connections, ends. */
+/* An agent: its beginning, the accepting of connections, and its end. */
 #include "agent/internal.h"
 
 #include <stdarg.h>
@@ -72,7 +72,7 @@ static void take_connections(agent *a) {
         }
         if (local_accept(&fd, a->listener, NULL) == CKD_OK) {
             start_connection(a, fd);
-        } else { /* there are no descriptors left, perhaps, and the connection still waits */
+        } else { /* perhaps no descriptors are left; the connection still waits */
             local_wait((int[]){a->stop}, 1, PAUSE_MS, ready);
         }
     }
@@ -94,7 +94,7 @@ static ckd_status lock_socket(agent *a, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-/* Makes the store if there is none; says what an agent before this one has lost. */
+/* Makes the store if there is none; reports the states that the previous agent lost. */
 static ckd_status look_at_store(agent *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_store_options options = CKD_STORE_OPTIONS_INIT;
@@ -103,7 +103,7 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
     ckd_status status = ckd_store_open(&store, a->store, CKD_OPEN_CREATE, &options, err);
     THEN(status, slots_socket_path(a->socket, a->store, a->options.socket, err));
     THEN(status, lock_socket(a, err));
-    if (status == CKD_OK && !a->options.peers) { /* other nodes may have it: they are asked first */
+    if (status == CKD_OK && !a->options.peers) { /* other nodes may have the states: they are asked first */
         record_report(a, store);
     }
     ckd_store_close(store);
@@ -124,7 +124,7 @@ static ckd_status begin(agent *a, ckd_error *err) {
     return status;
 }
 
-/* Another agent has its socket under this name if somebody has removed the lock. */
+/* Is the socket of this name ours? If somebody removed the lock, another agent may have replaced it. */
 static bool has_socket(const agent *a) {
     struct stat st;
     return a->socket_inode && lstat(a->socket, &st) == 0 && st.st_ino == a->socket_inode;

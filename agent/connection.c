@@ -9,14 +9,14 @@
 #include "base/threads.h"
 #include "engine/ranks/ranks.h"
 
-#define NICE          10 /* the trainer's cores are its own */
+#define NICE          10 /* the cores belong to the trainer */
 #define LOOK_EVERY_NS UINT64_C(100000000)
 #define RANKS_WAIT_MS 600000 /* of ranks that name no time */
 #define DEFERRED_MS   200    /* between two looks at whether a state must go to the store */
 
 /* ---- answers ---- */
 
-/* Sends the outcome of a request, with what the message has beyond it. Returns false if the peer is gone. */
+/* Sends the result of a request, followed by the body of the message. Returns false if the peer is gone. */
 static bool answer(const connection *c, slot_message *m, ckd_status status, const ckd_error *err,
                    const ckd_checkpoint *checkpoint) {
     slot_reply reply;
@@ -79,7 +79,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     c->watch = h ? -1 : c->watch; /* the holding's */
     pthread_mutex_unlock(&a->mutex);
     if (status == CKD_OK && a->tier &&
-        hello.rank == 0) { /* the trainer of this run may have been on another node, which is lost */
+        hello.rank == 0) { /* the run's trainer may have been on another node that was lost */
         peer_node_await_first_look(a->tier->node);
         (void)restart_from_peers(a->tier, hello.run);
     }
@@ -121,7 +121,10 @@ static bool take_memory(connection *c, const slot_message *m) {
     return answer(c, &out, status, &err, NULL);
 }
 
-/* A rank that died before it asked to join is not waited for longer than the others live. */
+/*
+ * Ends the wait for other ranks when the agent stops or this rank's trainer has ended. So nobody waits forever for a
+ * rank that died before it asked to join.
+ */
 static ckd_status check_wanted(void *context, ckd_error *err) {
     const connection *c = context;
     bool stops;
@@ -168,7 +171,7 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.rank = h->rank;
     o.world = h->world;
     o.group = group;
-    /* less than the ranks wait: they need time for what follows when agents have given each other up */
+    /* shorter than the ranks' own wait, so that they have time to go on after agents have given each other up */
     uint32_t ranks_wait_ms = wanted.timeout_ms ? wanted.timeout_ms : RANKS_WAIT_MS;
     o.timeout_ms = ranks_wait_ms - ranks_wait_ms / 4;
     pthread_mutex_lock(&c->agent->mutex);
@@ -216,8 +219,10 @@ static bool take_recall(connection *c, const slot_message *m) {
         status = err_set(&err, CKD_E_NOT_FOUND, "the agent does not hold the values of this checkpoint");
     }
     pthread_mutex_unlock(&c->agent->mutex);
-    /* A trainer that is stopped reads nothing: nobody else waits for it. If the memory changes meanwhile, the hashes
-     * tell. */
+    /*
+     * A stopped trainer reads nothing, so the mutex is not held while this sends. If the memory changes meanwhile, the
+     * hashes reveal it.
+     */
     bool sent = answer(c, &out, status, &err, NULL);
     local_close(out.fd_count ? out.fds[0] : -1);
     return sent;
@@ -272,7 +277,7 @@ static bool take_drain(connection *c, const slot_message *m) {
 
 /* ---- the thread ---- */
 
-/* Returns whether the connection goes on. *goodbye: the session has closed it, and leaves nothing. */
+/* Returns true if the connection goes on. *goodbye: the session has closed it, and leaves no state. */
 static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
     bool session = c->holding != NULL;
     switch (m->kind) {
@@ -298,7 +303,7 @@ static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
     }
 }
 
-/* Until the peer says goodbye or ends, or the agent stops. The first message is a hello. */
+/* Serves a peer until it says goodbye or ends, or the agent stops. The first message is a hello. */
 static void serve(bool *goodbye, connection *c) {
     bool greeted = false;
     for (bool goes_on = true; goes_on;) {
@@ -323,9 +328,10 @@ static void serve(bool *goodbye, connection *c) {
 }
 
 /*
- * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Another session of the
- * run may have states that are only there, and forgets them itself. durable: the store has the newest state of this
- * one. If it has stored none, the files are those of a launch before it, of which nothing is known here.
+ * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Does nothing if another
+ * session of the run may have states that only other nodes have; that session removes them itself. durable: the store
+ * has the newest state of this session. If the session has stored none, the files are an earlier launch's, of which
+ * nothing is known here.
  */
 static void forget_copies(const connection *c, const char *run, const slot_peer *who, bool durable) {
     agent *a = c->agent;
@@ -342,7 +348,7 @@ static void forget_copies(const connection *c, const char *run, const slot_peer 
     }
 }
 
-/* A session that was closed has nothing left, unless a state is only on other nodes. */
+/* Stores the rest of a closed session: nothing, unless only other nodes have a state. */
 static bool store_rest(connection *c, bool *goodbye) {
     ckd_error why;
     if (!*goodbye || !c->holding->deferred) {
@@ -356,7 +362,7 @@ static bool store_rest(connection *c, bool *goodbye) {
     return status == CKD_OK;
 }
 
-/* The session has ended, in whatever way. Sessions that live on learn it when their state is durable. */
+/* Handles the end of a session, however it ended. A living session is told once its state is durable. */
 static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;
@@ -397,7 +403,7 @@ void *connection_main(void *context) {
     if (goodbye) {
         (void)answer_status(c, CKD_OK, NULL);
     }
-    ranks_break_off(c->ranks); /* another rank's thread may wait for what this one has not */
+    ranks_break_off(c->ranks); /* another rank's thread may wait for this one's part */
     ckd_store_close(c->store);
     local_close(c->watch);
     local_close(c->fd);

@@ -1,4 +1,4 @@
-/* The side that asks how an agent is, or tells it to end. */
+/* The side that asks an agent for its state, or tells it to end. */
 #include "agent/internal.h"
 
 #include <stdio.h>

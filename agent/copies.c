@@ -1,4 +1,4 @@
-/* Answers what other nodes' agents ask about the states that are kept here. */
+/* Answers the queries of other nodes' agents about the states that are kept here. */
 #include "agent/parity.h"
 #include "agent/restart.h"
 
@@ -128,8 +128,8 @@ static bool is_part_run(const char *run) {
 }
 
 /*
- * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read, as
- * it must not pass for a state.
+ * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read,
+ * because it must not pass for a state.
  */
 static bool describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c) {
     slot_part_info part;
@@ -169,7 +169,10 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
     return status;
 }
 
-/* The states of this node's own trainers are here, too: of ranks, nobody else may have this one's part. */
+/*
+ * The states of this node's own trainers are listed, too: if ranks save together, perhaps nobody else has this rank's
+ * part.
+ */
 static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error *err) {
     char **sets = NULL;
     size_t set_count = 0;
@@ -210,7 +213,7 @@ static ckd_status check_trash(ckd_store *shared, const ckd_id *id, ckd_error *er
     return status;
 }
 
-/* Every value is decoded and compared with its hash before anything of it goes to the store. */
+/* Decodes every value and compares it with its hash before any of the copy goes to the store. */
 static ckd_status verify_copy(ckd_store *copies, const ckd_id *id, ckd_error *err) {
     ckd_checkpoint_list *list = NULL;
     ckd_verify_result *result = NULL;
@@ -280,7 +283,7 @@ static ckd_status load_part(shared_slot *out, slot_layout *layout, tier *t, cons
     return status;
 }
 
-/* meets: only to find out whether all come. */
+/* meets: joins only to find out whether all ranks come. */
 static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, const query *q,
                        ckd_error *err) {
     char group[2 * CKD_ID_TEXT];
@@ -296,8 +299,8 @@ static ckd_status join(ckd_ranks **out, bool meets, tier *t, ckd_store *shared, 
 }
 
 /*
- * A rank whose node cannot be asked is not waited for long. Once all are there, whoever takes long is waited for: one
- * that dies is found out at once.
+ * The first join waits only briefly, in case a rank's node cannot be asked. The second one waits long for slow ranks,
+ * because all are present by then and a death is noticed at once.
  */
 static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     ckd_ranks *first = NULL;
@@ -308,7 +311,7 @@ static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const 
     return status;
 }
 
-/* No state that a launch stores meanwhile may become older than this one. */
+/* A state that a launch stores meanwhile must not become older than this one. */
 static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
                             ckd_error *err) {
     slot_content content;
@@ -325,8 +328,8 @@ static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_sl
 }
 
 /*
- * The part becomes a slot again, which this thread saves as a rank's thread saves the slot of its trainer. All join, so
- * that none waits for one that has failed. *bad: this part is of no use.
+ * The part becomes a slot again, which this thread saves as a rank's thread saves the slot of its trainer. All join,
+ * even those that have failed, so that none waits in vain. *bad: this part is useless.
  */
 static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     slot_layout layout = {.count = 0};
@@ -347,7 +350,7 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query 
     return own == CKD_OK ? status : err_from(err, own, &why);
 }
 
-/* The answer is u8, is the part of no use?; u32, the status; and its message. */
+/* The answer: u8, is the part useless?; u32, the status; and its message. */
 static ckd_status answer_part(bytes *answer, tier *t, ckd_store *shared, const query *q) {
     bool bad = false;
     ckd_error why = {.offset = CKD_NO_OFFSET};

@@ -9,8 +9,8 @@
 #define RETRY_MS 5000
 
 /*
- * Is another try of no use? Causes that an operator can remove are tried again: space, rights, locks, a file system
- * that is not mounted, damage of the store. A damaged state stays damaged.
+ * Is another attempt useless? After causes that an operator can remove, attempts are repeated: space, permissions,
+ * locks, a file system that is not mounted, damage to the store. A damaged state stays damaged.
  */
 static bool is_final(ckd_status status, const shared_slot *s, const slot_content *content) {
     switch (status) {
@@ -37,7 +37,7 @@ static void begin_save(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* The state is on other nodes; it goes to the store later. */
+/* Records that the state is on other nodes, and goes to the store later. */
 static void end_deferred(connection *c, const slot_request *r) {
     agent *a = c->agent;
     holding *h = c->holding;
@@ -82,7 +82,10 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* A checkpoint from which the state comes may have been deleted meanwhile. A trainer would go on without it, too. */
+/*
+ * The checkpoint from which training resumed, or the parent, may have been deleted meanwhile. Then this saves without
+ * it, as a trainer would.
+ */
 static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
                                slot_content *content, ckd_error *err) {
     ckd_status status = slot_save(out, c->store, c->ranks, s, content, err);
@@ -142,10 +145,10 @@ static ckd_status agree_on_deferred(slot_content *content, uint32_t *k, connecti
 }
 
 /*
- * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After saves
- * that failed, a rank that was killed earlier has less than others, which may have overwritten older states. own: of
- * reading the slot k that this rank would save. Leaves no content if this rank does not have the state. *deferred: it
- * is that one. Collective.
+ * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After failed
+ * saves, a rank that was killed earlier has fewer states than the others, which may have overwritten older ones. own:
+ * the status of reading slot k, which this rank would save. Leaves no content if this rank does not have the state.
+ * *deferred: it is the last deferred state. Collective.
  */
 static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *deferred, connection *c,
                                  ckd_status own, ckd_error *why) {
@@ -176,9 +179,9 @@ static bool is_recent(const connection *c) {
 }
 
 /*
- * Keeps what this rank has of the state as files, which other nodes copy. Returns whether this is enough for now: they
- * are there, and the store has a recent state. The state after a restore goes to the store at once, as it has the
- * restored state's lineage. Trouble costs copies, not the save, and is said once.
+ * Keeps this rank's part of the state as files, which other nodes copy. Returns true if this is enough for now: the
+ * copies are in place, and the store has a recent state. The first state after a restore goes to the store at once,
+ * because it records that it was resumed. A failure costs copies, not the save, and is reported once.
  */
 static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) {
     tier *t = c->agent->tier;
@@ -200,21 +203,21 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) 
         return false;
     }
     /*
-     * Other nodes' clocks may be ahead. A restart takes the newest state by its date, so a copy must have the latest
-     * one.
+     * Other nodes' clocks may be ahead. A restart takes the state with the latest date, so a copy must be dated later
+     * than all stored states.
      */
     return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
 }
 
 /*
- * The same for what all ranks have: it is enough if it is for all. A rank that has ended copies nothing more, so what
- * is left goes to the store. Collective.
+ * Does the same for all ranks: it is enough only if it is enough on each. A rank that has ended copies nothing more, so
+ * the rest goes to the store. Collective.
  */
 static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     bool lives = c->holding->shown.connected && !c->storing;
     if (slot_plan(&p->plan, c->ranks, p->slot, NULL) != CKD_OK) {
-        return false; /* on all ranks, and so will the save be */
+        return false; /* this fails on all ranks, and the save will fail, too */
     }
     ckd_status own = lives && keep_copies(out, c, p)
                          ? CKD_OK
@@ -222,7 +225,7 @@ static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p
     return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
 }
 
-/* Is the state on other nodes, and will do without the store for now? Collective if there are several ranks. */
+/* Is the state on other nodes, so that it need not be stored now? Collective if there are several ranks. */
 static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, const slot_content *content) {
     const holding *h = c->holding;
     slot_part p = {.slot = s, .content = content, .who = {.rank = h->rank, .world = h->world}};
@@ -232,7 +235,7 @@ static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, 
     return c->agent->tier && h->shown.connected && !c->storing && keep_copies(out, c, &p);
 }
 
-/* Other nodes' agents learn that their ranks have to store the last deferred state, too. Said once for each. */
+/* Tells other nodes' agents that their ranks must store the last deferred state, too. Once for each state. */
 static void call_ranks(connection *c) {
     if (!c->holding->called) {
         c->holding->called = true;
@@ -250,7 +253,10 @@ bool holdings_defer(agent *a) {
     return any;
 }
 
-/* After a failure there is a pause, unless a drain has begun since. Under the agent's mutex. */
+/*
+ * Must the deferred state be stored now? After a failure there is a pause, unless a drain has begun since. Under the
+ * agent's mutex.
+ */
 static bool is_due(const connection *c) {
     const agent *a = c->agent;
     const holding *h = c->holding;
@@ -274,8 +280,8 @@ typedef enum save_outcome {
 } save_outcome;
 
 /*
- * *k: the slot to save; then the one that the ranks have chosen. out: its step is set after a failure, too. A state
- * whose trainer lives is copied to other nodes.
+ * *k: the slot to save; on return the one that the ranks have chosen. out: its step is set even after a failure. A
+ * state whose trainer lives is copied to other nodes.
  */
 static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *c, uint32_t *k,
                             ckd_error *err) {
@@ -302,11 +308,11 @@ static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *
     }
     content.request.one_step &= !c->holding->deferred; /* the parent in the store is an older one */
     THEN(status, save_content(out, c, s, &content, &why));
-    /* nobody may have heard of a failure yet: the trainer may have died meanwhile */
+    /* the trainer may have died meanwhile, so that nobody was told of a failure */
     bool ended = !c->holding->shown.connected;
     bool done = status == CKD_OK || (ended && !c->storing && is_final(status, s, &content));
     *end = other ? SAVE_OF_OTHER : done ? SAVE_DONE : SAVE_FAILED;
-    why.status = status; /* another try may have succeeded */
+    why.status = status; /* an earlier attempt may have succeeded */
     end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);
     out->step = content.request.options.step;
     slot_content_free(&content);
@@ -329,9 +335,9 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
 /* ---- what a trainer left behind ---- */
 
 /*
- * Finds the oldest good slot that is not done. One that is older than a saved one is not wanted any more: its save
- * failed, the session said so, and went on. Damaged ones are reported once, and done. If several states were only
- * copied to other nodes so far, only the newest one is wanted.
+ * Finds the oldest good slot that is not done. A slot older than a saved one is no longer wanted: its save failed, the
+ * session reported that, and went on. Damaged ones are reported once, and done. If several states were only copied to
+ * other nodes so far, only the newest one is wanted.
  */
 static bool next_left(uint32_t *slot, connection *c) {
     bool found = false;
@@ -362,7 +368,7 @@ static bool next_left(uint32_t *slot, connection *c) {
     return found;
 }
 
-/* Errors: of a save that may succeed later. */
+/* Errors: those of a save that may succeed later. */
 static ckd_status save_left(connection *c, ckd_error *err) {
     for (uint32_t k; next_left(&k, c);) {
         ckd_checkpoint saved;
@@ -388,7 +394,7 @@ static ckd_status save_left(connection *c, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The last deferred state of ranks, which all of them have to store. */
+/* Stores the last deferred state of ranks, together with all of them. */
 static ckd_status store_jointly(connection *c, ckd_error *err) {
     ckd_checkpoint saved;
     save_outcome end;
@@ -405,7 +411,9 @@ ckd_status holding_store(connection *c, ckd_error *err) {
     return err_from(err, status, &why);
 }
 
-/* A state that is not stored although nothing has failed is not in memory any more, and may be so in a slot later. */
+/*
+ * Records a failed attempt. If nothing has failed and the state is still not stored, it is no longer whole in memory.
+ */
 static void end_try(connection *c, uint64_t drain, const ckd_error *why) {
     agent *a = c->agent;
     holding *h = c->holding;
@@ -454,7 +462,7 @@ bool holding_settle(connection *c) {
     pthread_mutex_lock(&a->mutex);
     bool stops = a->stopping;
     pthread_mutex_unlock(&a->mutex);
-    if (c->ranks && h->deferred && stops) { /* other ranks may go on, and have nothing to save now */
+    if (c->ranks && h->deferred && stops) { /* other ranks may go on, and need not save now */
         (void)holding_store(c, NULL);
     }
     for (bool last = false;;) {
@@ -508,7 +516,7 @@ ckd_status holdings_assemble(agent *a, ckd_error *err) {
     }
 }
 
-/* Does a drain wait in vain for this one? It began with number `drain`. */
+/* Does drain number `drain` wait in vain for this holding? */
 static bool fails_drain(const holding *h, uint64_t drain) {
     return h->stuck || (!h->settled && h->deferred && h->failed_ns && h->failed_drain >= drain);
 }

@@ -71,7 +71,7 @@ ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
     for (;;) {
         bool waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
-            /* one without memory leaves nothing; it may itself wait here, for its own part */
+            /* a holding without memory leaves nothing, and its own session may be waiting here */
             if (!same_run(h, own) || !h->set || h->settled ||
                 (h->fd >= 0 && !local_peer_gone(h->fd, h->watch))) {
                 continue;
@@ -116,7 +116,10 @@ static void sort_slots(slot_set *set) {
     }
 }
 
-/* Takes the slots of this rank in a dead launch of the run, if they fit; removes all that it has in dead launches. */
+/*
+ * Takes over the slots of this rank from a dead launch of the run if they fit. Removes all other slots of this rank in
+ * dead launches.
+ */
 static slot_set *take_over(agent *a, const holding *own, const slot_layout *layout, uint32_t count) {
     slot_set *found = NULL;
     for (holding *h = a->holdings, *next; h; h = next) {
@@ -219,7 +222,7 @@ static bool has_values(const shared_slot *s, const ckd_id *checkpoint) {
     return yes;
 }
 
-/* Has the session of one of these the memory of this rank, or had it? */
+/* Does this holding have memory of this rank: its own session's, or a settled one's? */
 static bool is_of_rank(const holding *h, const holding *own) {
     return h->set && same_rank(h, own) && (h == own || h->settled);
 }

@@ -5,14 +5,14 @@
  *   connection.c  a thread for each connection: what a session or a query asks for
  *   holding.c     the memory of a session: the budget, restarts that take memory over
  *   durable.c     saves of what is held, and of what a trainer left behind
- *   record.c      what an agent that is killed has held
+ *   record.c      the states that a killed agent held
  *   control.c     the side that asks: ckd_agent_ask, ckd_agent_drain
  *   tier.c        this node's states as files in memory, which other nodes copy
  *   stripes.c     parity for files of other nodes (parity.h)
  *   pieces.c      this node's files in the parity of others
  *   rebuild.c     computes files that were lost
  *   mirror.c      brings the copies on other nodes into line
- *   restart.c     asks other nodes for what a lost node has left
+ *   restart.c     asks other nodes for the states of a lost node
  *   copies.c      answers such queries
  */
 #ifndef AGENT_INTERNAL_H
@@ -32,7 +32,7 @@ typedef struct slot_set {
     shared_slot slots[SLOTS_MAX];
     uint32_t count;
     ckd_id done[SLOTS_MAX]; /* the id whose save has ended: saved, or given up for good */
-    uint64_t saved_ns;      /* when the state was copied that was saved last, by whichever trainer */
+    uint64_t saved_ns;      /* when the state that was saved last had been copied, by whichever trainer */
     uint64_t bytes;
 } slot_set;
 
@@ -44,17 +44,17 @@ typedef struct holding {
     int watch;                      /* of the trainer's process; the holding owns it; -1: not visible */
     bool saving;                    /* a save is in progress */
     bool settled;                   /* the connection has ended, and nothing is left to make durable */
-    bool stuck;                     /* the same, but what is left cannot be made durable at present */
-    bool goodbye;                   /* the session was closed, and waits for what is left */
+    bool stuck;                     /* ended, too, but the rest cannot be made durable at present */
+    bool goodbye;                   /* the session was closed, and waits until the rest is durable */
     uint32_t dropped;               /* bits of damaged slots that were reported */
-    bool uncopied;                  /* its last state could not be copied to other nodes, which was said */
+    bool uncopied;                  /* reported: its last state could not be copied to other nodes */
     uint32_t deferred;              /* saves since the last one that reached the store */
-    ckd_id deferred_id;             /* of ranks: the last of these */
-    uint64_t failed_ns;             /* when such a state could not be stored; 0: it could, or was not tried */
-    uint64_t failed_drain;          /* the last drain that had begun before that try */
-    ckd_id group;                   /* of ranks: their threads' */
-    bool due, called;               /* of ranks: the store should have it now; called: the others know */
-    uint64_t stored_ns;             /* when that was; 0: there was none */
+    ckd_id deferred_id;             /* of ranks: the checkpoint of the last deferred save */
+    uint64_t failed_ns;             /* when storing a deferred state last failed; 0: it did not fail */
+    uint64_t failed_drain;          /* the number of the last drain that had begun before that attempt */
+    ckd_id group;                   /* of ranks: that of their threads */
+    bool due, called;               /* of ranks: its deferred state must be stored; others were told */
+    uint64_t stored_ns;             /* when a state was last stored; 0: never */
     uint64_t stored_date;           /* created_ns of the last one in the store */
     uint64_t ended_ns;              /* when the connection ended */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
@@ -69,7 +69,7 @@ typedef struct tier_peer {
     uint64_t changes;       /* how often it came or went */
     uint64_t round_changes; /* at the beginning of the mirror's round */
     bool partner, seen;     /* seen: it was alive before */
-    bool asked;             /* what it has of this node's last life is in the store, or of no use */
+    bool asked;             /* its copies from this node's last life are in the store, or useless */
     char trouble[256];
 } tier_peer;
 
@@ -87,17 +87,18 @@ typedef struct tier {
     ckd_store *store;
     pthread_mutex_t mutex; /* of what follows; taken after the agent's, if both are */
     pthread_cond_t changed;
-    uint64_t version, mirrored; /* of the files; mirrored: that the last round of the mirror began with */
+    /* version: of the files; mirrored: the version with which the mirror's last round began */
+    uint64_t version, mirrored;
     uint64_t kept, kept_bytes;
     uint32_t replicated;
     tier_peer *peers;
     parity *parity; /* NULL: other nodes have whole copies */
     bytes decisions;
-    uint64_t asked_ns,
-        ask_pause_ns; /* when peers were asked for this node's last life, and when they are again */
-    int hurries;      /* who wants all states in the store, and waits for no copies */
+    /* when peers were asked for this node's last life, and the pause until they are asked again */
+    uint64_t asked_ns, ask_pause_ns;
+    int hurries; /* callers that want all states in the store and do not wait for copies */
     bool poor, woken, stopping, mirroring;
-    bool tight; /* a partner has no room for two states beside each other: all go to the store, too */
+    bool tight; /* a partner has no room for two states at once, so all states also go to the store */
     pthread_t mirror;
 } tier;
 
@@ -117,7 +118,8 @@ typedef struct agent {
     uint32_t drains;     /* in progress */
     uint64_t last_drain; /* its number */
     tier *tier;          /* NULL: no other nodes */
-    bool ranks_reported; /* that sessions of ranks are not copied, as some agent knows no other nodes */
+    /* reported: sessions of ranks are not copied, because some agent knows no other nodes */
+    bool ranks_reported;
 } agent;
 
 typedef struct connection {
@@ -128,7 +130,7 @@ typedef struct connection {
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
     holding *holding; /* NULL: a query, or not introduced yet */
     bool copying;     /* of ranks: all their agents copy states to other nodes */
-    bool storing;     /* what is on other nodes is going to the store */
+    bool storing;     /* a deferred state is being stored */
 } connection;
 
 /* ---- agent.c ---- */
@@ -142,15 +144,15 @@ void *connection_main(void *context);
 
 /* ---- holding.c: under the agent's mutex unless they say otherwise ---- */
 holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch);
-/* Is there a slot that is good? If not, its memory is of no use to anybody. */
+/* Is one of its slots good? If not, its memory can go. */
 bool holding_has_state(const holding *h);
-/* Has its trainer left a state that its node cannot store alone? It is not durable yet, and must not be forgotten. */
+/* Has its trainer left a state that this node cannot store alone? Such a state is not durable yet and must be kept. */
 bool holding_lacks_parts(const holding *h);
 /* Removes a holding and its memory. */
 void holding_remove(agent *a, holding *h);
 /*
- * Waits until the trainers of this run that have died are settled. Releases the mutex meanwhile. Errors: BUSY (what one
- * has left cannot be made durable at present).
+ * Waits until the holdings of this run's dead trainers are settled. Releases the mutex meanwhile. Errors: BUSY (the
+ * state that one of them left cannot be made durable at present).
  */
 ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
 /*
@@ -162,7 +164,10 @@ ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32
  * Finds the slot that has this rank's values of a checkpoint, in `own` or among settled holdings; NULL: there is none.
  */
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint);
-/* Is the checkpoint not to be restored from memory, by what sessions of this rank have left there? Under the mutex. */
+/*
+ * Has a session of this rank left a mark in its slots that the checkpoint must not be restored from memory? Under the
+ * mutex.
+ */
 bool holdings_doubt(const agent *a, const holding *own, const ckd_id *checkpoint);
 
 /* ---- durable.c ---- */
@@ -174,7 +179,7 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_e
  * none.
  */
 bool holding_settle(connection *c);
-/* Waits until nothing that is complete is only in memory. Errors: those of the save that fails. */
+/* Waits until every complete state is durable. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
 /*
  * Assembles states that ranks could not store because a node was lost, from what all nodes have. Called with the mutex,
@@ -182,11 +187,11 @@ ckd_status holdings_drain(agent *a, ckd_error *err);
  */
 ckd_status holdings_assemble(agent *a, ckd_error *err);
 
-/* Has any session a state that is not in the store, because copies of it are on other nodes? */
+/* Does any session have a state that was not stored because other nodes have copies of it? */
 bool holdings_defer(agent *a);
-/* Makes such a state of this one durable. Errors: those of the save that fails. */
+/* Makes the deferred state of this connection's session durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
-/* The same if the store should have it now. A failure is reported once, shown, and tried again. */
+/* Does the same if it is due. A failure is reported once and shown, and the attempt is repeated. */
 void holding_store_if_due(connection *c);
 
 /* ---- tier.c ---- */
@@ -199,18 +204,18 @@ void tier_close(agent *a, bool durable);
  * NOSPACE (the budget), those of slot_save_copy and slot_part_save.
  */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
-/* While somebody hurries, nobody waits for copies. */
+/* hurry: begins or ends a time in which nobody waits for copies. */
 void tier_hurry(tier *t, bool hurry);
-/* Other nodes that are to have something of this one's states. */
+/* Returns how many other nodes are to hold copies or parity of this node's states. */
 uint32_t tier_wanted(const tier *t);
 /* The name of a node's copies. */
 void tier_set_name(char out[PEER_SET_MAX + 1], const char *node);
 /* Are there fewer copies than wanted? */
 bool tier_is_poor(tier *t);
 bool tier_is_tight(tier *t);
-/* Removes the files of a run, whose states are durable. who: whose they are. */
+/* Removes the files of a run, whose states are durable. who: their owner. */
 void tier_forget(tier *t, const char *run, const slot_peer *who);
-/* Are all copies of this version in place, as many as wanted? Waits until the mirror has tried. */
+/* Waits until the mirror has tried to copy this version. Are as many copies in place as wanted? */
 bool tier_await_copies(tier *t, uint64_t version);
 /* Appends ckd_agent_peer of each and the decisions. */
 void tier_describe(slot_agent *about, bytes *out, tier *t);
@@ -227,28 +232,32 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
 ckd_status parity_begin(tier *t, ckd_error *err);
 void parity_end(tier *t);
 /*
- * Is every node of the group there, and does none of them look for what it has lost? Errors: BUSY, those of peer_ask.
+ * Are all nodes of the group alive, and has each of them asked the others for copies from its last life? Errors: BUSY,
+ * those of peer_ask.
  */
 ckd_status parity_check_group(tier *t, ckd_error *err);
 /*
- * Notes that the new chunk files are of this step. Called with the store's mutex. A file that is not noted has parity,
- * too.
+ * Records that the new chunk files belong to this step. Called with the store's mutex. A file without a recorded step
+ * has parity, too.
  */
 void pieces_record_step(tier *t, uint64_t step);
 /*
- * Looks at this node's chunk files: once a round of the mirror, so that no file is dropped before all nodes have what
- * comes in its place.
+ * Looks at this node's chunk files. Called once in each round of the mirror, so that no file is dropped before all
+ * nodes have its replacement.
  */
 ckd_status pieces_look(tier *t, ckd_error *err);
-/* Tells nodes that stripes here are gone. Returns whether some do not know it yet. */
+/* Tells nodes that stripes here are gone. Returns true if some nodes have not been told yet. */
 bool pieces_notify(tier *t);
 /* Brings the pieces of this node's chunk files into the parity that a node has. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
-/* The same for files that this node does not have any more. Comes after the manifests that name them have gone. */
+/*
+ * Takes the pieces of files that this node no longer has out of the parity. Called after the manifests that name them
+ * are gone.
+ */
 ckd_status pieces_drop(tier *t, size_t host, ckd_error *err);
-/* Removes files that no stripe has any more. Returns whether some are left that this node does not need. */
+/* Removes files of which no stripe has a piece any more. Returns true if files remain that this node does not need. */
 bool pieces_release(tier *t);
-/* All of this node's files are of no use to anybody from now on. */
+/* Tells the nodes that this node needs none of its files any more. */
 void pieces_leave(tier *t);
 
 /* ---- restart.c ---- */
@@ -263,21 +272,24 @@ bool restart_from_peers(tier *t, const char *run);
 /* Has the store the state now? */
 bool restart_is_stored(tier *t, const ckd_id *id);
 /*
- * The same for all runs of which this node's last life has left copies, with peers that were not asked yet, or could
- * not make it durable. They are asked again now and then. Their copies are not replaced before.
+ * Does the same for all runs of which this node's last life left copies. Asks the peers that were not asked yet or
+ * could not make a state durable, again and again with pauses. A peer's copies are not replaced before that.
  */
 void restart_last_life(tier *t);
-/* Tells all agents that a group of ranks has to store its last deferred state. */
+/* Tells all agents that a group of ranks must store its last deferred state. */
 void restart_call_ranks(tier *t, const ckd_id *group);
 
 /* ---- copies.c ---- */
-/* Answers such queries of others. */
+/* Answers the queries of other agents. */
 ckd_status restart_answer(void *context, bytes *answer, const bytes *query, ckd_error *err);
 
 /* ---- record.c ---- */
-/* Writes down what is not durable yet. Under the mutex. A failure is not reported: the record is a courtesy. */
+/*
+ * Records which states are not durable yet. Under the mutex. A failure is not reported: the record only serves a
+ * message.
+ */
 void record_write(const agent *a);
-/* Says what the agent before this one has lost. */
+/* Reports the states that the previous agent lost. */
 void record_report(agent *a, ckd_store *store);
 void record_remove(const agent *a);
 

@@ -11,7 +11,7 @@
 
 #define CHUNKS "data/c"
 
-/* A manifest comes after the files that it names, and goes before them. */
+/* A manifest arrives after the files that it names, and is removed before them. */
 static const char *const folders[] = {CHUNKS, "data/n", "data/t", "data/m"};
 #define FOLDERS (sizeof(folders) / sizeof(folders[0]))
 
@@ -95,9 +95,9 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
         /*
-         * Files with values never change under their names. The first one does, as each life of a node has a store of
-         * its own. So may a manifest, as the number of one that was deleted for good is given again. A peer that has
-         * the same bytes does not get them again.
+         * Chunk files never change under their names. Other files may: the first one, because each life of a node has a
+         * store of its own, and a manifest, because the number of one that was deleted for good is used again. A peer
+         * that has the same bytes does not get them again.
          */
         if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(remote, own->items[i])) {
             continue;
@@ -125,8 +125,8 @@ static ckd_status remove_files(tier *t, size_t host, const names *own, const blo
 }
 
 /*
- * Whether old states may go before the newest has arrived. They may not while the store lacks them. Then the round
- * fails, and what is not in the store goes there, as after any loss of copies. From now on all states do.
+ * Whether old states may go before the newest has arrived. They may not while the store lacks them. The round then
+ * fails, and states that are not stored go to the store, as after any loss of copies. From then on all states do.
  */
 static bool may_make_room(tier *t) {
     if (!holdings_defer(t->agent)) {
@@ -152,13 +152,13 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     THEN(status, list_files(&own, t, err));
     THEN(status, send_files(t, host, &own, &remote, err));
     if (status == CKD_E_NOSPACE && !t->parity &&
-        may_make_room(t)) { /* old states make room; what has arrived is not sent again */
+        may_make_room(t)) { /* old states make room; files that have arrived are not sent again */
         status = remove_files(t, host, &own, &remote, err);
         blob_list_free(&remote);
         THEN(status, peer_list(&remote, t->node, host, t->set, err));
         THEN(status, send_files(t, host, &own, &remote, err));
     }
-    if (!t->parity) { /* else when all nodes have the new ones */
+    if (!t->parity) { /* with parity, later: when all nodes have the new files */
         THEN(status, remove_files(t, host, &own, &remote, err));
     }
     free_names(&own);
@@ -166,7 +166,7 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     return status;
 }
 
-/* Takes away what this node has not in `kept`, nor now. */
+/* Removes files that this node has neither in `kept` nor now. */
 static ckd_status clear(tier *t, size_t host, names *kept, ckd_error *err) {
     blob_list remote = {.count = 0};
     ckd_status status = CKD_OK;
@@ -217,7 +217,7 @@ static void choose_partners(tier *t) {
     }
 }
 
-/* Says once that copies are missing, and once that they are there again. */
+/* Reports once that copies are missing, and once that they are in place again. */
 static void report(tier *t, uint32_t replicated) {
     uint32_t wanted = tier_wanted(t);
     pthread_mutex_lock(&t->mutex);
@@ -248,7 +248,7 @@ static void report(tier *t, uint32_t replicated) {
     }
 }
 
-/* Copies that were placed while others were gone. */
+/* Removes copies that were placed while other nodes were gone. */
 static void remove_surplus(tier *t) {
     for (size_t i = 0; i < t->hosts.count; i++) {
         if (i != t->hosts.self && !t->peers[i].partner && t->peers[i].has && peer_alive(t->node, i) &&
@@ -260,12 +260,14 @@ static void remove_surplus(tier *t) {
     }
 }
 
-/* last: afterwards the peer has this version. Returns whether it has, or whether the next step may follow. */
+/*
+ * last: afterwards the peer has this version. Returns true if the update succeeded, so that the next step may follow.
+ */
 static bool update_peer(tier *t, size_t host, uint64_t version, update_fn update, bool last) {
     tier_peer *p = &t->peers[host];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = CKD_OK;
-    if (t->parity) { /* parity of some rows alone is of no use */
+    if (t->parity) { /* parity of only some rows is useless */
         status = parity_check_group(t, &why);
     }
     pthread_mutex_lock(&t->mutex);
@@ -279,7 +281,7 @@ static bool update_peer(tier *t, size_t host, uint64_t version, update_fn update
         status = t->parity ? update_or_free_space(t, host, update, &why) : update(t, host, &why);
     }
     pthread_mutex_lock(&t->mutex);
-    if (status == CKD_OK && p->changes != p->round_changes) { /* it may have come back without them */
+    if (status == CKD_OK && p->changes != p->round_changes) { /* the peer may have lost its files meanwhile */
         status = err_set(&why, CKD_E_IO, "it has lost them meanwhile");
     }
     p->has = status == CKD_OK && !done && last ? version : p->has;
@@ -302,7 +304,7 @@ static void note_trouble(tier *t, size_t host, const char *why) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-/* Returns whether something is left to be taken away. */
+/* Returns true if some files remain to be removed. */
 static bool clear_all(tier *t, names *kept) {
     bool left = false;
     for (size_t i = 0; i < t->hosts.count; i++) {
@@ -317,8 +319,9 @@ static bool clear_all(tier *t, names *kept) {
 }
 
 /*
- * Each node of a group has a part of every state. So manifests follow, and may replace older ones, when all nodes have
- * the pieces; and what was needed before goes when all have the manifests. Returns how many nodes have this version.
+ * Each node of a group has a part of every state. So manifests follow, and may replace older ones, once all nodes have
+ * the pieces. Files that are no longer needed go once all nodes have the manifests. Returns how many nodes have this
+ * version.
  */
 static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     uint32_t count = 0, wanted = tier_wanted(t);
@@ -341,7 +344,7 @@ static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     return count;
 }
 
-/* Returns whether all copies that can be made are in line. */
+/* Returns true if all copies that can be made are up to date. */
 static bool do_round(tier *t) {
     uint32_t partners = 0;
     bool left = false;

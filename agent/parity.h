@@ -4,7 +4,7 @@
  * The nodes of a group have an order, and a group has as many rows as nodes. Row r has its parity at the nodes r, r +
  * 1, ..., `lost` of them, and pieces of files of the `data` other ones. A node cuts each of its chunk files into `data`
  * pieces, one for each row in which it has no parity. A stripe of a row is the sum of at most one piece of each of
- * these nodes, each times a coefficient (codec/common: erasure_coefficient). So whatever `lost` nodes had can be
+ * these nodes, each times a coefficient (codec/common: erasure_coefficient). So the files of any `lost` nodes can be
  * computed from the others.
  */
 #ifndef AGENT_PARITY_H
@@ -31,7 +31,7 @@ typedef struct stripe_member {
     uint32_t place; /* of the node among those with pieces */
     uint64_t number;
     parity_blob blob;
-    bool dropped; /* its node does not have the file any more, but what it has of it is part of the sum */
+    bool dropped; /* its node no longer has the file, but the file's piece is still part of the sum */
 } stripe_member;
 
 typedef struct stripe_members {
@@ -39,13 +39,13 @@ typedef struct stripe_members {
     size_t count, capacity;
 } stripe_members;
 
-/* A chunk file of this node. A link to it stays as long as any stripe has a piece of it. */
+/* A chunk file of this node. A link keeps the file as long as any stripe has a piece of it. */
 typedef struct piece_file {
     parity_blob blob;
-    uint64_t step;         /* of the state with which it was written; 0: not known */
+    uint64_t step;         /* of the state that it was written for; 0: not known */
     uint64_t number;       /* of its stripes, in all rows */
     uint64_t dropped_from; /* the version of the tier without it; 0: it has it */
-    bool taken_out;        /* its pieces are taken out of their stripes, which others use for long */
+    bool taken_out;        /* its pieces leave their stripes, because other nodes keep using these */
     bool *listed;          /* by position in the group: the node has a piece of it in parity */
 } piece_file;
 
@@ -58,20 +58,20 @@ struct parity {
     size_t members[PEER_HOSTS_MAX]; /* hosts, in the order of the group */
     size_t count, self;
     unsigned data, lost;
-    uint64_t life, group;            /* group: a hash of what all its nodes must agree on */
+    uint64_t life, group;            /* group: a hash of the settings on which all its nodes must agree */
     pthread_mutex_t work_mutex;      /* one thread changes sums at a time */
     pthread_mutex_t rebuild_mutex;   /* one thread rebuilds files at a time */
     pthread_mutex_t mutex;           /* of what follows */
     stripe_members stripes;          /* of the rows in which this node has parity */
-    bool rebuilt[PEER_HOSTS_MAX];    /* by position: the node's set here is whole */
+    bool rebuilt[PEER_HOSTS_MAX];    /* by position: the node's set is whole on this node */
     bool settled[PEER_HOSTS_MAX];    /* by position: as parity_about says */
     bool unnotified[PEER_HOSTS_MAX]; /* by position: the node does not know that stripes here are gone */
-    bool unclear;                    /* the mirror's: nodes have small files that this one does not need */
+    bool unclear;                    /* the mirror's: other nodes have small files that are not needed */
     piece_file *files;               /* the mirror's alone */
     size_t file_count, file_capacity;
     struct file_step *steps; /* of files that the mirror has not seen yet */
     size_t step_count, step_capacity;
-    atomic_uint_fast64_t dropped_bytes; /* of files that are only here because stripes have pieces of them */
+    atomic_uint_fast64_t dropped_bytes; /* of files that are kept only because stripes have pieces of them */
 };
 
 /* ---- queries to other nodes' agents ---- */
@@ -80,9 +80,9 @@ enum {
     PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
     PARITY_ADD,        /* the piece `held` into its stripe */
     PARITY_TAKE_OUT,   /* the piece `held` */
-    PARITY_DROP,       /* of this life, the node does not need the files `dropped` */
-    PARITY_FORGET,     /* stripes with files of other lives of the node are of no use to anybody */
-    PARITY_LOOK,       /* stripes are gone: the node should look at what it has in parity */
+    PARITY_DROP,       /* the node no longer needs the files `dropped` of this life */
+    PARITY_FORGET,     /* nobody needs stripes with files from other lives of the node */
+    PARITY_LOOK,       /* stripes are gone: the node should check which of its pieces are in parity */
     PARITY_PIECE       /* a part of `about.blob` to node `to` */
 };
 
@@ -108,7 +108,7 @@ peer_range parity_piece(const parity *p, size_t position, uint32_t row, uint64_t
 /* Reads an answer to PARITY_TABLE. Release with free of out->items. */
 typedef struct parity_about {
     uint64_t life; /* of the agent */
-    bool settled;  /* it has asked all nodes of the group for what its last life has left */
+    bool settled;  /* it has asked all nodes of the group for copies from its last life */
 } parity_about;
 ckd_status parity_read_table(parity_about *about, stripe_members *out, const parity *p, const bytes *answer,
                              ckd_error *err);
@@ -125,14 +125,14 @@ ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *
 
 /* ---- rebuild.c ---- */
 /*
- * Computes what nodes of the group have lost, so that their sets here are whole. It is up to the first node of the
- * group that is there. set: of which node; "": of all. Errors: BUSY, IO, CORRUPT (something could not be rebuilt now),
- * NOSPACE, NOMEM.
+ * Computes the files that nodes of the group have lost, so that their sets on this node are whole. Done by the first
+ * node of the group that is present. set: the node's set; "": those of all nodes. Errors: BUSY, IO, CORRUPT (something
+ * could not be rebuilt now), NOSPACE, NOMEM.
  */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err);
 /* A node has come or gone. Its files here may be replaced by those of another life. */
 void parity_peer_changed(tier *t, size_t host);
-/* Is the set of a node, or has it only small files? */
+/* Is the set of a node whole, or does it have only small files? */
 bool parity_set_is_whole(tier *t, const char *set);
 
 #endif

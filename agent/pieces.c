@@ -8,9 +8,9 @@
 
 #define CHUNKS        "data/c"
 #define LONG_ROUNDS   4 /* versions for which a stripe may keep a file that this node does not need */
-#define DROPPED_PART  4 /* of the other files: what is kept for stripes may be as large as a fourth of them */
+#define DROPPED_PART  4 /* files kept for stripes may take this part of the size of the other files */
 #define GROUP_MAX     64
-#define FILES_OF_STEP 256 /* numbers of stripes, at least: more are of no harm */
+#define FILES_OF_STEP 256 /* stripe numbers set aside for a step; more files than that do no harm */
 #define POSITIONS(p)  for (size_t position = 0; position < (p)->count; position++)
 
 /* ---- begin and end ---- */
@@ -93,7 +93,7 @@ void parity_end(tier *t) {
     t->parity = NULL;
 }
 
-/* Errors: BUSY. It is asked once in its life. */
+/* Errors: BUSY. Each life of a node is asked only until it is settled. */
 static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
     parity *p = t->parity;
     bytes answer = {.size = 0};
@@ -119,7 +119,7 @@ static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
 }
 
 /*
- * Each of the nodes has some of the parity, so a state is protected by all or by none. Nor may anything be forgotten
+ * Each of the nodes has some of the parity, so a state is protected by all of them or by none. Nothing may be removed
  * while one of them may still need it.
  */
 ckd_status parity_check_group(tier *t, ckd_error *err) {
@@ -160,7 +160,7 @@ static void link_path(char out[1024], const tier *t, const char *name) {
     snprintf(out, 1024, "%s/pieces/%s", t->folder, name);
 }
 
-/* Takes the step of a file from the notes; 0: there is none. */
+/* Takes the recorded step of a file; 0: there is none. */
 static uint64_t take_step(parity *p, const char *name) {
     uint64_t step = 0;
     pthread_mutex_lock(&p->mutex);
@@ -215,7 +215,7 @@ static ckd_status take_file(tier *t, const char *name, ckd_error *err) {
     return status;
 }
 
-/* Links the new ones. names: what this node has now. */
+/* Links the new files. names: the files that this node has now. */
 static ckd_status link_files(dir_list *names, tier *t, ckd_error *err) {
     char folder[700], from[1024], to[1024];
     snprintf(folder, sizeof(folder), "%s/own/" CHUNKS, t->folder);
@@ -242,9 +242,9 @@ static bool list_has(const dir_list *names, const char *name) {
 }
 
 /*
- * A file that this node does not need any more stays while stripes have pieces of it: without them the other nodes'
- * files could not be computed. Other nodes in step with this one drop theirs at the same time, and the stripe is free.
- * If they do not, and such files are many, their pieces are sent once more and taken out.
+ * A file that this node no longer needs stays while stripes have pieces of it, because these pieces are needed to
+ * compute the other nodes' files. Nodes in step with this one drop their files at the same time, which frees the
+ * stripe. If they do not, and many such files remain, their pieces are sent once more and taken out.
  */
 static void look_at_dropped(tier *t) {
     parity *p = t->parity;
@@ -288,7 +288,7 @@ ckd_status pieces_look(tier *t, ckd_error *err) {
     return status;
 }
 
-/* Notes of files that have gone before the mirror has seen them. */
+/* Removes recorded steps of files that were gone before the mirror saw them. */
 static void remove_old_steps(parity *p, const dir_list *names) {
     for (size_t i = p->step_count; i-- > 0;) {
         if (!list_has(names, p->steps[i].name)) {
@@ -354,7 +354,10 @@ static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_erro
     return status;
 }
 
-/* Files of this node's last life cannot be computed with: their node does not have them any more. */
+/*
+ * Has a node forget stripes with files of this node's last life: nobody has these files any more, so the stripes are
+ * useless.
+ */
 static ckd_status forget_last_life(stripe_members *remote, tier *t, size_t host, ckd_error *err) {
     parity_blob of = {.life = t->parity->life};
     bool any = false;
@@ -414,7 +417,7 @@ static ckd_status send_piece(tier *t, size_t host, const piece_file *f, uint32_t
     q.about.place = parity_index(p, p->self, row) - p->lost;
     link_path(path, t, f->blob.name);
     ckd_status status =
-        parity_check_group(t, err); /* a node that was lost meanwhile needs the sums as they are */
+        parity_check_group(t, err); /* a node that was lost meanwhile needs the sums unchanged */
     if (status == CKD_OK && range.size) {
         snprintf(q.held, sizeof(q.held), "%s/r%u-%llu", t->set, (unsigned)row, (unsigned long long)f->number);
         status = peer_put(&sent, t->node, host, &(peer_copy){ARRIVED_SET, q.held, path, &range}, err);
@@ -469,7 +472,7 @@ static ckd_status take_out(const stripe_members *remote, tier *t, size_t host, c
     return status;
 }
 
-/* Tells a node which of the files that it has in parity this one does not need. all: it needs none. */
+/* Tells a node which files in its parity this node no longer needs. all: it needs none of them. */
 static ckd_status send_dropped(const stripe_members *remote, tier *t, size_t host, bool all, ckd_error *err) {
     parity *p = t->parity;
     bytes answer = {.size = 0};

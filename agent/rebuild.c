@@ -1,4 +1,4 @@
-/* Computes files of lost nodes from parity, and from what the other nodes of the group have. */
+/* Computes files of lost nodes from parity and from the files of the other nodes of the group. */
 #include "agent/parity.h"
 
 #include <stdio.h>
@@ -21,11 +21,11 @@ typedef struct rebuild {
     unsigned pieces;    /* numbers files of their own */
     ckd_status status;  /* the first failure */
     ckd_error why;
-    ckd_status passing; /* the first failure of a piece that may be over later */
+    ckd_status passing; /* the first failure of a piece that may be temporary */
     ckd_error passing_why;
 } rebuild;
 
-/* A sum of a stripe, less what other nodes still have of it. */
+/* A sum of a stripe, minus the pieces that other nodes still have. */
 typedef struct equation {
     unsigned index;                       /* of the parity */
     unsigned unknown[ERASURE_PARITY_MAX]; /* places of lost pieces, ascending */
@@ -59,12 +59,12 @@ static void look(rebuild *r) {
     }
 }
 
-/* If all nodes are there, another try would find no more. */
+/* If all nodes are present, another attempt would find no more. */
 static bool is_final(ckd_status status) {
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
 }
 
-/* A failure that may pass replaces one that will not: nothing is given up while another try may succeed. */
+/* A temporary failure replaces a permanent one: nothing is given up while another attempt may succeed. */
 static void fail(rebuild *r, ckd_status status, const ckd_error *why) {
     if (r->status == CKD_OK || (is_final(r->status) && !is_final(status))) {
         r->status = err_from(&r->why, status, why);
@@ -79,7 +79,7 @@ static void note_passing(rebuild *r, ckd_status status, const ckd_error *why) {
     }
 }
 
-/* Gets the piece of a node that is there, into a file of this node's or a blob of ARRIVED_SET. */
+/* Gets a piece of a node that is present: as a file of this node, or as a blob of ARRIVED_SET. */
 static ckd_status get_piece(summand *out, rebuild *r, const stripe_member *m, ckd_error *err) {
     tier *t = r->of;
     const parity *p = t->parity;
@@ -166,7 +166,7 @@ static void remove_fetched(rebuild *r, unsigned from) {
     }
 }
 
-/* The sum of the node at `position`, less the pieces that are left. The file has the name e->path. */
+/* Makes the file e->path: the sum of the node at `position`, minus the pieces that still exist. */
 static ckd_status make_equation(equation *e, rebuild *r, size_t position, const stripe_member *wanted,
                                 ckd_error *err) {
     const parity *p = r->of->parity;
@@ -210,7 +210,10 @@ static bool same_unknown(const equation *a, const equation *b) {
     return a->count == b->count && memcmp(a->unknown, b->unknown, a->count * sizeof(a->unknown[0])) == 0;
 }
 
-/* Finds as many equations as they have unknown pieces, all the same ones. Returns how many; 0: there are too few. */
+/*
+ * Finds equations with the same unknown pieces, as many as there are such pieces. Returns how many; 0: there are too
+ * few.
+ */
 static size_t choose_equations(const equation **out, const equation *e, size_t count) {
     for (size_t first = 0; first < count; first++) {
         size_t found = 0;
@@ -253,7 +256,7 @@ static ckd_status solve(const char *path, rebuild *r, const stripe_member *wante
     return parity_sum(path, range.size, of, found, err);
 }
 
-/* The piece of one row, into a new file. */
+/* Writes the piece of one row into a new file. */
 static ckd_status make_piece(const char *path, rebuild *r, const stripe_member *wanted, ckd_error *err) {
     const parity *p = r->of->parity;
     equation equations[ERASURE_PARITY_MAX];
@@ -313,7 +316,7 @@ static ckd_status append_piece(file_writer *to, rebuild *r, const stripe_member 
     return status;
 }
 
-/* All pieces, one behind the other. of: of any row. */
+/* Writes all pieces of a file, one after the other. of: its member in any row. */
 static ckd_status write_file(const char *path, rebuild *r, const stripe_member *of, ckd_error *err) {
     const parity *p = r->of->parity;
     size_t position = position_at(p, of);
@@ -355,7 +358,7 @@ static ckd_status rebuild_file(rebuild *r, const stripe_member *of, ckd_error *e
 
 /* ---- nodes ---- */
 
-/* Is it of a life of the node that has ended, and was it needed then? */
+/* Does the file belong to a life of the node that has ended, and was it still needed? */
 static bool is_lost(const rebuild *r, size_t position, const char *set, const stripe_member *m) {
     const member_view *v = &r->views[position];
     return strcmp(m->blob.set, set) == 0 && !m->dropped && !(v->present && v->life == m->blob.life);
@@ -366,9 +369,7 @@ static bool is_same_file(const stripe_member *a, const stripe_member *b) {
            strcmp(a->blob.name, b->blob.name) == 0;
 }
 
-/*
- * Is the member that `v` has at `at` the first of its file, among all views? Dropped anywhere, the file is not needed.
- */
+/* Is this member the first of its file, among all views? */
 static bool is_first(const rebuild *r, const stripe_member *m) {
     for (size_t i = 0; i < r->of->parity->count; i++) {
         const stripe_members *in = &r->views[i].parity;
@@ -384,6 +385,7 @@ static bool is_first(const rebuild *r, const stripe_member *m) {
     return true;
 }
 
+/* Is the file not needed, because some view says that it was dropped? */
 static bool is_dropped(const rebuild *r, const stripe_member *m) {
     bool dropped = false;
     for (size_t i = 0; i < r->of->parity->count; i++) {
@@ -395,7 +397,7 @@ static bool is_dropped(const rebuild *r, const stripe_member *m) {
     return dropped;
 }
 
-/* Is this node the first of the group that is there, besides the lost one? */
+/* Is this node the first one present of the group, apart from the lost one? */
 static bool is_up_to_us(const rebuild *r, size_t lost) {
     const parity *p = r->of->parity;
     size_t first = 0;
@@ -405,7 +407,7 @@ static bool is_up_to_us(const rebuild *r, size_t lost) {
     return first == p->self;
 }
 
-/* Small files are on all nodes of the group, but for those that have come back after a loss. */
+/* All nodes of the group have the small files, except nodes that have come back after a loss. */
 static void get_small_files(rebuild *r, size_t lost, const char *set) {
     tier *t = r->of;
     const parity *p = t->parity;
@@ -435,7 +437,7 @@ static void get_small_files(rebuild *r, size_t lost, const char *set) {
     }
 }
 
-/* Returns whether the node has lost anything. */
+/* Returns true if the node has lost any files. */
 static bool rebuild_node(rebuild *r, size_t position, const char *set) {
     bool any = false;
     for (size_t i = 0; i < r->of->parity->count; i++) {
@@ -479,7 +481,9 @@ static bool all_present(const rebuild *r) {
     return all;
 }
 
-/* A sum may change while it is used, as other nodes go on: what was computed then does not have its hash. */
+/*
+ * A sum may change while it is used, because other nodes go on. A file computed from it then does not match its hash.
+ */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err) {
     rebuild r = {.of = t};
     bool final = false;

@@ -30,7 +30,7 @@ static bool is_listed(const agent *a, const holding *h) {
     return other != h;
 }
 
-/* Nothing is synced: what a power failure takes with it, the memory is part of. */
+/* Nothing is synced: a power failure that loses the file also loses the memory. */
 void record_write(const agent *a) {
     char path[PATH_BYTES], temp[PATH_BYTES], line[CKD_RUN_MAX + 32];
     record_path(path, a, "");

@@ -1,8 +1,8 @@
 /*
- * Finds the states that a lost node has left on other nodes. The agent of a restart asks all peers what they keep. The
- * one that has the newest state verifies it, and makes it durable in the store, where the session finds it. If the
- * state has several ranks, the agents that have its parts do that together. `ckptdelta agent --explain` shows what was
- * chosen, and why.
+ * Finds the states that a lost node has left on other nodes. After a restart, the agent asks all peers which states
+ * they keep. The one that has the newest state verifies it, and makes it durable in the store, where the session finds
+ * it. If the state has several ranks, the agents that have its parts do that together. `ckptdelta agent --explain`
+ * shows what was chosen, and why.
  */
 #include "agent/restart.h"
 
@@ -25,11 +25,11 @@ typedef struct search {
     size_t count, capacity;
     ckd_store *shared;
     bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: only those that were not asked are */
-    bool quiet;                                      /* what goes wrong was said before */
+    bool quiet;                                      /* failures were reported before */
     bool later; /* a state of several ranks could not be put together, but may be later */
 } search;
 
-/* Adds a line to what `--explain` shows. */
+/* Adds a line to the output of `--explain`. */
 static void log_decision(tier *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void log_decision(tier *t, const char *format, ...) {
     char line[1024];
@@ -52,7 +52,7 @@ ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, 
                                  : peer_ask(answer, t->node, host, asked, takes_long, err);
 }
 
-/* This node may itself have copies of the one that is lost. Before a list, files are rebuilt from parity. */
+/* This node may itself have copies of the lost node's states. Before they are listed, files are rebuilt from parity. */
 static ckd_status ask(bytes *answer, tier *t, size_t host, const query *q, ckd_error *err) {
     bytes asked = {.size = 0};
     bool takes_long = q->kind == QUERY_STORE || q->kind == QUERY_PART || (q->kind == QUERY_LIST && t->parity);
@@ -63,7 +63,7 @@ static ckd_status ask(bytes *answer, tier *t, size_t host, const query *q, ckd_e
     return status;
 }
 
-/* Errors: also BUSY, after the list was taken: there is something else that could not be rebuilt from parity now. */
+/* Errors: also BUSY, after the list was taken, if other files could not be rebuilt from parity now. */
 static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_error *err) {
     reader r = reader_of(answer->data, answer->size);
     char lacks[sizeof(err->message)];
@@ -131,7 +131,7 @@ static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *ro
     return any;
 }
 
-/* A copy that is damaged, or was deleted in the store, remains so. */
+/* A damaged copy stays damaged, and a state that was deleted in the store stays deleted. */
 static bool may_succeed_later(ckd_status status) {
     return status != CKD_E_CORRUPT && status != CKD_E_STATE && status != CKD_E_NOT_FOUND &&
            status != CKD_E_INVALID && status != CKD_E_MISMATCH && status != CKD_E_UNSUPPORTED &&
@@ -193,7 +193,9 @@ static uint32_t find_parts(part_call *calls, search *s, const found *state) {
     return rank;
 }
 
-/* All at once: they wait for each other. Returns the first failure, and marks parts that are of no use. */
+/*
+ * Makes all calls at once, because the ranks wait for each other. Returns the first failure, and marks useless parts.
+ */
 static ckd_status call_parts(part_call *calls, search *s, const found *state, uint64_t newest_ns,
                              ckd_error *err) {
     query q = s->query;
@@ -228,7 +230,7 @@ static ckd_status call_parts(part_call *calls, search *s, const found *state, ui
 }
 
 bool restart_is_stored(tier *t, const ckd_id *id) {
-    ckd_store *shared = NULL; /* a new look: the one of the search has an older catalog */
+    ckd_store *shared = NULL; /* opened anew, because the search's store has an older catalog */
     ckd_checkpoint_list *list = NULL;
     bool found_it = false;
     if (open_shared(&shared, t, CKD_OPEN_READ, NULL) == CKD_OK &&
@@ -294,7 +296,7 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
                       wanted.step, wanted.run, (unsigned)wanted.world);
             return true;
         }
-        if (!again) { /* STATE: some rank's node did not come */
+        if (!again) { /* STATE: the node of some rank did not come */
             s->later |= may_succeed_later(status) || status == CKD_E_STATE;
             break;
         }
@@ -315,7 +317,7 @@ void restart_call_ranks(tier *t, const ckd_id *group) {
     for (size_t host = 0; host < t->hosts.count; host++) {
         bytes answer = {.size = 0};
         if (peer_alive(t->node, host)) {
-            (void)ask(&answer, t, host, &q, NULL); /* one that does not hear it stores at its next save */
+            (void)ask(&answer, t, host, &q, NULL); /* an agent that is not reached stores at its next save */
         }
         bytes_free(&answer);
     }
@@ -371,7 +373,7 @@ static void choose(search *s, const char *root) {
         }
         done = f->world ? make_parts_durable(s, f, any ? stored.created_ns : 0) : make_durable(s, f);
     }
-    s->later &= !done; /* what is stored now is newer than all others' states */
+    s->later &= !done; /* the stored state is now newer than all states of others */
     if (any && !done && !s->quiet) {
         log_decision(t, "%s@%" PRIu64 " in the store: chosen", stored.run, stored.step);
     }
@@ -416,7 +418,7 @@ static void search_peers(search *s) {
     tier *t = s->of;
     ckd_error why;
     pthread_mutex_lock(
-        &t->restart_mutex); /* a second search finds in the store what the first one has put there */
+        &t->restart_mutex); /* a second search finds the state that the first one has put into the store */
     ckd_status status = open_shared(&s->shared, t, CKD_OPEN_READ, &why);
     if (status == CKD_OK) {
         s->query.store = s->shared->id;
@@ -461,7 +463,10 @@ static void ask_again(search *s, const char *root) {
     }
 }
 
-/* This node's last life has left its parts of states of several ranks. The other parts are elsewhere. */
+/*
+ * Searches for states of several ranks of which this node's last life has left its parts. The other parts are
+ * elsewhere.
+ */
 static void search_for_parts(search *s) {
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];

@@ -21,9 +21,9 @@ typedef struct query {
     uint8_t kind;
     ckd_id store; /* both agents must serve the same */
     char set[PEER_SET_MAX + 1], run[CKD_RUN_MAX + 1];
-    ckd_id checkpoint, group; /* group: of those that store parts */
+    ckd_id checkpoint, group; /* group: of the ranks that store parts */
     uint32_t rank, world;
-    uint64_t newest_ns; /* the latest date in the store, as whoever asks knows it; 0: there is none */
+    uint64_t newest_ns; /* the latest date in the store, as far as the asking agent knows; 0: there is none */
 } query;
 
 /* A state that a peer keeps, or a rank's part of one. */
@@ -40,9 +40,9 @@ typedef struct found {
 void query_put(bytes *to, const query *q);
 /* Errors: INVALID. */
 ckd_status found_get(found *f, reader *from, ckd_error *err);
-/* Is it a run, or a branch of it? wanted "": any run is. */
+/* Is `run` the wanted run, or a branch of it? wanted "": any run is. */
 bool is_of_run(const char *run, const char *wanted);
-/* Opens the store of the agent. The store is there, or something is wrong: none is made in an empty mount point. */
+/* Opens the store of the agent. The store must exist: no new one is made in an empty mount point. */
 ckd_status open_shared(ckd_store **out, const tier *t, ckd_open_mode mode, ckd_error *err);
 
 #endif

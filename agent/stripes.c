@@ -68,7 +68,7 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_query *q
     bytes_put(&asked, q->dropped.data, q->dropped.size);
     asked.failed |= q->dropped.failed;
     bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* others wait for sums */
-    /* a node that sends a piece here needs connections of its own meanwhile */
+    /* a node that sends a piece here needs its own connections meanwhile */
     bool alone = host == t->hosts.self || q->kind == PARITY_PIECE;
     ckd_status status = asked.failed ? err_nomem(err, asked.size, "a query")
                         : alone      ? restart_ask(answer, t, host, &asked, takes_long, err)
@@ -235,7 +235,7 @@ static ckd_status check_place(const parity *p, const stripe_member *m, ckd_error
                 : err_set(err, CKD_E_INVALID, "a piece of a file that belongs to another node's parity");
 }
 
-/* Makes the new sum, and puts it in the place of the old one. *unsound: that one cannot be read. */
+/* Makes the new sum, and replaces the old one by it. *unsound: the old one cannot be read. */
 static ckd_status change_sum(bool *unsound, tier *t, const parity_query *q, bool first, ckd_error *err) {
     char name[PEER_BLOB_MAX + 1], work[700];
     summand of[2];
@@ -265,7 +265,7 @@ static ckd_status change_sum(bool *unsound, tier *t, const parity_query *q, bool
     return status;
 }
 
-/* Makes room for a member, so that it can be listed when the sum has it. */
+/* Makes room for a member, so that listing it cannot fail once the sum has its piece. */
 static ckd_status reserve_member(parity *p, ckd_error *err) {
     pthread_mutex_lock(&p->mutex);
     ckd_status status =
@@ -289,10 +289,7 @@ static void unlist_member(parity *p, const stripe_member *at) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-/*
- * All nodes have pieces in the stripes that were removed, but for the one of the set. The mirror tells those that
- * remain.
- */
+/* All nodes may have pieces in the removed stripes, except the owner of the set. The mirror notifies these nodes. */
 static void mark_unnotified(tier *t, const char *but) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->mutex);
@@ -310,8 +307,8 @@ static void mark_unnotified(tier *t, const char *but) {
 
 /*
  * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. A stripe whose sum cannot be
- * read protects nothing any more: it is removed, and its nodes send their pieces again. Other failures leave it as it
- * was.
+ * read protects nothing any more. It is removed, and its nodes send their pieces again. After other failures the stripe
+ * is unchanged.
  */
 static ckd_status change_stripe(tier *t, const parity_query *q, ckd_error *err) {
     parity *p = t->parity;
@@ -401,7 +398,7 @@ static bool is_named(const bytes *names, const char *name) {
     return false;
 }
 
-/* A name stays dropped: a query that arrives late does no harm. */
+/* A dropped name never comes back, so a query that arrives late does no harm. */
 static void drop(tier *t, const parity_blob *of, const bytes *names) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->work_mutex);
@@ -417,7 +414,10 @@ static void drop(tier *t, const parity_blob *of, const bytes *names) {
     pthread_mutex_unlock(&p->work_mutex);
 }
 
-/* The node has lost its pieces. Without them the sums cannot restore the files of other nodes either. */
+/*
+ * Removes stripes with pieces that their node has lost. Without these pieces the sums cannot restore the files of other
+ * nodes either.
+ */
 static void forget(tier *t, const parity_blob *of) {
     parity *p = t->parity;
     bool any = false;
@@ -452,7 +452,7 @@ static void look_again(tier *t) {
 
 /* ---- answers ---- */
 
-/* Has the whole group been asked? This node's own list has what it keeps itself. */
+/* Has the whole group been asked? This node need not ask itself, because its own list has its copies. */
 static bool all_asked(tier *t) {
     bool all = true;
     pthread_mutex_lock(&t->mutex);
@@ -463,7 +463,7 @@ static bool all_asked(tier *t) {
     return all;
 }
 
-/* A node that asks for its own set sends no piece meanwhile, so pieces that have arrived for it are of no use. */
+/* A node that asks for its own set sends no piece meanwhile, so pieces of it that have arrived are useless. */
 static void answer_table(bytes *answer, tier *t, const char *set) {
     parity *p = t->parity;
     uint32_t count = 0;
@@ -517,7 +517,7 @@ ckd_status parity_read_table(parity_about *about, stripe_members *out, const par
     return CKD_OK;
 }
 
-/* Sends a part of a file of this node to the one that rebuilds another one's. */
+/* Sends a part of a file of this node to a node that rebuilds another node's file. */
 static ckd_status answer_piece(tier *t, const parity_query *q, ckd_error *err) {
     char path[1024];
     uint64_t sent;

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #define KEEP_LAST   2
-#define CHAIN_BYTES 5 /* deltas on a base take at most about as much as so many states */
+#define CHAIN_BYTES 5 /* deltas on a base take at most about the bytes of this many states */
 #define CHAIN_MIN   2 /* states in a chain */
-#define CHAIN_GROWS 4 /* each length is so many times the one before */
+#define CHAIN_GROWS 4 /* each chain length is this many times the previous one */
 #define CHAIN_MAX   32
 
 /* ---- begin and end ---- */
@@ -32,7 +32,7 @@ static ckd_status choose_folder(tier *t, ckd_error *err) {
     return local_private_folder(t->folder, err);
 }
 
-/* Another agent in the same folder would remove files that this one counts on, and the other way round. */
+/* Two agents in the same folder would remove each other's files. */
 static ckd_status lock_folder(tier *t, ckd_error *err) {
     char path[600];
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -49,7 +49,7 @@ static ckd_status lock_folder(tier *t, ckd_error *err) {
                    t->folder, (long long)holder.process);
 }
 
-/* Only names of our own are removed in a folder that somebody else may have made. */
+/* Removes only our own names, because somebody else may have made the folder. */
 static void clear_folder(const tier *t) {
     static const char *const own[] = {"own", "held", "pieces", "work"};
     char path[600];
@@ -74,7 +74,7 @@ static void leave_folder(tier *t) {
     lock_release(t->lock);
 }
 
-/* Deletions of old states are what these files are about. */
+/* Drops messages of the copies' store: deletions of old states are normal there. */
 static void say_nothing(void *context, const char *message) {
     (void)context;
     (void)message;
@@ -108,7 +108,7 @@ void tier_set_name(char out[PEER_SET_MAX + 1], const char *node) {
     }
 }
 
-/* All copies wait for any trainer: they share the network and the memory. */
+/* Copies wait if any trainer is busy, because all share the network and the memory. */
 static bool trainers_are_busy(void *context) {
     agent *a = ((tier *)context)->agent;
     bool busy = false;
@@ -186,7 +186,7 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     status = choose_folder(t, err);
     THEN(status, lock_folder(t, err));
     if (status == CKD_OK) {
-        clear_folder(t); /* of an agent that was killed: the lock says that it has ended */
+        clear_folder(t); /* files of a killed agent; we hold the lock, so it has ended */
     }
     THEN(status, open_store(t, err));
     THEN(status, parity_begin(t, err));
@@ -195,7 +195,10 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     return status;
 }
 
-/* Copies at peers that cannot be reached stay until an agent of this name comes back. */
+/*
+ * Removes this node's copies at peers. At peers that cannot be reached they stay until an agent of this name comes
+ * back.
+ */
 static void remove_copies(tier *t) {
     if (t->parity) {
         pieces_leave(t);
@@ -213,7 +216,7 @@ void tier_close(agent *a, bool durable) {
         return;
     }
     if (t->node && durable) {
-        peer_node_stop_sending(t->node); /* what is limited to few bytes a second may take hours */
+        peer_node_stop_sending(t->node); /* sending at a low rate limit may take hours */
         mirror_end(t);
         remove_copies(t);
     }
@@ -265,10 +268,7 @@ static uint64_t own_bytes(const tier *t) {
     return t->parity ? size + atomic_load(&t->parity->dropped_bytes) : size;
 }
 
-/*
- * Removes steps of a run from `first` on, but not `except`: a trainer that went back to an older state takes another
- * way from there.
- */
+/* Removes steps of a run from `first` on, except `except`: a trainer that went back to an older state replaces them. */
 static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t first, const ckd_id *except,
                               ckd_error *err) {
     ckd_checkpoint_list *list = NULL;
@@ -291,9 +291,9 @@ static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t firs
 }
 
 /*
- * The deltas that exact states need stay as long as their chain goes on. So a chain ends before they take too much
- * memory. It ends at steps that are the same on all nodes of a job, so that nodes with parity drop their files
- * together. There are few lengths, so that nodes whose deltas differ somewhat in size have the same. A run's states
+ * Begins a new chain here? Exact states need all deltas of their chain, so a chain ends before these take too much
+ * memory. It ends at the same steps on all nodes of a job, so that nodes with parity drop their files together. Only a
+ * few chain lengths are possible, so that nodes whose deltas differ slightly in size use the same one. A run's states
  * have about the same distance.
  */
 static bool begins_chain(const tier *t, const char *run, uint64_t step) {
@@ -327,7 +327,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
     pthread_mutex_lock(&t->store_mutex);
     uint64_t limit = t->agent->options.copies_bytes, size = slot_part_bytes(p);
     ckd_status status = CKD_OK;
-    if (own_bytes(t) + size > limit) { /* a base takes less than the states before it with their chains */
+    if (own_bytes(t) + size > limit) { /* a new base takes less than the earlier states with their chains */
         status = remove_from(&removed, t, run, 0, &id, err);
     }
     uint64_t used = own_bytes(t);

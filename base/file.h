@@ -34,8 +34,8 @@ void file_close_read(file_reader *f); /* accepts NULL */
 bool file_is_unreadable(int errnum);
 /*
  * Serves small reads from a buffer of `size` bytes from now on, which is filled from the first byte that it lacks. For
- * a file that is read from its beginning to its end. Only one thread may use the reader then, and it sees a file that
- * changes meanwhile as it was when the buffer was filled. Errors: NOMEM.
+ * a file that is read from its beginning to its end. From then on only one thread may use the reader. If the file
+ * changes meanwhile, it sees the file as it was when the buffer was filled. Errors: NOMEM.
  */
 ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err);
 /*
@@ -44,10 +44,10 @@ ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err);
  */
 ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err);
 /*
- * Lets the descriptor be closed while nobody reads, and be opened again by a later read: then a process may have more
- * readers than open files. The file is known by its size, and by the `size` bytes that it has at `offset`. A read of a
- * file that was removed or replaced meanwhile fails with CORRUPT. Without effect on a cached file, which needs no
- * descriptor. Call it before several threads use the reader.
+ * Lets the descriptor be closed while nobody reads. A later read opens it again, so a process may have more readers
+ * than open files. The file is recognised by its size and by the `size` bytes at `offset`. A read of a file that was
+ * removed or replaced meanwhile fails with CORRUPT. The call has no effect on a cached file, which needs no descriptor.
+ * Call it before several threads use the reader.
  */
 enum { FILE_IDENTITY_MAX = 80 };
 void file_let_close(file_reader *f, uint64_t offset, const void *identity, size_t size);
@@ -159,7 +159,7 @@ ckd_status file_publish_durable(bool *undecided, const char *path, const char *t
 ckd_status file_replace_durable(const char *path, const char *temp, const void *data, size_t size,
                                 ckd_error *err);
 /*
- * Does the name exist? True for a dangling symbolic link, too, and where a failing disk does not tell: what may exist
+ * Does the name exist? Also true for a dangling symbolic link, and if a failing disk cannot tell: a file that may exist
  * must not be taken for lost.
  */
 bool file_exists(const char *path);

@@ -31,7 +31,7 @@ bool pool_handle_take(pool_handle *h);
 /* Gives the handle a descriptor, and uses it. Closes fd and uses the other if another thread was first. */
 void pool_handle_set(pool_handle *h, int fd);
 void pool_handle_release(pool_handle *h);
-/* Closes the descriptor, if there is one, whoever uses it. */
+/* Closes the descriptor if there is one, even if somebody uses it. */
 void pool_handle_close(pool_handle *h);
 
 #endif

@@ -16,8 +16,8 @@
 #define LOCAL_FDS_MAX  4   /* descriptors of one message */
 
 /*
- * Listens at a path, where it replaces a socket that nobody serves: the caller holds a lock that says so. The socket
- * has mode 0600. Errors: INVALID (the path is too long), EXISTS (something else has the name), IO.
+ * Listens at a path. Replaces a socket that is there already: the caller holds a lock, so nobody serves that socket.
+ * The socket has mode 0600. Errors: INVALID (the path is too long), EXISTS (something else has the name), IO.
  */
 ckd_status local_listen(int *out, const char *path, ckd_error *err);
 /*
@@ -27,7 +27,7 @@ ckd_status local_listen(int *out, const char *path, ckd_error *err);
  */
 ckd_status local_connect(int *out, const char *path, uint32_t limit_ms, ckd_error *err);
 /*
- * Takes a connection that waits; its receives fail after 30 s of silence in the middle of a message. Errors: READ_ONLY
+ * Accepts a waiting connection. Its receives fail after 30 s of silence in the middle of a message. Errors: READ_ONLY
  * (the peer is another user), IO.
  */
 ckd_status local_accept(int *out, int listener, ckd_error *err);
@@ -55,13 +55,13 @@ ckd_status local_receive(int fd, void *to, size_t size, int *fds, size_t *fd_cou
 void local_close(int fd); /* accepts -1 */
 int local_copy(int fd);   /* another descriptor of the same; -1: there is none */
 
-/* A descriptor that local_notify makes readable for good. Errors: IO. */
+/* Makes a descriptor that becomes readable, and stays so, once local_notify is called. Errors: IO. */
 ckd_status local_notifier(int *out, ckd_error *err);
 void local_notify(int notifier);
 
 /*
- * Makes a folder of this user alone, or accepts it if it is there. Errors: READ_ONLY (it is somebody else's, or others
- * may write to it), IO.
+ * Makes a folder that only this user can access, or accepts an existing one. Errors: READ_ONLY (it is somebody else's,
+ * or others may write to it), IO.
  */
 ckd_status local_private_folder(const char *path, ckd_error *err);
 

@@ -1,4 +1,4 @@
-/* Checks of what callers pass in, which several layers share: names, shapes, structs. Thread-safe. */
+/* Checks of callers' arguments that several layers share: names, shapes, structs. Thread-safe. */
 #ifndef BASE_VOCABULARY_H
 #define BASE_VOCABULARY_H
 

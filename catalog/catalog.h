@@ -1,16 +1,16 @@
 /*
- * The catalog: an SQLite index of the checkpoints and their files, for queries. No other code uses SQLite. All of it
- * but timings and verification times can be rebuilt from the manifests, so a damaged catalog loses nothing. Tensors
- * stand in the chunk files alone.
+ * The catalog: an SQLite index of the checkpoints and their files, for queries. No other code uses SQLite. Everything
+ * in it except timings and verification times can be rebuilt from the manifests, so no checkpoint is lost with a
+ * damaged catalog. Tensors are recorded only in the chunk files.
  *
  * One process writes at a time (the engine holds the publish lock); many may read. The journal is a rollback journal,
  * not WAL: SQLite 3.40 has a known WAL-reset race, and WAL does not work on network file systems. Settings:
  * synchronous=EXTRA, trusted_schema=OFF, defensive mode; user_version is checked. One thread uses a handle at a time.
  *
- * Nothing in the file is trusted unchecked: tables are compared word for word on opening (schema.sql), and every value
- * when it is read. So every call may return CORRUPT, but none crashes or runs for ever, whatever the file holds. SQLite
- * cannot detect a digit changed in place; the manifests reveal that. Any call may also return BUSY, IO and NOMEM.
- * Numbers are stored up to 2^63 - 1; larger ones are INVALID.
+ * Nothing in the file is trusted unchecked. Opening compares the tables word for word with schema.sql, and every value
+ * is checked when it is read. So every call may return CORRUPT, but none crashes or runs forever, whatever the file
+ * holds. SQLite cannot detect a digit that was changed in place; the manifests reveal it. Any call may also return
+ * BUSY, IO and NOMEM. Numbers are stored up to 2^63 - 1; larger ones are INVALID.
  *
  * No other code may open catalog.db while this process has a handle open: closing any descriptor of a file drops the
  * locks that SQLite holds on it (POSIX). Renaming it or asking for its size is safe.
@@ -140,7 +140,7 @@ void catalog_names_free(catalog_names *names);
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
 
 /*
- * Collects how long the saves of a run (NULL: all runs) took, and what their ranks did when, by run name and step.
+ * Collects how long the saves of a run (NULL: all runs) took, and the stages of their ranks, by run name and step.
  * Saves without timings are left out. The arrays are malloc'ed; on failure there are none.
  */
 ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_error *err);

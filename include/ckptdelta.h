@@ -15,8 +15,8 @@
  * - Handles are opaque. Two threads must not use one handle at once. They may use different handles, even of the same
  *   store. Any number of processes may open a store; they coordinate through locks in it.
  * - Sizes and offsets are in bytes, lengths and regions in elements, times in nanoseconds since 1970 (UTC).
- * - Option structs begin with their size. Start from the INIT macro, which sets it. Zero means the default
- *   everywhere. Fields are only ever appended. A struct_size that is too small for any version is INVALID.
+ * - Option structs begin with their size. Start from the INIT macro, which sets it. Zero means the default everywhere.
+ *   Fields are only ever appended. A struct_size smaller than that of any version is INVALID.
  * - Stores, groups of ranks, ids and outputs must not be NULL unless a call allows it; this is not checked everywhere.
  *   A NULL save, load or session, as left by a failed call, yields INVALID. Calls that return no status ignore it.
  * - The library never exits, aborts or prints, and never changes signal handlers or the locale. It works under any
@@ -127,8 +127,8 @@ CKD_API const char *ckd_role_name(ckd_role role);
 typedef enum ckd_fidelity {
     CKD_FIDELITY_DEFAULT = 0, /* exact */
     CKD_EXACT = 1,            /* bit for bit */
-    CKD_NEAR = 2,  /* lossy, for resuming: a resume loses some of the steps since the save before */
-    CKD_COARSE = 3 /* lossy, the smallest checkpoints: a resume loses more of them */
+    CKD_NEAR = 2,  /* lossy, for resuming: a resume loses part of the progress since the previous save */
+    CKD_COARSE = 3 /* lossy, the smallest checkpoints: a resume loses more of it */
 } ckd_fidelity;
 CKD_API const char *ckd_fidelity_name(ckd_fidelity fidelity);
 
@@ -174,7 +174,7 @@ typedef struct ckd_region {
 typedef struct ckd_store ckd_store;
 
 typedef enum ckd_open_mode {
-    CKD_OPEN_READ = 0,  /* changes nothing, not even a stale catalog */
+    CKD_OPEN_READ = 0,  /* changes nothing; does not even update a stale catalog */
     CKD_OPEN_WRITE = 1, /* existing store; cleans up after dead writers, updates the catalog */
     CKD_OPEN_CREATE = 2 /* like WRITE; creates the store and parent directories if absent or empty */
 } ckd_open_mode;
@@ -240,7 +240,7 @@ CKD_API void ckd_checkpoint_list_free(ckd_checkpoint_list *list);
 #define CKD_LATEST UINT64_MAX
 /*
  * Finds one checkpoint. run NULL: the only run of the store; INVALID, with the names, if there are several. step
- * CKD_LATEST: the newest committed checkpoint, by step, suspect or not. Errors: NOT_FOUND, INVALID.
+ * CKD_LATEST: the committed checkpoint with the highest step, suspect or not. Errors: NOT_FOUND, INVALID.
  */
 CKD_API ckd_status ckd_store_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                   ckd_error *err);
@@ -258,11 +258,14 @@ typedef struct ckd_tensor_info {
     /* "raw", "standalone", "delta", "step", "same", "copy", "cast" or "mixed"; valid as long as the list */
     const char *method;
     uint32_t depth; /* longest chain of deltas */
-    /* errors against the saved values, to three digits; 0 in `exact`; NaN: not known */
+    /* errors relative to the saved values, rounded to three digits; 0 if exact; NaN: not known */
     double rel_l2, max_error;
     double direction_change; /* relative L2 error of m / (sqrt(v) + eps); NaN: not known */
     uint64_t nonfinite; /* NaNs and infinities, which are preserved; early versions counted only lossy ones */
-    /* Largest |m| / (sqrt(v) + eps) saved, and returned by a load; within 2 %; NaN except for the moment saved last. */
+    /*
+     * Largest |m| / (sqrt(v) + eps) of the saved values, and of those that a load returns. Accurate to 2 %. NaN except
+     * for the moment saved last.
+     */
     double largest_update_given, largest_update;
 } ckd_tensor_info;
 
@@ -272,8 +275,9 @@ typedef struct ckd_tensor_list {
 } ckd_tensor_list;
 
 /*
- * Lists the tensors of a checkpoint, from its chunk files. Release with ckd_tensor_list_free. If these cannot be read,
- * the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (a removal outlasts the wait), IO, NOMEM.
+ * Lists the tensors of a checkpoint, from its chunk files. Release with ckd_tensor_list_free. If the files cannot be
+ * read, the list is empty and on_message says so. Errors: NOT_FOUND, BUSY (files are being removed for longer than the
+ * store waits), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_tensors(ckd_tensor_list **out, ckd_store *store, const ckd_id *checkpoint,
                                      ckd_error *err);
@@ -309,11 +313,14 @@ typedef struct ckd_save_options {
     int level; /* of zstd (1 ... 19) or LZ4 (1 ... 12); 0: 3 for zstd, fast for LZ4 */
     /*
      * Limit on the cost of loading the checkpoint, in base loads; 0: 4. A single block may take twice the limit in
-     * processor time (optimizer steps in bytes, too), or four times if lossy. So may a save that omits tensors of its
-     * parent.
+     * processor time, or four times if it is lossy. An optimizer step may also take twice the limit in bytes. A save
+     * that omits tensors of its parent may exceed the limit by as much.
      */
     double max_load_cost;
-    /* Same limit while it is the newest of its run. Each save writes copies of costlier blocks. 0: max_load_cost. */
+    /*
+     * The limit while the checkpoint is the newest of its run; 0: max_load_cost. The save keeps to it by storing a
+     * second, standalone copy of each block that costs more.
+     */
     double newest_load_cost;
     uint32_t rank, world;    /* world 0: 1. Each rank saves its regions into its own file. */
     ckd_id checkpoint_id;    /* world > 1: the coordinator's ckd_id_new, the same on all ranks; zero: new */
@@ -324,9 +331,12 @@ typedef struct ckd_save_options {
     void *progress_context;
     ckd_fidelity role_fidelity[6]; /* indexed by ckd_role: overrides `fidelity` for tensors of that role */
     int effort;                    /* of lossy fidelities: 1 (fast) ... 9 (small); 0: 5 */
-    double target_bits;  /* lossy deltas: bits for a weight and its moments, as errors allow; 0: no target */
+    double target_bits;  /* lossy deltas: bits per weight, with its moments, if errors allow; 0: no target */
     double target_ratio; /* the same as a ratio to the raw bytes; set at most one of the two */
-    /* lossy: bound on every error, in RMS of its matrix (in a stack: each; if large: each 16 Mi elements); 0: none */
+    /*
+     * lossy: bound on every error, as a multiple of the RMS of its matrix; 0: none. In a stack each matrix has its own
+     * RMS, and in a large matrix each 16 Mi elements have.
+     */
     double max_error;
     double step_scale; /* lossy, no target: scales steps of weights and first moments, 1/64 ... 64; 0: 1 */
     /*
@@ -334,10 +344,11 @@ typedef struct ckd_save_options {
      * single worker: 8, or 16 if the save is lossy). Each block that it writes, and each block of the parent, takes
      * about 600 bytes.
      *
-     * Moments that predict optimizer steps go to an unnamed file in the store when they exceed the limit. Rows of a
-     * large matrix that is read take a quarter of it, at most 64 MiB. Lossy tensors take 16 bytes per element, for the
-     * 1 Mi to 16 Mi elements that are coded at once. With less than 256 MiB, larger matrices are cut into smaller parts
-     * with their own steps and factors. Their stored values differ then; they are as accurate, and a bit larger.
+     * Moments that predict optimizer steps go to an unnamed file in the store when they exceed the limit. If `read`
+     * supplies a large matrix, its rows take a quarter of the limit, at most 64 MiB. Lossy tensors take 16 bytes per
+     * element, for the 1 Mi to 16 Mi elements that are coded at once. With less than 256 MiB, larger matrices are cut
+     * into smaller parts with their own steps and factors. Their stored values then differ. They are as accurate and
+     * take slightly more space.
      */
     uint64_t staging_bytes;
 } ckd_save_options;
@@ -370,9 +381,10 @@ typedef enum ckd_optimizer_kind {
 
 /*
  * The optimizer update between the parent checkpoint and this one. It helps only if exactly one update separates them.
- * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. Stored is
- * the gradient if it was bf16 (mixed precision), else the first moment, and what is not predicted. Values stay
- * bit-exact. A wrong prediction, as after several updates or with other hyperparameters, costs only time: it is unused.
+ * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. The save
+ * stores the gradient if it was bf16 (mixed precision), and otherwise the first moment, plus whatever is not predicted.
+ * Values stay bit-exact. A wrong prediction is not used and costs only time. Several updates or other hyperparameters
+ * cause one.
  */
 typedef struct ckd_optimizer {
     size_t struct_size;
@@ -388,8 +400,8 @@ typedef struct ckd_optimizer {
     { .struct_size = sizeof(ckd_optimizer) }
 
 /*
- * A device (a CUDA GPU) and the stream that orders accesses to its memory. The library reads or writes the memory only
- * after the work that was on the stream when the call began has completed. Needs libckptdelta_cuda.so and a driver;
+ * A device (a CUDA GPU) and the stream that orders accesses to its memory. The library waits for the work that was on
+ * the stream when the call began, and only then reads or writes the memory. Needs libckptdelta_cuda.so and a driver;
  * without them calls fail with DEVICE, and nothing is lost.
  */
 typedef struct ckd_device {
@@ -399,7 +411,10 @@ typedef struct ckd_device {
 } ckd_device;
 #define CKD_DEVICE_INIT \
     { .struct_size = sizeof(ckd_device) }
-/* May tensors be on this device? Errors: DEVICE (no backend, no driver or no such device: the message says), NOMEM. */
+/*
+ * Checks whether tensors may be on this device. Errors: DEVICE (the message says which is missing: the backend, the
+ * driver or the device), NOMEM.
+ */
 CKD_API ckd_status ckd_device_check(int device, ckd_error *err);
 
 typedef struct ckd_tensor {
@@ -499,88 +514,6 @@ CKD_API ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, cons
 CKD_API void ckd_blob_free(void *data);
 CKD_API void ckd_load_end(ckd_load *load);
 
-/* ------------------------------------------------------------------------------------ looking after a store */
-
-typedef struct ckd_damage {
-    const char *file;   /* path inside the store; "" if none */
-    const char *tensor; /* "" if the damage is outside a tensor's block */
-    uint64_t block;     /* record number in the file; CKD_NO_OFFSET if none */
-    uint64_t offset;    /* in the file; CKD_NO_OFFSET if unknown */
-    const char *what;   /* one sentence */
-    /* Checkpoints that are unloadable, or may be if not all was decoded: "RUN@STEP" or "RUN@STEP (in the trash)". */
-    const char *const *checkpoints;
-    size_t checkpoint_count;
-} ckd_damage;
-
-typedef struct ckd_verify_options {
-    size_t struct_size;
-    const char *run; /* NULL: all runs */
-    uint64_t step;   /* with run; CKD_LATEST: the newest. Ignored unless one_step is set. */
-    int one_step;
-    int quick; /* check only structure and stored checksums; decode nothing */
-    ckd_progress_fn on_progress;
-    void *progress_context;
-    /* 0 < sample < 1: decode about this share of blocks, check the rest as quick does; 0: all. Not with quick. */
-    double sample;
-    uint64_t seed; /* of the sample; another seed chooses other blocks */
-} ckd_verify_options;
-#define CKD_VERIFY_OPTIONS_INIT \
-    { .struct_size = sizeof(ckd_verify_options) }
-
-typedef struct ckd_verify_result {
-    uint64_t checkpoints, files, blocks, bytes; /* checked */
-    size_t damage_count;
-    ckd_damage *damage;
-    uint64_t all_blocks;  /* in these checkpoints; `blocks` counts those decoded */
-    uint64_t weak_groups; /* parity groups that repair fewer losses than intended; whole stores only */
-} ckd_verify_result;
-
-/*
- * Checks every hash, down to the reconstructed values. Damage is a result, not an error: the call returns CKD_OK and
- * counts it. Errors: INVALID (the sample), CANCELLED, IO, NOMEM.
- */
-CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store,
-                                    const ckd_verify_options *options, ckd_error *err);
-CKD_API void ckd_verify_result_free(ckd_verify_result *result);
-
-typedef struct ckd_scrub_options {
-    size_t struct_size;
-    uint64_t bytes_per_s;        /* read limit; 0: none */
-    uint64_t older_than_s;       /* skip files that were verified within this time; 0: skip none */
-    uint64_t max_time_s;         /* start no further file after this; 0: no limit */
-    ckd_progress_fn on_progress; /* stored bytes; if it cancels, verified files stay recorded */
-    void *progress_context;
-} ckd_scrub_options;
-#define CKD_SCRUB_OPTIONS_INIT \
-    { .struct_size = sizeof(ckd_scrub_options) }
-
-typedef struct ckd_scrub_result {
-    ckd_verify_result *found;        /* files and stored bytes read, and damage, as with quick */
-    uint64_t files_left, bytes_left; /* due, but not reached in time */
-    uint64_t oldest_ns; /* when the least recently verified file was verified; 0: some file never was */
-} ckd_scrub_result;
-/*
- * Verifies incrementally. It reads chunk files through as quick does, beginning with the least recently verified one.
- * Each success is recorded in the catalog, so a scrub can be interrupted at any time; the next one continues. Remaining
- * time goes to parity files, for which nothing is recorded. A rebuild of the catalog forgets the records. A scrub does
- * not block saves or garbage collection. The store must be open for writing. Errors: READ_ONLY, CANCELLED (*out is set:
- * what was found until then), BUSY, NOSPACE, IO, NOMEM.
- */
-CKD_API ckd_status ckd_store_scrub(ckd_scrub_result **out, ckd_store *store, const ckd_scrub_options *options,
-                                   ckd_error *err);
-CKD_API void ckd_scrub_result_free(ckd_scrub_result *result);
-
-typedef struct ckd_rebuild_result {
-    uint64_t checkpoints; /* in the new catalog */
-    uint64_t skipped;     /* damaged manifests; on_message names each */
-} ckd_rebuild_result;
-/*
- * Rebuilds the catalog from the manifests. The old one becomes catalog.db.old; only timings and caches are lost. Needs
- * no open handle. BUSY while another process writes. result may be NULL.
- */
-CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path,
-                                     const ckd_store_options *options, ckd_error *err);
-
 #ifdef __cplusplus
 }
 #endif
@@ -597,4 +530,5 @@ CKD_API ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *pat
 #include "ckptdelta_roles.h"    /* roles of tensors, from their names */
 #include "ckptdelta_session.h"  /* saving while training goes on */
 #include "ckptdelta_transfer.h" /* copying between stores */
+#include "ckptdelta_verify.h"   /* verification, and the catalog made again */
 #endif

@@ -2,9 +2,9 @@
  * ckptdelta, an agent that keeps the newest states of a node's trainers in its own memory. Part of ckptdelta.h, which
  * includes it; the same conventions hold.
  *
- * A session that is told to (ckd_session_options.agent) copies states into memory that the agent has made. The agent
- * makes checkpoints of them. When the trainer is killed, its newest complete state is still there: the agent makes it
- * durable at once, and a restarted trainer takes it from memory. docs/agent.md says how to run one.
+ * With ckd_session_options.agent, a session copies states into memory that the agent provides. The agent turns them
+ * into checkpoints. When the trainer is killed, its newest complete state is still there. The agent makes it durable at
+ * once, and a restarted trainer takes it from memory. docs/agent.md says how to run one.
  */
 #ifndef CKPTDELTA_AGENT_H
 #define CKPTDELTA_AGENT_H
@@ -30,28 +30,30 @@ typedef struct ckd_agent_options {
     void (*on_ready)(void *context, const char *socket);
     void *ready_context;
     /*
-     * Other nodes that keep copies of this node's states in their memory: a file with a line `HOST:PORT [domain=NAME]`
-     * for each node, this one too, or HOST:PORT,HOST:PORT,... itself. NULL: none. docs/agent.md says what they are for.
+     * Nodes that keep copies of each other's states in memory, this node included; NULL: none. Either the list itself,
+     * as HOST:PORT,HOST:PORT,..., or the path of a file with a line `HOST:PORT [domain=NAME]` for each node.
+     * docs/agent.md says what they are for.
      */
     const char *peers;
     const char *self; /* this node's HOST:PORT in the list; NULL: the one whose address this machine has */
     const char
         *secret; /* with peers: path of a file of mode 0600, with the same 16 to 256 bytes on all nodes */
-    uint32_t replicate; /* other nodes that keep a copy; 0: 1 */
-    const char *copies; /* folder in memory, for files; NULL: one in /dev/shm, by the place of the socket */
+    uint32_t replicate; /* number of other nodes that keep a copy; 0: 1 */
+    /* folder in memory for the files; NULL: one in /dev/shm whose name depends on the socket's path */
+    const char *copies;
     uint64_t
         copies_bytes; /* for files of this node's states, and as much for other nodes'; 0: memory_bytes / 2 */
     uint64_t send_bytes_per_s; /* to all peers together; 0: no limit */
     double silence_s;          /* a peer without a sign of life for so long is gone; 0: 5 */
     /*
-     * With peers, while all copies are in place: a state goes to the store if the last one that did is this many
-     * seconds older. It also does when its session ends. 0: every state goes there.
+     * With peers, while all copies are in place: a state is stored only if it is this many seconds newer than the last
+     * stored one, or if its session ends. 0: every state is stored.
      */
     double store_every_s;
     /*
      * Instead of whole copies: groups of parity_data + parity nodes keep parity of each other's states, so that any
-     * `parity` nodes of a group can be lost. The memory for it is parity / parity_data of what the node's own files
-     * take. 0 and 0: whole copies. All agents need the same values. More than one node of parity needs ISA-L.
+     * `parity` nodes of a group can be lost. On each node the parity takes parity / parity_data of the memory of its
+     * own files. 0 and 0: whole copies. All agents need the same values. More than one node of parity needs ISA-L.
      */
     uint32_t parity_data, parity;
 } ckd_agent_options;
@@ -75,7 +77,7 @@ typedef struct ckd_agent_session {
     uint64_t newest_step;  /* complete in memory; CKD_LATEST: none */
     uint64_t durable_step; /* in the store, as far as this agent saved it; CKD_LATEST: none */
     uint64_t saved, failed;
-    char trouble[256];    /* of the last save that failed, "" since a later one succeeded */
+    char trouble[256];    /* of the last save if it failed; "" after a success */
     uint64_t copied_step; /* complete in the memory of other nodes; CKD_LATEST: none */
 } ckd_agent_session;
 
@@ -85,9 +87,9 @@ typedef struct ckd_agent_peer {
     char domain[64];
     int alive;
     int partner;         /* keeps copies of this node's states */
-    uint64_t behind;     /* saves, and removals of old ones, that a partner does not have yet */
+    uint64_t behind;     /* saves, and removals of old states, that have not reached a partner yet */
     uint64_t sent_bytes; /* to this peer, since the agent began */
-    char trouble[256];   /* why it is not alive, or why copies do not get there; "" if all is well */
+    char trouble[256];   /* why it is not alive, or why copies do not reach it; "" if all is well */
 } ckd_agent_peer;
 
 typedef struct ckd_agent_state {
@@ -101,27 +103,30 @@ typedef struct ckd_agent_state {
     uint32_t replicate, replicated; /* copies wanted, and partners that have all of this node's states */
     uint64_t own_bytes, held_bytes; /* in files: of this node's states, and of other nodes' */
     uint64_t kept,
-        kept_bytes; /* states that became such files since the agent began, and their sizes as tensors */
-    const char *
-        decisions; /* lines: what was found at other nodes for a restart, and what was made of it; "" if nothing */
+        kept_bytes; /* states written to such files since the agent began, and the bytes of their tensors */
+    /* lines that tell which states other nodes had for a restart, and what was done with them; "" if none */
+    const char *decisions;
     /* The parity group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
     uint32_t parity_data, parity;
 } ckd_agent_state;
 
-/* Asks the agent of a store. socket may be NULL. Errors: NOT_FOUND (no agent), UNSUPPORTED (another version), IO. */
+/*
+ * Asks the agent of a store for its state. socket may be NULL. Errors: NOT_FOUND (no agent), UNSUPPORTED (another
+ * version), IO.
+ */
 CKD_API ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const char *socket,
                                  ckd_error *err);
 CKD_API void ckd_agent_state_free(ckd_agent_state *state);
 /*
- * Returns when what trainers of a run have left in the agent's memory, because they were killed, is durable. A session
- * waits for this when it is opened. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (it
- * cannot be made durable at present).
+ * Waits until the states that killed trainers of a run have left in the agent's memory are durable. A session does this
+ * when it is opened. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (a state cannot be
+ * made durable at present).
  */
 CKD_API ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err);
 /*
- * Returns when every complete state in the agent's memory is durable; memory of trainers that have died is then free.
- * stop: the agent has ended, too. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Then it
- * stays in memory, and the agent does not end.
+ * Waits until every complete state in the agent's memory is durable, and the memory of dead trainers is free. stop:
+ * also ends the agent. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Such a state stays
+ * in memory, and the agent does not end.
  */
 CKD_API ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_error *err);
 

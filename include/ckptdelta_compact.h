@@ -4,7 +4,7 @@
  *
  * A compacted checkpoint loads to the same bits as before, in every fidelity, and keeps its id. Each checkpoint is
  * rewritten into new files, which are read back and verified. Then a new generation of its manifest puts them into
- * effect. Only after that are the old files removed. A compaction can therefore be killed at any time; another one
+ * effect. The old files are removed only after that. A compaction can therefore be killed at any time; another one
  * continues with the rest. Saves and loads of any process may run meanwhile.
  */
 #ifndef CKPTDELTA_COMPACT_H
@@ -56,7 +56,7 @@ typedef struct ckd_compact_options {
     const char *run;
     uint32_t max_depth;   /* limit on the chain of deltas of any block; 0: 16 */
     double max_load_cost; /* of blocks coded again: load cost relative to a standalone block; 0: 4 */
-    /* what to keep: the rest is folded into what stays, then deleted; NULL: see stored_policies */
+    /* the checkpoints to keep; the others are folded into them, then deleted; NULL: see stored_policies */
     const ckd_policy *policy;
     int stored_policies; /* non-zero: apply the stored policies; 0: keep everything */
     /* for checkpoints that a policy deletes; NULL: as in ckd_store_prune */

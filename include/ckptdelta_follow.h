@@ -1,8 +1,8 @@
 /*
- * ckptdelta, weights that others follow: a folder that always has the newest weights of a run, for programs that serve
- * a model while it is trained. Part of ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, following a run: a folder that always has the newest weights of a run, for programs that serve a model
+ * while it is trained. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
- * The folder is one that model loaders read: model.safetensors, or model-00001-of-0000N.safetensors and so on with
+ * The folder has a form that model loaders read: model.safetensors, or model-00001-of-0000N.safetensors and so on with
  * model.safetensors.index.json. Its other files, such as config.json, are left alone. The file .ckptdelta-follow.json
  * says which checkpoint the folder has. docs/follow.md shows how to use it.
  *
@@ -27,20 +27,20 @@ typedef struct ckd_follow_options {
     const char *run;  /* NULL: the store's only run. Its newest checkpoint that is not suspect is followed */
     const char *tag;  /* instead of the run: the checkpoint with this tag, wherever it is moved */
     /*
-     * NULL: names stay as they are. "model": only the tensors whose names begin with "model.", without that beginning,
-     * as a state that has a model among other things is saved by the Python package
+     * NULL: names stay as they are. "model": only the tensors whose names begin with "model."; the files have their
+     * names without this prefix. The Python package saves a state under such names if it has more than a model.
      */
     const char *member;
     /*
-     * globs (fnmatch) of tensor names as the store has them. only_count 0: all tensors with the role weight; all of the
-     * member, if there is one
+     * Globs (fnmatch) for tensor names as the store has them. only_count 0: all tensors of the member if one is set,
+     * else all with the role weight.
      */
     const char *const *only;
     size_t only_count;
     const char *const *exclude;
     size_t exclude_count;
     uint64_t shard_bytes; /* largest file; a larger tensor gets a file of its own; 0: 5,000,000,000 */
-    uint64_t poll_ms;     /* the store is looked at no less often; 0: 2000 */
+    uint64_t poll_ms;     /* longest time between two looks at the store; 0: 2000 */
     int overwrite;        /* take over a folder with model files that no follower has written */
     /* bytes of the folder's tensors that are done; also called, with 0 of 0, while ckd_follow_wait waits */
     ckd_progress_fn on_progress;
@@ -52,10 +52,10 @@ typedef struct ckd_follow_options {
 typedef struct ckd_follow ckd_follow;
 
 /*
- * Opens a folder for following. The store must stay open until ckd_follow_close; reading suffices. Finishes or undoes
- * what a killed follower was doing, and removes its temporary files. Messages go to the store's on_message. The
- * options' strings are copied. Errors: INVALID, BUSY (another process follows into this folder), EXISTS (the folder has
- * model files of others: overwrite), READ_ONLY, NOSPACE, IO, NOMEM.
+ * Opens a folder for following. The store must stay open until ckd_follow_close, at least for reading. The call
+ * completes or undoes the work of a killed follower, and removes its temporary files. Messages go to the store's
+ * on_message. The options' strings are copied. Errors: INVALID, BUSY (another process follows into this folder), EXISTS
+ * (the folder has model files of others: overwrite), READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_follow_open(ckd_follow **out, ckd_store *store, const ckd_follow_options *options,
                                    ckd_error *err);
@@ -73,10 +73,10 @@ typedef struct ckd_follow_result {
 
 #define CKD_FOLLOW_FOREVER UINT64_MAX
 /*
- * Waits until there is another checkpoint to apply than the folder has, or until the time is over. *newer is 0 then. A
- * store, a run or a tag without a checkpoint counts as nothing newer. Errors: CANCELLED (ckd_follow_cancel, or
- * on_progress returned non-zero), INVALID (the store has several runs, and none is named), STATE (there is
- * another store at the same path now: open it, and follow that), IO, NOMEM.
+ * Waits until there is a checkpoint to apply that the folder does not have. *newer is 0 if the time runs out first. A
+ * store, run or tag without a checkpoint has nothing newer. Errors: CANCELLED (ckd_follow_cancel, or on_progress
+ * returned non-zero), INVALID (the store has several runs, and none is named), STATE (another store is at the same path
+ * now: open and follow that one), IO, NOMEM.
  */
 CKD_API ckd_status ckd_follow_wait(int *newer, ckd_follow *follow, uint64_t timeout_ms, ckd_error *err);
 /* Ends the current or next ckd_follow_wait. Thread-safe, and allowed in a signal handler. */
@@ -84,16 +84,16 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
 
 /*
  * Brings the folder to the newest checkpoint; does nothing if it is there already. New files are written beside the old
- * ones, read back, synced, and renamed together. A crash at any point leaves the old weights, or leads to the new ones
- * when the folder is opened again. A program that has an old file open or mapped keeps it. Blocks whose content is the
- * same in both checkpoints are neither read from the store nor decoded. A file that somebody else has changed is
- * compared with the checkpoint block by block.
+ * ones, read back, synced, and renamed together. A crash at any point leaves the old weights, or the next
+ * ckd_follow_open completes the new ones. A program that has an old file open or mapped keeps its content. Blocks whose
+ * content is the same in both checkpoints are neither read from the store nor decoded. A file that somebody else has
+ * changed is compared with the checkpoint block by block.
  *
- * A checkpoint that is damaged is passed over, with a message, and tried again after a minute: the one before it is
- * applied if the folder is empty. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED (all of them
- * are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all are suspect),
- * MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED, READ_ONLY,
- * NOSPACE, IO, NOMEM. The folder is unchanged then.
+ * A damaged checkpoint is passed over with a message, and tried again after a minute. If the folder is empty, the
+ * checkpoint before it is applied meanwhile. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED
+ * (all of them are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all
+ * are suspect), MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED,
+ * READ_ONLY, NOSPACE, IO, NOMEM. After an error the folder is unchanged.
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);
 
@@ -120,12 +120,12 @@ typedef struct ckd_changes_request {
     { .struct_size = sizeof(ckd_changes_request) }
 
 /*
- * Visits the elements of a region of a tensor whose bits differ between two checkpoints: what a sparse update of a
- * model in memory needs. Each rank of a tensor-parallel model asks for its own box. Blocks with the same content in
- * both are skipped; the others are loaded from both and compared, a block's worth at a time. A call of `visit` gets at
- * most 65,536 elements. Positions ascend across calls too, unless the region is a box of which a single row of the
- * first dimension exceeds a block. The loads must be of one store. Errors: NOT_FOUND (no such tensor), MISMATCH (dtype
- * or shape differ), INVALID (the region), those of ckd_load_tensor and of `visit`.
+ * Visits the elements of a tensor's region whose bits differ between two checkpoints. A model in memory can thus be
+ * updated sparsely. Each rank of a tensor-parallel model asks for its own box. Blocks with the same content in both
+ * checkpoints are skipped. The others are loaded from both and compared, one block at a time. A call of `visit` gets at
+ * most 65,536 elements. Positions also ascend from call to call, except in a box whose rows (of the first dimension)
+ * are larger than a block. The loads must be of one store. Errors: NOT_FOUND (no such tensor), MISMATCH (dtype or shape
+ * differ), INVALID (the region), those of ckd_load_tensor and of `visit`.
  */
 CKD_API ckd_status ckd_follow_changes(ckd_load *before, ckd_load *after, const ckd_changes_request *request,
                                       ckd_error *err);

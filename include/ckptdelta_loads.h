@@ -45,9 +45,8 @@ CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, con
                                       ckd_error *err);
 /*
  * Finds the checkpoint to go on from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
- * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect: a caller that wants one
- * all the same loads it by its step), INVALID; those of ckd_store_check_newest, for one between the two: *out is set
- * all the same.
+ * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect; a caller can still load
+ * one by its step), INVALID; those of ckd_store_check_newest, for a checkpoint between the two. *out is set even then.
  */
 CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
                                      ckd_error *err);
@@ -96,8 +95,8 @@ typedef struct ckd_load_explanation {
     uint64_t checkpoints; /* checkpoints that blocks are read from */
     size_t count;
     /*
-     * In the order of the requests. A block that several need counts for the first of them. All 0 if the tensor
-     * differs.
+     * In the order of the requests. A block that several requests need counts for the first of them. All 0 if the
+     * tensor differs.
      */
     ckd_load_reads *requests;
     size_t difference_count;

@@ -10,6 +10,7 @@
 #define CKPTDELTA_PARITY_H
 
 #include "ckptdelta.h"
+#include "ckptdelta_verify.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +28,7 @@ typedef struct ckd_parity_options {
      * More than one parity file needs ISA-L (libisal2), both to make parity and to rebuild from it.
      */
     uint32_t data, parity;
-    int off; /* instead: make no parity from now on, and remove what exists, except that of damaged files */
+    int off; /* instead: make no more parity, and remove the existing parity, except that of damaged files */
     int dry_run;                 /* count only */
     uint64_t bytes_per_s;        /* read limit; 0: none */
     ckd_progress_fn on_progress; /* Counts bytes read. If it cancels, finished groups stay. */
@@ -41,13 +42,13 @@ typedef struct ckd_parity_result {
     uint64_t groups, files, file_bytes;
     uint64_t parity_bytes;                  /* size of the new parity files */
     uint64_t removed_groups, removed_bytes; /* obsolete groups that were removed */
-    ckd_verify_result *found;               /* what was read, and damage found; damaged files got no parity */
+    ckd_verify_result *found; /* the amounts read, and the damage found; damaged files got no parity */
 } ckd_parity_result;
 /*
  * Makes missing parity group by group. Each group is durable before the next begins; after an interruption the next
  * call continues. Chunk files are verified before they are covered. A group that is not full is replaced by one that
- * also has newer files. A group that lost a member by deletion is replaced by one of the remaining members. A group is
- * not removed while a file that it covers is missing or damaged; what it covers is read first. The store must be open
+ * also has newer files. A group that lost a member by deletion is replaced by one of the remaining members. Before a
+ * group is removed, its chunk files are read. It stays while one of them is missing or damaged. The store must be open
  * for writing. Errors: INVALID, NOT_FOUND (no setting is stored, and none was passed), READ_ONLY, STATE (ISA-L is
  * missing), BUSY (another call makes or uses parity), CANCELLED, NOSPACE, IO, NOMEM.
  */
@@ -103,7 +104,7 @@ typedef struct ckd_repaired {
 typedef struct ckd_repair_result {
     size_t repaired_count;
     ckd_repaired *repaired; /* with dry_run: files that could be repaired */
-    /* what was read, and the damage that remains, with the checkpoints that it makes unloadable */
+    /* the amounts read, and the remaining damage, with the checkpoints that it makes unloadable */
     ckd_verify_result *left;
     uint64_t purged_files, purged_bytes;
 } ckd_repair_result;
@@ -112,8 +113,8 @@ typedef struct ckd_repair_result {
  * their groups. A file is rebuilt beside the damaged one, checked against its manifest down to each record, and made
  * durable. Only then does it take over the name. The damaged file stays as data/q/NAME.TIME until it is purged.
  *
- * A file that a compaction wrote may be beyond repair while the files that it replaced are still there and intact. Then
- * the checkpoints are listed by those again, and the file counts as repaired.
+ * A file that a compaction wrote may be beyond repair while the files that it replaced still exist and are intact. The
+ * checkpoints then go back to these older files, and the file counts as repaired.
  *
  * A lost manifest is written again from its chunk files and a catalog. If the only catalog that knows its checkpoint is
  * older than some deletion, the checkpoint may have been deleted. A message then says so, and the checkpoint comes back

@@ -1,13 +1,13 @@
 /*
- * ckptdelta, how far training is, for `ckptdelta run`. Part of ckptdelta.h, which includes it; the same conventions
- * hold.
+ * ckptdelta, the progress of training, for `ckptdelta run`. Part of ckptdelta.h, which includes it; the same
+ * conventions hold.
  *
  * The supervisor makes shared memory for each attempt and names it in the environment, CKPTDELTA_PROGRESS. Each
- * training process takes a slot there and writes down its steps. The supervisor reads them. It notices when training
- * hangs, knows how far training was when it ended, and how long it took to get going.
+ * training process takes a slot there and writes down its steps. The supervisor reads them. From them it learns when
+ * training hangs, how far it got, and how long it took to start.
  *
- * Sessions of the supervised run (CKPTDELTA_RUN) and its branches call all of this by themselves. A program without a
- * session calls it like this:
+ * Sessions of the supervised run (CKPTDELTA_RUN) and its branches make all these calls by themselves. A program without
+ * a session makes them like this:
  *
  *     ckd_progress_begin(NULL, rank);
  *     for (step = ...) {
@@ -24,10 +24,11 @@
  * A step costs a look at the clock and some stores to memory. Nothing here fails: without a supervisor the calls do
  * nothing. A process has one slot, which belongs to all its threads. A forked child has none until it begins.
  */
+/* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */
+#include "ckptdelta.h"
+
 #ifndef CKPTDELTA_PROGRESS_H
 #define CKPTDELTA_PROGRESS_H
-
-#include "ckptdelta.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,31 +44,31 @@ typedef enum ckd_progress_phase {
 
 #define CKD_PROGRESS_NO_RANK UINT32_MAX
 /*
- * Takes a slot for this process, in the phase CKD_PROGRESS_START, and returns 1. Returns 0 if there is no supervisor
- * on this machine, it supervises neither `run` nor what that is a branch of, or all slots are taken. run: NULL: any.
- * rank: CKD_PROGRESS_NO_RANK: not known. A process that has a slot keeps it; if it is CKD_PROGRESS_ENDED, it starts
- * again.
+ * Takes a slot for this process, in the phase CKD_PROGRESS_START, and returns 1. Returns 0 if there is no supervisor on
+ * this machine, if it supervises neither `run` nor the run that `run` branched off, or if all slots are taken. run:
+ * NULL: any. rank: CKD_PROGRESS_NO_RANK: not known. A process that has a slot keeps it; if it is CKD_PROGRESS_ENDED, it
+ * starts again.
  */
 CKD_API int ckd_progress_begin(const char *run, uint32_t rank);
 /*
- * The step is done. Its number should be higher than the last one's; the same number again is ignored. Training goes on
- * after it, whatever the phase was.
+ * Reports that a step is done. Its number should be higher than the last one; the same number again is ignored. The
+ * phase becomes CKD_PROGRESS_TRAINING, whatever it was.
  */
 CKD_API void ckd_progress_step(uint64_t step);
 /*
- * Says what the process does from now on, and returns what it did before. Before the first step, training is
+ * Sets the phase of the process, and returns the previous one. Before the first step, CKD_PROGRESS_TRAINING counts as
  * CKD_PROGRESS_START.
  */
 CKD_API ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase);
 
-/* Reasons to look at a training. */
+/* Reasons to look at a training run. */
 typedef enum ckd_alarm {
     CKD_ALARM_NONE = 0,
     CKD_ALARM_METRIC = 1,    /* a metric is unlike those of the steps before */
     CKD_ALARM_UNCHANGED = 2, /* weights do not change any more, or a delta has hardly any changes */
     CKD_ALARM_SIZE = 3,      /* a delta is much larger than those before */
     CKD_ALARM_TIME = 4,      /* a save took much longer than those before */
-    CKD_ALARM_REPLICA = 5    /* ranks do not have the same values any more, and should */
+    CKD_ALARM_REPLICA = 5    /* ranks that should have the same values no longer do */
 } ckd_alarm;
 /* Returns "metric", "unchanged", "size", "time", "replica"; static. NULL: none, or unknown. */
 CKD_API const char *ckd_alarm_name(ckd_alarm alarm);
@@ -107,7 +108,7 @@ typedef struct ckd_progress_slot {
     /* The step of the last alarm of each kind, plus 1, at its ckd_alarm - 1; 0: there was none. */
     uint64_t alarm_steps[CKD_PROGRESS_ALARMS];
     uint64_t alarms; /* how many there were; written last */
-    /* How long these took, without apart_ns, in ms; step number i of them at i % CKD_PROGRESS_WINDOW. */
+    /* Durations of the timed steps in ms, without apart_ns. The i-th is at i % CKD_PROGRESS_WINDOW. */
     uint32_t took_ms[CKD_PROGRESS_WINDOW];
 } ckd_progress_slot;
 

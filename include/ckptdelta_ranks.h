@@ -129,9 +129,9 @@ typedef struct ckd_ranks_options {
 /*
  * Joins a group. Returns when all ranks have joined. The store must be open for writing, and must outlive the group.
  * Through the store's directory, each rank shows that it is alive by holding a lock on a file of its own. The lock
- * lasts until the rank leaves, dies, or cannot write a message (on a full disk), which ends the group. Children that it
- * forks and that do not exec hold the lock, too. Errors: BUSY (not all ranks came in time; the message names them), STATE
- * (a rank joined, then died or left before all had joined), INVALID, READ_ONLY, IO, NOMEM.
+ * lasts until the rank leaves, dies, or cannot write a message (on a full disk), which ends the group. Forked children
+ * that do not exec also hold the lock. Errors: BUSY (not all ranks came in time; the message names them), STATE (a rank
+ * joined, then died or left before all had joined), INVALID, READ_ONLY, IO, NOMEM.
  */
 CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                                   ckd_error *err);
@@ -139,9 +139,9 @@ CKD_API ckd_status ckd_ranks_join(ckd_ranks **out, ckd_store *store, const ckd_r
 CKD_API void ckd_ranks_leave(ckd_ranks *ranks);
 
 /*
- * Returns the plan for what all ranks hold now. If the group made this plan before, no descriptions are exchanged.
- * Collective. The group owns the plan, which lives until four others have been made. Errors: those of ckd_plan_describe
- * and ckd_plan_make, of any rank, the same on all.
+ * Returns the plan for the tensors that all ranks hold now. If the group made this plan before, no descriptions are
+ * exchanged. Collective. The group owns the plan, which lives until four others have been made. Errors: those of
+ * ckd_plan_describe and ckd_plan_make, of any rank, the same on all.
  */
 CKD_API ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *ranks, const ckd_tensor *tensors,
                                   size_t count, ckd_error *err);

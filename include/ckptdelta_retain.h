@@ -8,10 +8,11 @@
  * Pins, tags and stored policies are files of the store, outside its catalog. While one of them is unreadable, nothing
  * is deleted or removed.
  */
+/* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */
+#include "ckptdelta.h"
+
 #ifndef CKPTDELTA_RETAIN_H
 #define CKPTDELTA_RETAIN_H
-
-#include "ckptdelta.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,16 +57,16 @@ CKD_API void ckd_trash_free(ckd_trash *trash);
 CKD_API ckd_status ckd_store_undelete(ckd_store *store, const ckd_id *checkpoints, size_t count,
                                       ckd_error *err);
 /*
- * Restores those that can be restored, and leaves the others. left: an array of `count` errors that the call fills; the
- * status is CKD_OK for a checkpoint that was restored, and otherwise NOT_FOUND or EXISTS, as above. Errors: those of
- * ckd_store_delete; nothing is restored then.
+ * Restores the checkpoints that can be restored, and leaves the others in the trash. left: an array of `count` errors
+ * that the call fills; the status is CKD_OK for a checkpoint that was restored, and otherwise NOT_FOUND or EXISTS, as
+ * above. Errors: those of ckd_store_delete; nothing is restored then.
  */
 CKD_API ckd_status ckd_store_undelete_each(ckd_error *left, ckd_store *store, const ckd_id *checkpoints,
                                            size_t count, ckd_error *err);
 
 typedef struct ckd_collect_options {
     size_t struct_size;
-    int all;     /* also what could still be restored; if interrupted, recovery continues it */
+    int all; /* also remove checkpoints that could still be restored; if interrupted, recovery continues */
     int dry_run; /* only count */
     /*
      * Also remove files that are needed only to rebuild a missing file or a checkpoint whose manifest is lost, which
@@ -105,9 +106,9 @@ typedef struct ckd_pin_list {
     ckd_pin *items;
 } ckd_pin_list;
 /*
- * Pins a checkpoint. reason: up to CKD_REASON_MAX bytes of UTF-8; NULL: none. If it is pinned, it gets the new reason.
- * Durable on CKD_OK; a failure may leave it pinned. Errors: NOT_FOUND (no such checkpoint), INVALID (the reason),
- * READ_ONLY, BUSY, UNSUPPORTED (a newer version's pin exists), NOSPACE, IO, NOMEM.
+ * Pins a checkpoint. reason: up to CKD_REASON_MAX bytes of UTF-8; NULL: none. If it is pinned already, it gets the new
+ * reason. Durable on CKD_OK; a failure may leave it pinned. Errors: NOT_FOUND (no such checkpoint), INVALID (the
+ * reason), READ_ONLY, BUSY, UNSUPPORTED (a newer version's pin exists), NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_pin(ckd_store *store, const ckd_id *checkpoint, const char *reason,
                                  ckd_error *err);
@@ -135,8 +136,8 @@ typedef struct ckd_tag_list {
     ckd_tag *items; /* by name */
 } ckd_tag_list;
 /*
- * Tags a checkpoint. A tag has the characters of a run name. move: take the tag from another checkpoint if it has one.
- * Without move, that case is EXISTS, and a damaged tag is CORRUPT. Otherwise as ckd_store_pin.
+ * Tags a checkpoint. A tag consists of the characters allowed in run names. move: take the tag from another checkpoint
+ * if it has one. Without move, that case is EXISTS, and a damaged tag is CORRUPT. Otherwise as ckd_store_pin.
  */
 CKD_API ckd_status ckd_store_set_tag(ckd_store *store, const char *tag, const ckd_id *checkpoint, int move,
                                      ckd_error *err);
@@ -154,8 +155,8 @@ CKD_API ckd_status ckd_store_find_tag(ckd_checkpoint *out, ckd_store *store, con
 /* ------------------------------------------------------------------------------------------------- policies */
 
 /*
- * Which checkpoints of each run are kept. Runs are treated independently. A checkpoint stays if any rule keeps it; a
- * rule that is not set keeps nothing.
+ * Decides which checkpoints of each run are kept. Runs are treated independently. A checkpoint stays if any rule keeps
+ * it; a rule that is not set keeps nothing.
  */
 typedef struct ckd_policy {
     size_t struct_size;
@@ -201,7 +202,7 @@ typedef enum ckd_kept {
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
     CKD_KEPT_WITHIN = 32,
-    CKD_KEPT_SUSPECT = 64, /* the newest of its run is suspect: it stays until one that is not follows */
+    CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a sound one follows */
     CKD_KEPT_SAFETY = 128, /* one of the newest two of its run, which stay whatever a policy says */
     CKD_KEPT_PINNED = 256,
     CKD_KEPT_TAGGED = 512,
@@ -227,8 +228,8 @@ typedef struct ckd_prune {
 
 /*
  * Returns what a policy would delete. policy NULL: applies the stored policies to their runs; runs without one are left
- * alone. Without a run, a policy leaves the runs RUN.lost of checkpoints that a repair brought back alone. Changes
- * nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
+ * alone. A policy without a run does not apply to the runs RUN.lost, which hold checkpoints that a repair brought back.
+ * The call changes nothing. Release with ckd_prune_free. Errors: INVALID (a policy that keeps nothing), NOT_FOUND (the
  * run, or no policy is stored), CORRUPT and UNSUPPORTED (an unreadable manifest, pin, tag or stored policy), IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const ckd_policy *policy,
@@ -236,8 +237,8 @@ CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const
 /*
  * Deletes the checkpoints that the policy does not keep; they go to the trash as with ckd_store_delete. First it
  * verifies the two newest remaining checkpoints of every run that loses any, with all they depend on: stored bytes
- * against their checksums. The choice is made under the lock that saves and deletions take, from the checkpoints listed
- * then. If other checkpoints have become the newest two by then, those are verified first.
+ * against their checksums. It then makes the choice among the checkpoints listed at that moment, under the lock that
+ * saves and deletions take. If others have become the newest two meanwhile, they are verified first.
  *
  * out (may be NULL): what was done; release with ckd_prune_free. options NULL: the default, or with stored policies the
  * longest of their times. Errors: CORRUPT (one of those two is damaged; nothing was deleted), BUSY (also if others keep
@@ -261,15 +262,16 @@ typedef struct ckd_policy_list {
     ckd_stored_policy *items; /* the policy for all other runs first, then by run */
 } ckd_policy_list;
 /*
- * Stores a policy for policy->run, which need not exist yet; NULL: for all runs without their own, apart from the runs
- * RUN.lost of checkpoints that a repair brought back. It replaces the previous policy, even a damaged one. Durable on
- * CKD_OK; a failure may leave it stored.
+ * Stores a policy for policy->run, which need not exist yet. NULL: for all runs without their own, except the runs
+ * RUN.lost, which hold checkpoints that a repair brought back. It replaces the previous policy, even a damaged one.
+ * Durable on CKD_OK; a failure may leave it stored.
  *
  * Storing a policy deletes nothing. ckd_store_prune applies it, and with `automatic` so does rank 0 after each commit
- * to one of its runs. That never makes a save fail or wait for others: on_message receives its errors, and the next
- * commit tries again. A subsequent compaction (compact_share) folds deleted checkpoints into those that build on them.
- * Once it has read and written four times the bytes of a state, it starts no further checkpoint; the next commit does.
- * Merging files has the same limit once more. If more than compact_share stays, on_message says so once.
+ * to one of its runs. Automatic deletion never makes a save fail or wait for others: on_message receives its errors,
+ * and the next commit tries again. A subsequent compaction (compact_share) folds deleted checkpoints into those that
+ * build on them. Once it has read and written four times the bytes of a state, it leaves the remaining checkpoints to
+ * the next commit. Merging files has a separate limit of the same size. If more than compact_share remains, on_message
+ * says so once.
  *
  * Errors: INVALID (it keeps nothing; the run), READ_ONLY, BUSY, UNSUPPORTED (a newer version's policy exists), NOSPACE,
  * IO, NOMEM.
@@ -301,8 +303,8 @@ typedef struct ckd_rename_options {
  * values stay. Its deleted checkpoints keep the old name, and so do its branches (RUN~2), which are runs of their own.
  * The old name is then free: a save under it begins a run.
  *
- * Durable on CKD_OK. Waits up to the store's lock timeout until nobody loads or saves. If interrupted, the next writer
- * that opens the store while nobody loads or saves completes it; until then each checkpoint is listed once, under
+ * Durable on CKD_OK. Waits up to the store's lock timeout until nobody loads or saves. If interrupted, it is completed
+ * by the next writer that opens the store while nobody loads or saves. Until then each checkpoint is listed once, under
  * either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a

@@ -33,7 +33,7 @@ CKD_API ckd_role ckd_role_of(const char *tensor_name, ckd_dtype dtype);
 
 typedef struct ckd_tensor_role {
     ckd_role role;      /* never AUTO */
-    const char *weight; /* the tensor that it belongs to, one of the names passed in; NULL: not known */
+    const char *weight; /* its weight, one of the names passed in; NULL: not known */
     int largest;        /* AMSGrad's running maximum of an exp_avg_sq, beside the current one */
     /*
      * The tensor looks like optimizer state, but no weight of its shape was found, or another tensor claims the same

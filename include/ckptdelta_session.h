@@ -66,8 +66,8 @@ typedef struct ckd_saved {
     uint64_t persist_ns;       /* from the call of ckd_session_step until durable */
 } ckd_saved;
 /*
- * Called on a session thread for every save that ended; the thread waits for it to return. It must not call the
- * session.
+ * Called on a session thread for every save that ended. The thread waits for it to return. The callback must not call
+ * the session.
  */
 typedef void (*ckd_saved_fn)(void *context, const ckd_saved *saved);
 
@@ -161,20 +161,20 @@ typedef struct ckd_session_options {
     /*
      * An agent that keeps snapshots in its memory and saves them (ckptdelta_agent.h, docs/agent.md). The newest
      * complete state then outlives the trainer. "auto": the store's agent in its usual place; an absolute path: of its
-     * socket; "": none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. Where there is no agent, or
-     * it has gone, the session saves by itself, and on_message says so once. So it does with tensors on devices. With
-     * `ranks`, each rank has an agent on its node, or none uses one.
+     * socket; "": none; NULL: the environment's CKPTDELTA_AGENT, which has the same values. If there is no agent, if it
+     * has gone, or if tensors are on devices, the session saves by itself, and on_message says so once. With `ranks`,
+     * each rank has an agent on its node, or none uses one.
      *
      * With an agent there are saves_under_way + 1 snapshots, which count towards its budget: snapshot_bytes has no
-     * effect. ckd_session_open waits until the agent has made durable what a trainer of the run that was killed has
-     * left. ckd_session_restore takes values from memory where the agent has those of the checkpoint; of a lossy one
-     * they are the values that were saved, without losses.
+     * effect. ckd_session_open waits until the agent has made the states of the run's killed trainers durable.
+     * ckd_session_restore takes a checkpoint's values from the agent's memory if they are there. For a lossy checkpoint
+     * these are the original values, without losses.
      */
     const char *agent;
     /*
-     * How long an agent may show no sign of life when the session waits for it, in seconds: it is stopped, say. After
-     * that the session says so once and saves by itself. An agent that works is given all the time it needs. 0: the
-     * environment's CKPTDELTA_AGENT_WAIT, or 20.
+     * How long an agent may show no sign of life while the session waits for it, in seconds. It may be stopped, for
+     * example. After that the session says so once and saves by itself. An agent that is working gets all the time it
+     * needs. 0: the environment's CKPTDELTA_AGENT_WAIT, or 20.
      */
     double agent_wait_s;
 } ckd_session_options;
@@ -194,10 +194,10 @@ CKD_API ckd_status ckd_session_open(ckd_session **out, const char *path, const c
  *
  * `data`: the region's elements, contiguous. The caller owns them and keeps them valid until the session is closed.
  * tensor->data and read are ignored. tensor->optimizer: NULL, or valid as long as data. It is read whenever a snapshot
- * is taken, and used where the save is one step after its parent. `group`: any number; ckd_session_fence_group waits
- * for the tensors of one group. tensor->device: NULL, or the device of `data` and the stream on which the trainer reads
- * and writes it. The device makes the copy in the order of that stream, groups by their numbers. Neither
- * ckd_session_step nor a fence waits for it; later work on the stream does.
+ * is taken, and used if the save is one step after its parent. `group`: any number; ckd_session_fence_group waits for
+ * the tensors of one group. tensor->device: NULL, or the device of `data` and the stream on which the trainer reads and
+ * writes it. The device makes the copy in the order of that stream, group by group in the order of their numbers.
+ * Neither ckd_session_step nor a fence waits for the copy; later work on the stream does.
  *
  * Errors: INVALID (also: the name is registered, and its region overlaps this one, or it has another shape or dtype),
  * NOMEM.
@@ -235,9 +235,9 @@ CKD_API ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *sessio
 
 /*
  * Call it after each iteration, when the registered tensors are those of `step`. It saves if a save is due, and
- * measures how long iterations take. It does its work even when it returns an error of an earlier save. Errors: INVALID
- * (snapshot_bytes; a step that is not after the last one, or above 2^63 - 1; nothing was done), STATE (no fence
- * followed a lazy snapshot; that save is dropped), those of ckd_save_commit and the calls before it.
+ * measures how long iterations take. Even when it returns the error of an earlier save, it has done its work for this
+ * step. Errors: INVALID (snapshot_bytes; a step that is not after the last one, or above 2^63 - 1; nothing was done),
+ * STATE (no fence followed a lazy snapshot; that save is dropped), those of ckd_save_commit and the calls before it.
  */
 CKD_API ckd_status ckd_session_step(ckd_session *session, uint64_t step, ckd_error *err);
 /* Like ckd_session_step, but always saves. Waits for memory. A step cannot be saved twice. */
@@ -248,23 +248,22 @@ CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_err
  * with the values before. NaN is not recorded, and raises an alarm.
  *
  * A session raises an alarm (ckd_alarm, ckptdelta_progress.h) if this metric, the size of a delta or the time of a save
- * is unlike those before. It also does if the weights do not change any more. docs/run.md has the limits. An alarm is a
- * message to the store's on_message, and a count in ckd_session_state. `ckptdelta run` hears of it, too. Nothing else
- * follows.
+ * is unlike those before. It also raises one if the weights no longer change. docs/run.md has the limits. An alarm is a
+ * message to the store's on_message, and a count in ckd_session_state. `ckptdelta run` is told of it, too. An alarm has
+ * no other effect.
  */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);
-/* There is no value: later saves record none, and the next step compares none. */
+/* Clears the metric: later saves record none, and the next step compares none. */
 CKD_API void ckd_session_no_metric(ckd_session *session);
 /*
- * Only compares a metric, for a step of which the session is not told otherwise. Steps that are not after the last one
- * compared are ignored.
+ * Compares the metric of a step without recording it. For steps for which ckd_session_step is not called. The call is
+ * ignored unless the step comes after the last one compared.
  */
 CKD_API void ckd_session_observe(ckd_session *session, uint64_t step, double metric);
 /*
  * Raises an alarm for the trainer, of any kind but CKD_ALARM_NONE. The session reports and counts it like its own.
- * step: the first one that may be affected; below `ckptdelta run`, `--on-anomaly rewind` goes
- * back to a checkpoint of an earlier step. text: what is wrong, for people, of at most 299 bytes; what is longer is
- * cut.
+ * step: the first one that may be affected; below `ckptdelta run`, `--on-anomaly rewind` goes back to a checkpoint of
+ * an earlier step. text: describes the problem to people; text beyond 299 bytes is cut.
  */
 CKD_API void ckd_session_alarm(ckd_session *session, ckd_alarm alarm, uint64_t step, const char *text);
 
@@ -276,8 +275,8 @@ CKD_API void ckd_session_fence(ckd_session *session);
 /* Like ckd_session_fence for the tensors of one group, for optimizers that go layer by layer. */
 CKD_API void ckd_session_fence_group(ckd_session *session, uint32_t group);
 /*
- * Gives up the newest lazy snapshot if its copies are not done, as the caller has noticed that something wrote to a
- * registered tensor. Nothing is committed: the save fails with STATE, on all ranks. To be called before the fence.
+ * Gives up the newest lazy snapshot if its copies are not done. For a caller that has noticed that something wrote to a
+ * registered tensor. Nothing is committed: the save fails with STATE, on all ranks. Call it before the fence.
  */
 CKD_API void ckd_session_discard(ckd_session *session);
 
@@ -290,11 +289,11 @@ typedef enum ckd_phase {
 } ckd_phase;
 /*
  * Says what training does from now on. While it is busy, saves in progress pause between tensors. The pauses of a save
- * take at most as long in total as the save itself (a second while that is not known). A save does not pause when
- * something waits for it. Copies that an agent sends to other nodes wait, too, within limits.
+ * take at most as long in total as the save itself (a second while that is not known). A save does not pause while
+ * something waits for it. An agent's copies to other nodes also pause, within limits.
  *
  * Threads that copy a lazy snapshot pause, too, if there was an idle phase between the last two steps: the bubbles of a
- * pipeline, for example. They copy in the next one. A fence copies what is left. If it finds anything left, the idle
+ * pipeline, for example. They copy during the next idle phase. A fence copies the rest. If there is a rest, the idle
  * time was too short, and the next snapshot is copied at once.
  *
  * Callable from any thread.
@@ -326,7 +325,7 @@ typedef struct ckd_session_state {
     uint64_t coalesced;       /* saves delayed for lack of memory */
     uint32_t under_way;       /* saves not yet durable */
     int stop_asked;           /* set by ckd_session_request */
-    int save_asked;           /* the same for a save request to this rank; with ranks only, until it saves */
+    int save_asked;           /* with ranks only: a save request to this rank, until it saves */
     uint64_t staged_step;     /* of the newest snapshot; CKD_LATEST: none */
     uint64_t durable_step;    /* of the newest durable checkpoint; CKD_LATEST: none */
     uint64_t snapshot_bytes;  /* held for snapshots and for retained values of the newest checkpoint */
@@ -341,7 +340,7 @@ typedef struct ckd_session_state {
     /* retained for the next save of a lossy session; 0: that save reads and decodes its parent from the store */
     uint64_t kept_bytes;
     uint64_t device_reference_bytes; /* the same on devices */
-    uint64_t alarms;                 /* how many there were, of this rank */
+    uint64_t alarms;                 /* alarms of this rank so far */
     ckd_alarm last_alarm;
     uint64_t last_alarm_step;
 } ckd_session_state;

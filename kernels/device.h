@@ -100,11 +100,11 @@ typedef struct device_hash_span {
 
 /* ---- operations on lossy tiles ---- */
 
-/* How the integers of a tile were rounded, summed up in device memory. Zero before the first call. */
+/* Sums over the rounded integers of a tile, in device memory. Zero before the first call. */
 typedef struct device_level_sums {
     int64_t below[3];  /* distances of |residual| below |q|, for |q| = 1, 2, more; in units of 2^-30 */
     uint64_t count[3]; /* their numbers */
-    /* Integers that do not fit a byte and are no exceptions. If there are any, `q8` is of no use. */
+    /* Number of integers that do not fit a byte and are no exceptions. If it is not 0, `q8` must not be used. */
     uint64_t misfits;
 } device_level_sums;
 
@@ -128,8 +128,8 @@ typedef struct device_exceptions {
 } device_exceptions;
 
 /*
- * Copies listed elements from one array to another, when the other values are there. Sets q to their bits.
- * Both arrays begin with the tile's first element.
+ * Copies listed elements from one array to another, after all other values are in place. Sets q to their bits. Both
+ * arrays begin with the tile's first element.
  */
 typedef struct device_exception_copy {
     device_element_at *list;
@@ -139,7 +139,7 @@ typedef struct device_exception_copy {
     uint32_t size; /* of an element: 2 or 4 */
 } device_exception_copy;
 
-/* Listed elements, written over those that are there: to[at[i]] = from[i]. */
+/* Elements that overwrite others: to[at[i]] = from[i]. */
 typedef struct device_scattering {
     void *to;
     const uint32_t *at; /* no place twice */
@@ -149,19 +149,17 @@ typedef struct device_scattering {
 } device_scattering;
 
 /*
- * Integers of a tile on their way to a device, packed in groups of DEVICE_GROUP. A group takes as few bits
- * per integer as its largest magnitude and a sign need.
+ * Integers of a tile on their way to a device, packed in groups of DEVICE_GROUP. A group takes as few bits per integer
+ * as its largest magnitude and a sign need.
  *
- * First come the heads: a 32-bit word per group, then zeros up to a multiple of 16 bytes. The lowest
- * DEVICE_WIDTH_BITS bits of a head are the group's width, at most DEVICE_WIDTH_MAX. Width 0: all integers
- * are 0, and the group has no words. The bits above are the place of the group's words, in units of 16 bytes
- * from the first head.
+ * First come the heads: a 32-bit word per group, then zeros up to a multiple of 16 bytes. The lowest DEVICE_WIDTH_BITS
+ * bits of a head are the group's width, at most DEVICE_WIDTH_MAX. Width 0: all integers are 0, and the group has no
+ * words. The bits above are the place of the group's words, in units of 16 bytes from the first head.
  *
- * Then come the groups. A group has four lanes of `width` words; word k of lane j is word 4k + j of the
- * group. Integer i is in lane i mod 4, in two's complement, from bit (i / 4) width of the lane on, the lowest
- * bits of a word first. So a thread finds four neighbouring integers in 16 bytes, or in two times 16. Missing
- * integers of the last group are 0. No integer is the smallest number of its width; for second moments that
- * stands for LEVEL_ZERO. Aligned to 16 bytes.
+ * Then come the groups. A group has four lanes of `width` words; word k of lane j is word 4k + j of the group. Integer
+ * i is in lane i mod 4, in two's complement, from bit (i / 4) width of the lane on, the lowest bits of a word first. So
+ * a thread finds four neighbouring integers in 16 bytes, or in twice 16. Missing integers of the last group are 0. No
+ * integer is the smallest number of its width; for second moments that stands for LEVEL_ZERO. Aligned to 16 bytes.
  */
 #define DEVICE_GROUP      128u
 #define DEVICE_WIDTH_BITS 6u
@@ -241,8 +239,8 @@ typedef struct device_levels {
     int32_t birth, step; /* birth: at least 1 */
     float up;
     /*
-     * `quantise_levels`: integers that do not fit a byte and are no exceptions; added to. If there are any,
-     * `q8` is of no use.
+     * `quantise_levels`: number of integers that do not fit a byte and are no exceptions; added to. If it is not 0,
+     * `q8` must not be used.
      */
     uint64_t *misfits;
     device_exceptions exceptions; /* for `quantise_levels` */

@@ -216,11 +216,11 @@ typedef struct kernels {
      * where an element counts as its row's scale.
      */
     void (*moment_columns)(const moment_sums *to, const moment_rows *rows, size_t n);
-    /* quantise to bytes. Returns false, and q is of no use, if an integer does not fit a byte (or is -128). */
+    /* quantise to bytes. Returns false, and q must not be used, if an integer does not fit a byte (or is -128). */
     bool (*quantise_q8)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*
      * lattice_residual without a low-rank part, then quantise_q8. parent_values NULL: zeros. Returns the largest
-     * magnitude of an integer; if that does not fit a byte, q is of no use.
+     * magnitude of an integer. If that does not fit a byte, q must not be used.
      */
     int32_t (*quantise_run)(int8_t *q, const float *now, const float *parent_values, const float up[3],
                             size_t n, const lattice_run *run);
@@ -243,9 +243,9 @@ typedef struct kernels {
 } kernels;
 
 /*
- * Returns the reference backend, never NULL. Each call chooses the widest vectors that processor and system
- * have; all tables give the same bits. CKD_CPU in the environment, "portable", "avx2" or "avx512", chooses
- * another table, if it can be run.
+ * Returns the reference backend, never NULL. Each call chooses the widest vectors that the processor and the system
+ * support; all tables give the same bits. CKD_CPU in the environment, "portable", "avx2" or "avx512", chooses another
+ * table, if it can be run.
  */
 const kernels *kernels_cpu(void);
 

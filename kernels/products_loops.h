@@ -11,8 +11,8 @@ typedef float panel_floats __attribute__((vector_size(4 * PANEL_LANES)));
 #define PANEL   (2 * PANEL_LANES) /* columns */
 #define DEPTH   256               /* of the sums made at once */
 #define HEIGHT  4                 /* rows */
-#define AHEAD   8  /* rows of the right side that are prefetched: they lie too far apart to be foreseen */
-#define ABREAST 64 /* columns packed at once: a row of the right side then uses all that it has of a page */
+#define AHEAD   8  /* rows of the right side to prefetch: the processor does not predict their addresses */
+#define ABREAST 64 /* columns packed at once, so that each page of the right side is fetched once */
 
 /* HEIGHT x PANEL sums over `depth`. */
 CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *to,

@@ -160,7 +160,7 @@ KERNELS_FN scalar_step scalar_step_of(const double c[15]) {
 #define KERNELS_SQRT(x) __builtin_sqrtf(x)
 #endif
 
-/* The gradient that took the first moment from m0 to m1: m1 = m0 + rest1 (g - m0), or m1 = beta1 m0 + rest1 g. */
+/* The gradient that changed the first moment from m0 to m1: m1 = m0 + rest1 (g - m0), or m1 = beta1 m0 + rest1 g. */
 KERNELS_FN float scalar_gradient_lerp(const scalar_step *s, float m1, float m0) {
     return (m1 - m0) / s->rest1_f + m0;
 }
@@ -169,8 +169,8 @@ KERNELS_FN float scalar_gradient_mul(const scalar_step *s, float m1, float m0) {
 }
 
 /*
- * The same for a gradient that was a bf16 number times a scale. Rounding gives its very bits, unless it is so far below
- * the moment that it hardly moved it.
+ * The same for a gradient that was a bf16 number times a scale. Rounding restores its exact bits, unless the gradient
+ * was so small that it hardly changed the moment.
  */
 KERNELS_FN float scalar_gradient_bf16(const scalar_step *s, float m1, float m0) {
     float unscaled = (float)(((double)m1 - s->beta1 * (double)m0) / s->rest1 / s->rate);
@@ -267,7 +267,7 @@ KERNELS_FN float scalar_nesterov(const scalar_step *s, float m1, float m0) {
     return (m1 - s->momentum_f * m0) / s->undamped_f + s->momentum_f * m1;
 }
 
-/* The bits of a prediction. All NaNs become one, as machines make different ones. */
+/* The bits of a prediction. All NaNs become one NaN, because processors produce different ones. */
 KERNELS_FN uint32_t scalar_prediction(uint32_t bits) {
     return (bits & UINT32_C(0x7fffffff)) > UINT32_C(0x7f800000) ? UINT32_C(0x7fc00000) : bits;
 }

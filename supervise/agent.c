@@ -1,4 +1,7 @@
-/* Waits for the agent of the store. A process asks it, as a thread that asks sees no signals. */
+/*
+ * Waits for the agent of the store. A separate process asks the agent, because a thread that waits for an answer sees
+ * no signals.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

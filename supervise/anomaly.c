@@ -1,5 +1,5 @@
 /*
- * Checkpoints that become suspect during an attempt, and alarms of its processes: tells of each once, and does what
+ * Checkpoints that become suspect during an attempt, and alarms of its processes. Reports each once, and does what
  * --on-anomaly says.
  */
 #include <inttypes.h>
@@ -70,7 +70,7 @@ void anomalies_look(anomalies *a, const candidates *now) {
 
 /* ------------------------------------------------------------------------------------------------------- alarms */
 
-/* A delta that is too large, or a save that takes long, says nothing against what was trained. */
+/* A delta that is too large, or a save that takes long, does not mean that training went wrong. */
 static bool acts(ckd_alarm alarm) {
     return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED || alarm == CKD_ALARM_REPLICA;
 }
@@ -102,7 +102,10 @@ static bool was_reported(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     return false;
 }
 
-/* Is it the one to name? Alarms that cause an action come before the others; among these, the earliest step decides. */
+/*
+ * Should this alarm be the one to name? Alarms that cause an action take precedence; among these, the one with the
+ * earliest step.
+ */
 static bool counts_more(const anomalies *a, ckd_alarm alarm, uint64_t step) {
     return !a->alarm[0] || (acts(alarm) && (!a->alarm_acts || step < a->alarm_step));
 }
@@ -125,7 +128,7 @@ static void take_alarm(anomalies *a, const ckd_progress_slot *slot, ckd_alarm al
     supervise_say(a->options, "alarm: %s", text);
 }
 
-/* A slot has only the last one of several alarms of one kind and process since the last call. */
+/* If a process has raised several alarms of one kind since the last call, its slot has only the last one. */
 void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count) {
     for (size_t i = 0; a->known && i < count && i < PROGRESS_SLOTS; i++) {
         for (int k = 0; ckd_alarm_name((ckd_alarm)(k + 1)); k++) {

@@ -1,4 +1,4 @@
-/* The checkpoints that an attempt may start from, and which of them it does start from. */
+/* Finds the checkpoints from which an attempt may start, and chooses one. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,10 +22,10 @@ static bool is_of_run(const char *name, const char *run) {
 
 /*
  * Merges the runs of a list that is sorted by run and step. The result has the newest first. Within a run, the highest
- * step is the newest. Between runs the time decides, as it does when a session looks for the newest state.
+ * step is the newest. Between runs the date decides, as it does when a session looks for the newest state.
  */
 static void merge(candidates *out, const ckd_checkpoint_list *list, const char *run) {
-    bool *used = out->damaged; /* all clear, and cleared again below */
+    bool *used = out->damaged; /* borrowed: all false, and reset below */
     for (;;) {
         size_t best = SIZE_MAX;
         for (size_t i = 0; i < list->count; i++) {
@@ -73,7 +73,7 @@ ckd_status candidates_read(candidates *out, const char *store_path, const char *
     return status;
 }
 
-/* A suspect checkpoint would only fail again: its values became NaN or infinite. */
+/* An attempt from a suspect checkpoint would only fail again, because its values became NaN or infinite. */
 static bool may_start_from(const candidates *c, size_t i) {
     return !c->damaged[i] && !c->items[i].suspect;
 }
@@ -90,8 +90,8 @@ static void say_damaged(const candidates_rule *rule, const char *ref, const ckd_
 }
 
 /*
- * The first damage that keeps a checkpoint from being loaded; NULL: none. A load needs neither of two copies, for
- * example.
+ * The first damage that prevents a load of the checkpoint; NULL: none. Damage to a materialized copy, for example, does
+ * not.
  */
 static const ckd_damage *harmful(const ckd_verify_result *r) {
     for (size_t i = 0; i < r->damage_count; i++) {
@@ -155,7 +155,10 @@ static ckd_status is_whole(bool *whole, ckd_store *store, const ckd_checkpoint *
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT ? CKD_OK : status; /* deleted meanwhile */
 }
 
-/* Was it made by an attempt that was unhealthy for an alarm, at the step of the alarm or later? */
+/*
+ * Returns the attempt that made the checkpoint, if that attempt is alarmed and the step is that of the alarm or later;
+ * else NULL.
+ */
 static const attempt *alarmed_maker(const ckd_checkpoint *c, const candidates_rule *rule) {
     for (size_t i = rule->count; rule->alarmed && i-- > 0;) {
         const attempt *a = &rule->history[i];
@@ -167,8 +170,8 @@ static const attempt *alarmed_maker(const ckd_checkpoint *c, const candidates_ru
 }
 
 /*
- * vain: tries only those from which attempts have failed; otherwise only the others. older: only those from before
- * rule->before, and, with rule->alarmed, what attempts made before their alarms.
+ * vain: tries only checkpoints from which attempts have failed; otherwise only the others. older: tries only
+ * checkpoints from rule->before on backwards and, with rule->alarmed, those that attempts made before their alarms.
  */
 static ckd_status choose_among(candidates *c, ckd_store *store, const candidates_rule *rule, bool vain,
                                bool older, ckd_error *err) {
@@ -203,7 +206,7 @@ static ckd_status choose_among(candidates *c, ckd_store *store, const candidates
     return CKD_OK;
 }
 
-/* Tells of the suspect checkpoints that are newer than the chosen one, and of those that an alarm excludes. */
+/* Reports the suspect checkpoints that are newer than the chosen one, and those that an alarm excludes. */
 static void say_suspect(const candidates *c, const candidates_rule *rule) {
     for (size_t i = 0; i < c->chosen; i++) {
         char ref[SUPERVISE_REF_MAX];
@@ -248,7 +251,7 @@ ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_err
     if (c->chosen == SIZE_MAX) {
         THEN(status, choose_among(c, store, rule, false, false, err));
     }
-    /* If attempts from all of them have failed, the newest is as good as any. */
+    /* If attempts from all checkpoints have failed, the newest is as good as any. */
     if (c->chosen == SIZE_MAX) {
         THEN(status, choose_among(c, store, rule, true, false, err));
     }

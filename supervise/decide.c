@@ -1,4 +1,4 @@
-/* Decides what follows an attempt. Pure functions of what was observed. */
+/* Decides what follows an attempt. Pure functions of the observations. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@ bool attempt_progressed(const attempt *a) {
     return last != SUPERVISE_NO_STEP && (a->first_step == SUPERVISE_NO_STEP || last > a->first_step);
 }
 
-/* An attempt that somebody has stopped says nothing about the command. */
+/* An attempt that somebody stopped does not count, because it tells nothing about the command. */
 static bool counts(const attempt *a) {
     return !a->stopped_by && a->end != ATTEMPT_RUNNING;
 }
@@ -133,10 +133,10 @@ void decide_reason(char reason[SUPERVISE_TEXT_MAX], const attempt *a) {
     }
 }
 
-/* A host that was excluded may have been the cause, but not again and again. */
+/* An excluded host may have been the cause of failures, but not again and again. */
 #define EXCUSES 2
 
-/* Attempts without a newer checkpoint, in a row, up to the last one. Those before a host was excluded are excused. */
+/* Counts the last attempts in a row without a newer checkpoint. Attempts before a host was excluded are excused. */
 static uint64_t futile_attempts(const attempt *history, size_t count) {
     uint64_t futile = 0, excuses = 0;
     for (size_t i = 0; i < count; i++) {
@@ -158,7 +158,9 @@ bool words_have(const char *words, const char *word) {
     return false;
 }
 
-/* The last attempts in a row that count, all without a newer checkpoint. Returns how many, up to ATTEMPTS_TO_BLAME. */
+/*
+ * Finds the last attempts in a row that count and made no newer checkpoint. Returns how many, up to ATTEMPTS_TO_BLAME.
+ */
 static size_t short_attempts(const attempt *out[ATTEMPTS_TO_BLAME], const attempt *history, size_t count) {
     size_t found = 0;
     for (; count > 0 && found < ATTEMPTS_TO_BLAME; count--) {
@@ -179,7 +181,7 @@ bool decide_bad_host(char host[SUPERVISE_NAME_MAX], const attempt *history, size
         return false;
     }
     size_t common = 0;
-    bool others = false; /* a command that always runs on one host says nothing about it */
+    bool others = false; /* if the command always runs on one host, the host is not to blame */
     for (const char *at = last[0]->hosts; *at; at += strcspn(at, " "), at += *at == ' ') {
         char name[SUPERVISE_NAME_MAX];
         bool everywhere = true;
@@ -242,7 +244,7 @@ __attribute__((format(printf, 3, 4))) static decision stop(int status, ckd_statu
 decision decide_stopped(int number) {
     decision d =
         stop(SUPERVISE_SIGNAL + number, CKD_E_CANCELLED, "stopped by %s", signal_text_of(number).text);
-    d.requeue = number == SIGTERM; /* as at the end of a job's time; the others come from a terminal */
+    d.requeue = number == SIGTERM; /* sent at the end of a job's time; other signals come from a terminal */
     return d;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Waits until the memory of the devices that the last attempt used is free. A driver may still be giving it back when a
- * process has ended, and the next attempt then finds too little.
+ * Waits until the memory of the devices that the last attempt used is free. A driver may still be releasing memory when
+ * a process has ended, and the next attempt would then find too little.
  */
 #include <ctype.h>
 #include <inttypes.h>
@@ -42,8 +42,8 @@ static bool is_listed(const devices *d, pid_t pid) {
 }
 
 /*
- * A process of the last attempt is one that has ended, and that held no memory before the attempt. Others may use the
- * same devices; in a container their numbers name nobody.
+ * Is this a process of the last attempt? It has ended, and held no memory before the attempt. Others may use the same
+ * devices; in a container the process numbers of others name no process.
  */
 static bool is_left(const devices *d, const holder *h) {
     return !is_listed(d, h->pid) && !process_lives(h->pid);
@@ -57,7 +57,10 @@ static void record(devices *d, pid_t pid) {
     }
 }
 
-/* Finds one that still holds memory. *noted: all that hold some. Returns false if the driver does not answer. */
+/*
+ * Finds a process of the last attempt that still holds memory. *noted: all processes that hold some. Returns false if
+ * the driver does not answer.
+ */
 static bool look(holder *left, devices *noted, const devices *d) {
     helper h;
     helper_start(&h,
@@ -93,7 +96,7 @@ void devices_settle(devices *d, bool follows) {
             supervise_say(o, "waiting for process %d, which has ended, to give back %s of a device",
                           (int)left.pid, left.memory);
         }
-        if (!waits || late) { /* what is still held now is not the next attempt's */
+        if (!waits || late) { /* memory that is still held now does not belong to the next attempt */
             devices_free(d);
             *d = now;
             return;

@@ -11,7 +11,7 @@
 #include "supervise/internal.h"
 
 #define LOOK_MS    20
-#define REAP_NS    (2 * SECOND) /* a process in the middle of a driver's call may not even end by SIGKILL */
+#define REAP_NS    (2 * SECOND) /* even SIGKILL may not end a process in the middle of a driver's call */
 #define MAX_ARGS   4
 #define MAX_ANSWER ((size_t)1 << 20)
 #define NO_STATUS  127
@@ -87,7 +87,7 @@ bool helper_ended(helper *h) {
     take_answer(h);
     pid_t ended = h->pid ? waitpid(h->pid, &status, WNOHANG) : 0;
     if (ended < 0) {
-        h->pid = 0; /* together with what a killed keeper has left behind */
+        h->pid = 0; /* reaped together with processes that a killed keeper left behind */
     } else if (ended > 0) {
         h->status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         kill(-h->pid, SIGKILL);

@@ -1,4 +1,7 @@
-/* The hosts of a job: by Slurm's list of nodes, by a file as mpirun and torchrun's launchers read it, or this one. */
+/*
+ * Finds the hosts of a job: from Slurm's list of nodes, from a file as mpirun and torchrun's launchers read it, or this
+ * host.
+ */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +17,7 @@
 
 /* ------------------------------------------------------------------------------------------------------- lists */
 
-/* Names are passed to shells and schedulers, so they are plain, and never look like an option. */
+/* Names are passed to shells and schedulers, so they must be plain, and must not look like an option. */
 static bool is_name(const char *name, size_t length) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:@";
     return length > 0 && length < SUPERVISE_NAME_MAX && name[0] != '-' && strspn(name, allowed) >= length;
@@ -124,7 +127,7 @@ static ckd_status not_understood(const char *entry, ckd_error *err) {
 
 static ckd_status expand(host_list *out, const char *entry, ckd_error *err);
 
-/* One name for each number of "01-12" or "7", between what stands before the bracket and after it. */
+/* Makes a name for each number of "01-12" or "7", with the text before and after the bracket. */
 static ckd_status expand_range(host_list *out, const char *entry, const char *range, const char *after,
                                ckd_error *err) {
     char name[SUPERVISE_NAME_MAX];
@@ -149,7 +152,7 @@ static ckd_status expand_range(host_list *out, const char *entry, const char *ra
     return status;
 }
 
-/* The first bracket is expanded, and each result again. */
+/* Expands the first bracket, and then each result again. */
 static ckd_status expand(host_list *out, const char *entry, ckd_error *err) {
     const char *at = strchr(entry, '[');
     if (!at) {

@@ -13,7 +13,7 @@
          trace.c         stack traces of a command that hangs
        nodes.c         checks the hosts of an attempt, and takes bad ones out
          hosts.c         lists of hosts: Slurm's, and files
-       devices.c       waits until devices have the memory of the last attempt back
+       devices.c       waits until the last attempt has released the memory of devices
        agent.c         waits until the agent has stored what the last attempt left in its memory
        requeue.c       asks Slurm to start the job again
      helper.c        short commands of the supervisor itself, with a time limit
@@ -55,8 +55,8 @@ signal_text signal_text_of(int number);
 /* ---------------------------------------------------------------------------------------------------- decisions */
 
 /*
- * Pure functions: the rules and what was observed determine what to do next. Nothing here looks at the clock, the disk
- * or a process.
+ * Pure functions: rules and observations determine the next action. Nothing here looks at the clock, the disk or a
+ * process.
  */
 typedef struct decide_rules {
     uint64_t pause_s, max_pause_s;
@@ -72,7 +72,7 @@ typedef struct decide_facts {
     uint64_t started_here; /* attempts that this supervisor has started */
     bool older;            /* there is another whole checkpoint to go back to */
     bool disk_full;
-    bool elsewhere; /* a requeue leaves out the hosts that the last attempt has excluded */
+    bool elsewhere; /* a requeue will leave out the hosts that the last attempt excluded */
     double chance;  /* 0 ... 1, for the pause */
 } decide_facts;
 
@@ -97,26 +97,28 @@ bool attempt_progressed(const attempt *a);
 uint64_t decide_failures(const attempt *history, size_t count, const char *from);
 /* The newest attempts: those since the command last succeeded or the supervisor last gave up. Reduces *count. */
 const attempt *decide_current(const attempt *history, size_t *count);
-/* The longest time from the start of an attempt to its first step, in ns; 0: none is known. */
+/* The longest time from the start of an attempt to its first step, in ns; 0: unknown. */
 uint64_t decide_longest_start(const attempt *history, size_t count);
 /* How many times the limits of hangs are doubled: once for each of the last attempts in a row that hung, up to 2. */
 uint64_t decide_doublings(const attempt *history, size_t count);
-/* The first suspect checkpoint of the last attempt that made any checkpoint, if it was unhealthy; NULL: it was not. */
+/*
+ * The first suspect checkpoint of the last attempt that made any checkpoint, if that attempt was unhealthy; else NULL.
+ */
 const char *decide_anomaly(const attempt *history, size_t count);
 /*
- * The last attempt that made any checkpoint, if it was unhealthy and --on-anomaly acts on its alarm; NULL: it was not.
- * Its checkpoints from the step of the alarm on are not trusted, suspect or not.
+ * The last attempt that made any checkpoint, if it was unhealthy and --on-anomaly acts on its alarm; else NULL. Its
+ * checkpoints from the step of the alarm on are not trusted, even if they are not suspect.
  */
 const attempt *decide_alarm(const attempt *history, size_t count);
 /* Was the attempt unhealthy, and does --on-anomaly act on its alarm? */
 bool decide_is_alarmed(const attempt *a);
 /*
- * The host that the last attempts have in common, if it is only one, and all of them failed without a newer checkpoint.
- * They are those since the last host was excluded.
+ * Finds the only host that the last attempts have in common, if all of them failed without a newer checkpoint. Only
+ * attempts since the last exclusion of a host count.
  */
 #define ATTEMPTS_TO_BLAME 3
 bool decide_bad_host(char host[SUPERVISE_NAME_MAX], const attempt *history, size_t count);
-/* Is it one of the words, which are NULL or have spaces in between? */
+/* Is it one of the words? `words` separates them by spaces, and may be NULL. */
 bool words_have(const char *words, const char *word);
 
 /* -------------------------------------------------------------------------------------------------- checkpoints */
@@ -134,11 +136,11 @@ typedef struct candidates_rule {
     const supervise_options *options;
     const attempt *history;
     size_t count;
-    const char
-        *before; /* a checkpoint: nothing that is newer is chosen if something older is good; NULL: none */
+    /* A checkpoint. No newer one is chosen if this one or an older one is good. NULL: no such limit. */
+    const char *before;
     /*
-     * The attempt that decide_alarm names: what it, and those before it, made from the steps of their alarms on is not
-     * chosen if something older is good. NULL: none.
+     * The attempt that decide_alarm names; NULL: none. Checkpoints that this attempt and earlier ones made from the
+     * steps of their alarms on are not chosen if an older one is good.
      */
     const attempt *alarmed;
     ckd_progress_fn on_progress;
@@ -147,20 +149,20 @@ typedef struct candidates_rule {
 
 ckd_status candidates_read(candidates *out, const char *store, const char *run, ckd_error *err);
 /*
- * Chooses the newest that is whole and not suspect, and from which attempts have not failed. With rewind_on_nan, if a
- * newer one is suspect, the good one of that number before it, or the oldest. Errors: CORRUPT (none is good),
- * CANCELLED, those of ckd_store_verify.
+ * Chooses the newest checkpoint that is whole and not suspect, and from which attempts have not failed. If a newer one
+ * is suspect, rewind_on_nan says how many good ones to go back; if there are fewer, the oldest is chosen. Errors:
+ * CORRUPT (none is good), CANCELLED, those of ckd_store_verify.
  */
 ckd_status candidates_choose(candidates *c, const candidates_rule *rule, ckd_error *err);
 void candidates_free(candidates *c);
-/* The highest step of those that are neither known to be damaged nor suspect. */
+/* The highest step of the checkpoints that are neither suspect nor known to be damaged. */
 uint64_t candidates_top(const candidates *c);
 /*
- * The earliest of those that are not in `before`: the clock of the trainer's machine may be another one than that of
- * the supervisor's. before NULL: of those created at `since` or later. NULL: none.
+ * Returns the earliest checkpoint that is not in `before`; NULL: none. Dates are not compared, because the clocks of
+ * the trainer's machine and of the supervisor's may differ. before NULL: the earliest one created at `since` or later.
  */
 const ckd_checkpoint *candidates_first_new(const candidates *c, const candidates *before, uint64_t since);
-/* Is there one, other than the named one, that is neither known to be damaged nor suspect? */
+/* Is there another checkpoint than the named one that is neither suspect nor known to be damaged? */
 bool candidates_has_other(const candidates *c, const char *ref);
 void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c);
 
@@ -184,7 +186,7 @@ ckd_status journal_end(journal *j, const attempt *a, ckd_error *err);
 
 /* ---------------------------------------------------------------------------------------------------- processes */
 
-/* A command in its own process group, below a keeper. It has ended when everything started below the keeper has. */
+/* A command in its own process group, below a keeper. It has ended when all processes below the keeper have. */
 #define STRANGERS_MAX 64
 typedef struct process {
     pid_t keeper, pid;
@@ -203,7 +205,8 @@ ckd_status process_start(process *out, const supervise_options *options, const s
                          ckd_error *err);
 ckd_status process_go(process *p, ckd_error *err);
 /*
- * Passes a signal on, to the group unless the kill mode is mixed. `stop`: the group is killed after the grace period.
+ * Passes a signal on: to the group, or to the command alone if the kill mode is mixed. `stop`: the group is killed
+ * after the grace period.
  */
 void process_signal(process *p, int number, bool stop);
 /* p->socket is readable: has the command ended, and everything below it? */
@@ -213,13 +216,13 @@ void process_close(process *p);
 
 /* Does the process exist, and is it not a zombie? */
 bool process_lives(pid_t pid);
-/* When it was started, in ticks since the machine was; 0: it does not exist, or is a zombie. */
+/* When it was started, in ticks since the machine booted; 0: it does not exist, or is a zombie. */
 uint64_t process_start_time(pid_t pid);
 /* Is it a descendant of `above`? */
 bool process_is_below(pid_t pid, pid_t above);
 /*
- * Finds a process of an attempt on this machine, by its environment: the command, or what it started. 0: there is none,
- * or it is another user's.
+ * Finds a process of an attempt on this machine by its environment: the command or one of its descendants. 0: there is
+ * none, or it is another user's.
  */
 pid_t process_of_attempt(const char *store, const char *run, uint64_t number);
 /* Sends a signal to all children of this process, except those in process group `group`. 0: no exception. */
@@ -260,12 +263,12 @@ void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns);
 
 /* ----------------------------------------------------------------------------------------------------- liveness */
 
-/* The figures learned from the slots so far. Pure functions, as those of decisions. */
+/* The figures learned from the slots so far. The functions are pure, like those for decisions. */
 typedef struct liveness {
     double floor_s;                           /* no silence of a step is too long before this */
     double longest_s[CKD_PROGRESS_ENDED + 1]; /* by phase: silences that ended by themselves */
     double start_s;                           /* the longest start of earlier attempts; 0: none is known */
-    bool learned;                             /* at the last look, some rank had made enough steps */
+    bool learned;                             /* at the last look, some rank had made enough steps to learn */
     double silent_s[PROGRESS_SLOTS];
     ckd_progress_slot seen[PROGRESS_SLOTS]; /* at the last look */
 } liveness;
@@ -295,28 +298,29 @@ typedef struct helper_orders {
 } helper_orders;
 typedef struct helper {
     pid_t pid;      /* 0: it has ended, or could not be started */
-    int status;     /* its exit status once it has ended; 128 + signal; 127 if it could not be started */
-    bool late;      /* it was killed, as its time was up */
+    int status;     /* its exit status once it has ended, or 128 + signal; 127: it could not be started */
+    bool late;      /* it was killed because its time was up */
     uint64_t until; /* monotonic */
     int out;        /* -1: nothing is read */
     char *answer;   /* NULL: none so far */
     size_t size;
 } helper;
 void helper_start(helper *h, const helper_orders *o);
-/* To be asked often, as it also reads the answer and ends a helper that is late. */
+/* Must be called often: it also reads the answer, and ends a helper that is late. */
 bool helper_ended(helper *h);
 void helper_end(helper *h);
 /* Also ends it. */
 void helper_free(helper *h);
-/* Returns false if `stop` did, which may be NULL; some then still run. */
+/* Waits until all have ended. Returns false if `stop` (may be NULL) returned true first; some then still run. */
 bool helpers_wait(helper *helpers, size_t count, bool (*stop)(void *context), void *context);
 
 /* -------------------------------------------------------------------------------------------------------- agent */
 
 #define AGENT_NO_LIMIT_S UINT64_C(1000000000)
 /*
- * An agent may just be making durable what the last attempt left in its memory. An attempt that starts from the
- * checkpoint before would go back, and begin a branch. Waits for it, at most limit_s, and until `stop` returns true.
+ * An agent may still be making the last attempt's newest state durable. An attempt that started from an older
+ * checkpoint would repeat steps and begin a branch. So this waits for the agent, at most limit_s, or until `stop`
+ * returns true.
  */
 void agent_await(const supervise_options *options, const sigset_t *mask, uint64_t limit_s,
                  bool (*stop)(void *context), void *context);
@@ -333,7 +337,8 @@ typedef struct devices {
     size_t count;
 } devices;
 /*
- * Before an attempt. `follows`: waits until the last attempt's processes hold none, at most as long as the options say.
+ * Called before an attempt. `follows`: waits until the last attempt's processes hold no device memory, at most as long
+ * as the options say.
  */
 void devices_settle(devices *d, bool follows);
 void devices_free(devices *d);
@@ -345,9 +350,9 @@ typedef struct host_list {
     size_t count;
     char **names; /* each is there once */
 } host_list;
-/* Adds a name unless the list has it. Errors: INVALID (it is none), NOMEM. */
+/* Adds a name unless the list has it. Errors: INVALID (not a host name), NOMEM. */
 ckd_status hosts_add(host_list *list, const char *name, ckd_error *err);
-/* The same without a look whether the list has it. */
+/* Adds a name without checking whether the list has it. */
 ckd_status hosts_append(host_list *list, const char *name, ckd_error *err);
 bool hosts_have(const host_list *list, const char *name);
 void hosts_free(host_list *list);
@@ -357,9 +362,9 @@ char *hosts_joined(const host_list *list, char between);
 ckd_status hosts_expand(host_list *out, const char *text, ckd_error *err);
 /* A file with a host in each line: "host", "host:slots" or "host slots=N"; # begins a comment. */
 ckd_status hosts_read(host_list *out, const char *path, ckd_error *err);
-/* Writes the file anew, with another name in the host's lines. by: NULL: without these lines. */
+/* Rewrites the file with another name in the host's lines. by NULL: without these lines. */
 ckd_status hosts_replace(const char *path, const char *host, const char *by, ckd_error *err);
-/* By --hosts-file, Slurm or PBS; else this host. */
+/* Finds the hosts by --hosts-file, Slurm or PBS; else this host. */
 ckd_status hosts_of_job(host_list *out, const supervise_options *o, ckd_error *err);
 bool host_is_own(const char *name);
 
@@ -372,11 +377,11 @@ typedef struct nodes {
     size_t count;
     host_list hosts, bad, excluded;
 } nodes;
-/* Finds the hosts of the next attempt and checks them. Bad ones are excluded, or that is proposed. */
+/* Finds the hosts of the next attempt and checks them. Excludes bad ones, or proposes to. */
 void nodes_prepare(nodes *n);
-/* The lists become those of the attempt. */
+/* Copies the lists into the attempt. */
 void nodes_record(attempt *a, const nodes *n);
-/* After the attempt, the last one of the history. */
+/* Called after the attempt, which is the last one of the history. */
 void nodes_blame(nodes *n, attempt *a);
 void nodes_free(nodes *n);
 
@@ -384,7 +389,7 @@ void nodes_free(nodes *n);
 bool requeue_possible(void);
 /* The command that starts the job again, without its bad hosts. NULL: there is none. */
 char *requeue_command(const attempt *history, size_t count, const sigset_t *mask);
-/* Names the command, or runs it. */
+/* Runs the command, or only names it. */
 void requeue(const supervise_options *o, const char *command, const sigset_t *mask);
 
 /* ---------------------------------------------------------------------------------------------------- anomalies */
@@ -393,57 +398,60 @@ typedef struct anomaly anomaly;
 typedef struct anomalies {
     const supervise_options *options;
     const sigset_t *mask;
-    const candidates
-        *known; /* at the start of the attempt; NULL: there is no attempt, and nothing is looked for */
+    /* the checkpoints at the start of the attempt; NULL: there is no attempt, and nothing is watched */
+    const candidates *known;
     anomaly *found;
     size_t count, handled;
     char first[SUPERVISE_REF_MAX];                      /* the first suspect checkpoint; "": none was found */
-    uint64_t seen[PROGRESS_SLOTS][CKD_PROGRESS_ALARMS]; /* of each slot, what it said about each kind */
-    uint64_t alarms;                /* one for what several ranks notice at the same step */
-    char alarm[SUPERVISE_TEXT_MAX]; /* the first of those that count most; "": there was none */
+    uint64_t seen[PROGRESS_SLOTS][CKD_PROGRESS_ALARMS]; /* the last alarm of each kind in each slot */
+    uint64_t alarms;                /* an alarm that several ranks raise at the same step counts once */
+    char alarm[SUPERVISE_TEXT_MAX]; /* the earliest that --on-anomaly acts on, else the first; "": none */
     uint64_t alarm_step;
-    bool alarm_acts; /* that one ends an attempt with --on-anomaly rewind or stop */
+    bool alarm_acts; /* `alarm` ends an attempt with --on-anomaly rewind or stop */
     helper helper;
 } anomalies;
 /* `known` is used until anomalies_finish. */
 void anomalies_begin(anomalies *a, const supervise_options *options, const sigset_t *mask,
                      const candidates *known);
-/* Tells of alarms that processes of the command have raised since the last look. */
+/* Reports alarms that processes of the command have raised since the last look. */
 void anomalies_look_at_slots(anomalies *a, const ckd_progress_slot *slots, size_t count);
-/* Tells of those that have become suspect. */
+/* Reports checkpoints that have become suspect. */
 void anomalies_look(anomalies *a, const candidates *now);
-/* Starts the command of --on-anomaly for the next one once that for the last one has ended. To be called often. */
+/*
+ * Starts the command of --on-anomaly for the next anomaly once the command for the previous one has ended. Must be
+ * called often.
+ */
 void anomalies_go_on(anomalies *a);
-/* Does one that was found end the attempt? */
+/* Does one of the anomalies found end the attempt? */
 bool anomalies_end_attempt(const anomalies *a);
-/* Writes what ends the attempt, in words. */
+/* Describes in words the anomaly that ends the attempt. */
 void anomalies_reason(char text[SUPERVISE_TEXT_MAX], const anomalies *a);
-/* Waits for these commands until `stop` returns true. Keeps a->first and the alarm. */
+/* Waits for the commands of --on-anomaly, or until `stop` returns true. Keeps a->first and the alarm. */
 void anomalies_finish(anomalies *a, bool (*stop)(void *context), void *context);
 
 /* -------------------------------------------------------------------------------------------------------- hangs */
 
 /*
- * Stack traces: by SIGQUIT, which goes only to processes that handle it and are below the keeper, one after the other,
- * or by a command.
+ * Stack traces, by SIGQUIT or by a command. SIGQUIT goes to one process after the other, and only to processes below
+ * the keeper that handle it.
  */
 typedef struct trace_orders {
     const char *command; /* NULL: SIGQUIT */
     const sigset_t *mask;
     uint64_t grace_s; /* the command may take so long */
     pid_t keeper, pid;
-    const pid_t *pids; /* of processes that make steps; else of the supervised command */
+    const pid_t *pids; /* processes that make steps; else those of the supervised command */
     size_t count;
 } trace_orders;
 typedef struct trace {
     const trace_orders *orders;
     helper helper;         /* out -1: none */
     size_t next;           /* process to signal */
-    uint64_t again, until; /* monotonic: when to signal it, and when all is over */
+    uint64_t again, until; /* monotonic: when to signal it again, and when to give up */
 } trace;
 /* The orders are used until trace_end. */
 void trace_begin(trace *t, const trace_orders *orders);
-/* To be asked often, as it also goes on to the next process. */
+/* Must be called often: it also goes on to the next process. */
 bool trace_ended(trace *t);
 /* Kills the command if it still runs. */
 void trace_end(trace *t);
@@ -460,17 +468,17 @@ typedef struct watch_rule {
 } watch_rule;
 typedef enum watch_news {
     WATCH_NOTHING = 0,
-    WATCH_HUNG = 1,   /* told once, with the reason. Traces are taken from now on. */
-    WATCH_END = 2,    /* told once, when these are done: it is time to end the command */
-    WATCH_SUSPECT = 3 /* told once: it is time to end the command, for anomalies_reason */
+    WATCH_HUNG = 1,   /* returned once, with the reason; traces are taken from now on */
+    WATCH_END = 2,    /* returned once, when the traces are done: the command must be ended */
+    WATCH_SUSPECT = 3 /* returned once: the command must be ended, because of anomalies_reason */
 } watch_news;
 /*
- * The options, progress and anomalies of the rule are used until watch_free. NULL, which the others accept: nothing is
- * watched.
+ * The options, progress and anomalies of the rule are used until watch_free. Returns NULL, which the other functions
+ * accept, if nothing is watched.
  */
 watch *watch_new(const watch_rule *rule);
 watch_news watch_look(watch *w, char reason[SUPERVISE_TEXT_MAX]);
-/* When to look next, for poll(). */
+/* Returns the time until the next look, for poll(). */
 int watch_wait_ms(const watch *w);
 void watch_free(watch *w);
 

@@ -356,7 +356,7 @@ static ckd_status take_line(attempt_list *list, const char *text, size_t size, c
     return status;
 }
 
-/* A line longer than LINE_MAX_BYTES is cut off. It then counts as damaged, as any line that is no object does. */
+/* A line longer than LINE_MAX_BYTES is cut off. It then counts as damaged, like any line that is not a JSON object. */
 static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, ckd_error *err) {
     char *text = malloc(LINE_MAX_BYTES);
     ckd_status status = text ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");

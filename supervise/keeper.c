@@ -92,7 +92,9 @@ static void pass_on(const keeper *k, int number) {
     }
 }
 
-/* Asks what is left to end, but only once: many programs take a second SIGTERM as an order to quit at once. */
+/*
+ * Asks the remaining processes to end, but only once: many programs take a second SIGTERM as an order to quit at once.
+ */
 static void end_rest(keeper *k) {
     if (!k->deadline) {
         pass_on(k, SIGTERM);
@@ -104,7 +106,7 @@ static void end_rest(keeper *k) {
     }
 }
 
-/* Reaps what has ended. Returns false once there is nothing left. */
+/* Reaps processes that have ended. Returns false once none is left. */
 static bool reap(keeper *k) {
     for (;;) {
         int status;
@@ -134,7 +136,7 @@ static void take_orders(keeper *k) {
     if (n != 1) {
         k->connected = false;
         if (k->gate >= 0) {
-            close(k->gate); /* the command has not started, and now never will */
+            close(k->gate); /* if the command has not started by now, it never will */
             k->gate = -1;
         }
         end_rest(k);

@@ -1,10 +1,10 @@
 /*
- * Does training hang? A pure function of the slots, of what was seen in them before, and of the time that has passed.
+ * Does training hang? A pure function of the slots, of their earlier states, and of the time that has passed.
  *
- * A rank is silent from its last step or change of phase on. It hangs if it is silent for longer than a limit, which
- * is learned from the times of its own steps. While it evaluates or waits for a save, the limit is generous. Its start
- * and its first steps have a limit only if there is something to compare with. That is ranks that have made more steps,
- * or the starts of earlier attempts.
+ * A rank is silent from its last step or change of phase on. It hangs if it is silent for longer than a limit, which is
+ * learned from the times of its own steps. While it evaluates or waits for a save, the limit is generous. Its start and
+ * its first steps have a limit only if there is something to compare with: ranks that have made more steps, or the
+ * starts of earlier attempts.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -17,10 +17,10 @@
 /* docs/run.md and DECISIONS.md have these figures. */
 #define FIRST_STEPS 3  /* not learned from: they allocate and compile */
 #define TIMES_MIN   8  /* step times that are enough to learn from */
-#define MEDIANS     10 /* a step may take so many times the median, */
-#define DEVIATIONS  30 /* or be so many median deviations above it, */
-#define LONGEST     3  /* or so many times the longest silence that ended by itself */
-#define KNOWN       10 /* and what is no step, so many times the longest of its kind */
+#define MEDIANS     10 /* a step may take this many times the median, */
+#define DEVIATIONS  30 /* or exceed it by this many median deviations, */
+#define LONGEST     3  /* or this many times the longest silence that ended by itself; */
+#define KNOWN       10 /* any other phase, this many times the longest of its kind */
 #define SAVE        12 /* floors */
 #define START       12
 #define EVALUATION  72
@@ -97,7 +97,7 @@ static bool may_wait(const ckd_progress_slot *slots, const bool *gone, size_t co
     return false;
 }
 
-/* A pause that ended by itself was none. The first steps are no measure for later ones. */
+/* Records a silence that ended by itself, because it was no hang. The first steps are no measure for later ones. */
 static void record_silence(liveness *l, const ckd_progress_slot *before, double silent_s) {
     if (before->phase != CKD_PROGRESS_TRAINING || before->timed >= FIRST_STEPS + TIMES_MIN) {
         l->longest_s[before->phase] = greater(l->longest_s[before->phase], silent_s);
@@ -190,8 +190,8 @@ static void name_rank(char text[NAME_MAX_BYTES], const ckd_progress_slot *slot) 
 
 #define OTHERS_MAX_BYTES 96
 /*
- * Describes what the others do. Ranks that wait for a save may wait for the only one that does not: then that one
- * stands still. Returns whether others are ahead of the slot.
+ * Describes what the others do. If all ranks but one wait for a save, they may be waiting for that one: it has stopped.
+ * Returns true if others are ahead of the slot.
  */
 static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot *slot,
                             const ckd_progress_slot *slots, const bool *gone, size_t count) {
@@ -215,7 +215,7 @@ static bool describe_others(char text[OTHERS_MAX_BYTES], const ckd_progress_slot
     return ahead > 0;
 }
 
-/* Describes what each rank does. If ranks are at the same step, none is to blame alone. */
+/* Describes what each rank does. If ranks are at the same step, no single one is to blame. */
 #define STATE_MAX_BYTES (NAME_MAX_BYTES + 49)
 static void describe_state(char text[STATE_MAX_BYTES], size_t at, bool behind, const ckd_progress_slot *slots,
                            const bool *gone, size_t count) {

@@ -1,4 +1,7 @@
-/* Checks the hosts of a job before an attempt, and takes out bad ones: those that fail the check, and those blamed. */
+/*
+ * Checks the hosts of a job before an attempt, and takes out bad ones: hosts that fail the check, and hosts blamed for
+ * failures.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +80,7 @@ static void say_way(const nodes *n, const char *host, const char *why, way by, c
     supervise_say(o, "host %s is bad: %.200s; %s", host, why, what);
 }
 
-/* Proposes to take out the host, or does it. Returns whether the hosts are others now. */
+/* Takes out the host, or proposes to. Returns true if the list of hosts has changed. */
 static bool take_out(nodes *n, const char *host, const char *why) {
     char spare[SUPERVISE_NAME_MAX];
     ckd_error err;
@@ -115,7 +118,7 @@ static void begin_check(helper *h, const nodes *n, const char *host) {
                                      .limit_s = o->node_check_s});
 }
 
-/* The exit statuses of the check on each host; -1: it took too long. Returns false if `stop` did. */
+/* Gets the exit status of the check on each host; -1: it took too long. Returns false if `stop` returned true. */
 static bool check_all(int *statuses, const nodes *n, const host_list *hosts) {
     bool going = true;
     for (size_t first = 0; first < hosts->count && going; first += AT_ONCE) {
@@ -134,7 +137,7 @@ static bool check_all(int *statuses, const nodes *n, const host_list *hosts) {
 }
 
 /*
- * A check that fails on each host, or on each that it reaches by the remote shell, says nothing: a command may be
+ * A check that fails on all hosts, or on all that it reaches by the remote shell, proves nothing: a command may be
  * missing.
  */
 static void excuse(int *statuses, const nodes *n, const host_list *fresh, const host_list *checked) {
@@ -157,7 +160,7 @@ static void excuse(int *statuses, const nodes *n, const host_list *fresh, const 
     }
 }
 
-/* Checks the hosts that have not been. Returns whether there are others now, which have to be checked as well. */
+/* Checks the hosts that were not checked yet. Returns true if new hosts were added, which must be checked as well. */
 static bool check_new(nodes *n, host_list *checked) {
     host_list fresh = {0};
     ckd_error err;
@@ -201,7 +204,7 @@ void nodes_prepare(nodes *n) {
 
 /* ------------------------------------------------------------------------------------------------------ the attempt */
 
-/* So many names of so great length that a line of the journal would be too long are not known. */
+/* Records the list, unless it would make a line of the journal too long. It then counts as not known. */
 static void record_list(char **to, const host_list *list) {
     free(*to);
     *to = list->count > 0 ? hosts_joined(list, ' ') : NULL;

@@ -1,4 +1,4 @@
-/* The supervisor's side of a keeper, and what both need to end processes. */
+/* The supervisor's side of a keeper, and functions that both need to end processes. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -158,7 +158,7 @@ static bool is_stranger(const process *p, pid_t pid) {
     return false;
 }
 
-/* Kills what a killed keeper has left behind. These processes are our children now. */
+/* Kills the processes that a killed keeper left behind. They are our children now. */
 static void end_leftovers(const process *p) {
     for (bool found = true; found;) {
         DIR *all = opendir("/proc");

@@ -1,4 +1,4 @@
-/* The memory in which the processes of an attempt write down their steps; include/ckptdelta_progress.h describes it. */
+/* The memory in which the processes of an attempt record their steps; include/ckptdelta_progress.h describes it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void progress_make(progress *out) {
     void *memory = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
     *out = (progress){0};
     unsetenv(VARIABLE);
-    if (id >= 0) { /* nothing is left of it when its last process ends; until then it may be attached */
+    if (id >= 0) { /* it disappears with its last process; until then it can be attached */
         shmctl(id, IPC_RMID, NULL);
     }
     if (memory == (void *)-1 || getrandom(&token, sizeof(token), GRND_NONBLOCK) != sizeof(token)) {
@@ -41,7 +41,7 @@ void progress_free(progress *p) {
     *p = (progress){0};
 }
 
-/* Each field is whole; fields may be of different steps. */
+/* Each field is read atomically, but fields may belong to different steps. */
 static void read_slot(ckd_progress_slot *out, const ckd_progress_slot *slot) {
     const uint64_t *from = (const uint64_t *)(const void *)slot;
     uint64_t words[sizeof(*slot) / sizeof(uint64_t)];

@@ -28,7 +28,7 @@ static void add_words(host_list *to, const char *words) {
     free(copy);
 }
 
-/* The hosts that the job's owner has excluded, as Slurm prints them. An update replaces them. */
+/* Adds the hosts that the job's owner has excluded, as Slurm prints them, because an update would replace them. */
 static void add_own(host_list *to, const char *id, const sigset_t *mask) {
     static const char key[] = " ExcNodeList=";
     helper h;
@@ -55,7 +55,7 @@ static void add_own(host_list *to, const char *id, const sigset_t *mask) {
     helper_free(&h);
 }
 
-/* The bad hosts since the command last succeeded, and those that were excluded before, with commas in between. */
+/* Lists the bad hosts since the command last succeeded, and hosts that were excluded before, separated by commas. */
 static char *hosts_to_exclude(const attempt *history, size_t count, const char *id, const sigset_t *mask) {
     host_list all = {0};
     for (size_t i = 0; i < count; i++) {
@@ -74,7 +74,7 @@ char *requeue_command(const attempt *history, size_t count, const sigset_t *mask
     const attempt *current = decide_current(history, &count);
     char *hosts = id ? hosts_to_exclude(current, count, id, mask) : NULL;
     char *command = NULL;
-    /* Only a job that waits can be given other hosts. */
+    /* Only a pending job can be given other hosts. */
     int size = !id     ? -1
                : hosts ? asprintf(&command, "scontrol requeue %s && scontrol update JobId=%s ExcNodeList=%s",
                                   id, id, hosts)

@@ -1,4 +1,4 @@
-/* The loop: choose a checkpoint, start the command, wait, record what became of it, decide. */
+/* The loop: choose a checkpoint, start the command, wait, record how it ended, decide. */
 #include "supervise/supervise.h"
 
 #include <errno.h>
@@ -33,9 +33,9 @@ typedef struct supervisor {
 /* ------------------------------------------------------------------------------------------------------ signals */
 
 /*
- * Signals that were ignored when the supervisor started stay ignored: nohup relies on it. SIGPIPE is blocked, as the
- * command must not be lost together with whoever reads the messages. Blocked rather than ignored: children get the old
- * mask back.
+ * Signals that were ignored when the supervisor started stay ignored: nohup relies on it. SIGPIPE is blocked, because
+ * the command must not be lost when the reader of the messages goes away. It is blocked rather than ignored, because
+ * children get the old mask back.
  */
 static ckd_status take_signals(supervisor *s, ckd_error *err) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
@@ -103,7 +103,7 @@ static ckd_status add_attempt(supervisor *s, ckd_error *err) {
                    .alarm_step = SUPERVISE_NO_STEP,
                    .reached = SUPERVISE_NO_STEP,
                    .status = -1};
-    if (s->history.count > 1) { /* an attempt without a step has not made good what was lost before it */
+    if (s->history.count > 1) { /* an attempt without a step has not repeated the steps lost before it */
         const attempt *before = a - 1;
         a->reached = before->last_trained != SUPERVISE_NO_STEP ? before->last_trained : before->reached;
     }
@@ -236,7 +236,7 @@ static ckd_status close_unfinished(supervisor *s, ckd_error *err) {
     return status;
 }
 
-/* Tells when the command hangs, and ends it once stack traces were taken. */
+/* Reports when the command hangs, and ends it once stack traces were taken. */
 static void look_for_a_hang(const supervisor *s, process *p, attempt *a, watch *w) {
     char what[SUPERVISE_TEXT_MAX];
     switch (s->stopped_by ? WATCH_NOTHING : watch_look(w, a->hang)) {
@@ -290,7 +290,7 @@ static void look_at_last_alarms(supervisor *s, const progress *steps) {
     free(slots);
 }
 
-/* The command has been started. Returns how it has ended. */
+/* Attends to the started command. Returns how it ended. */
 static process_end attend(supervisor *s, process *p, attempt *a, const progress *steps) {
     uint64_t begun = supervise_monotonic();
     watch *w = watch_new(&(watch_rule){
@@ -373,7 +373,7 @@ static double draw(void) {
                                                                          : 0.5;
 }
 
-/* Signals that came before have ended the command. One that comes now also ends the wait. */
+/* Earlier signals have ended the command. A signal that comes now also ends the wait. */
 static bool signal_comes(void *context) {
     bool comes = false;
     for (int number; (number = next_signal(context)) != 0;) {
@@ -420,7 +420,7 @@ static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
     return status;
 }
 
-/* Whether a suspect checkpoint was seen before the attempt ended or only then makes no difference. */
+/* Records the anomaly of the attempt, whether it was seen before the attempt ended or only then. */
 static void record_anomaly(supervisor *s, attempt *a) {
     anomalies_finish(&s->anomalies, stop_helpers, s);
     snprintf(a->anomaly, sizeof(a->anomaly), "%s", s->anomalies.first);
@@ -434,7 +434,7 @@ static void record_anomaly(supervisor *s, attempt *a) {
     }
 }
 
-/* The attempt has ended, and is the last one of the history. */
+/* Called when the attempt has ended. It is the last one of the history. */
 static ckd_status conclude(supervisor *s, decision *d, nodes *n, ckd_error *err) {
     const decide_rules rules = {s->options.pause_s, s->options.max_pause_s, s->options.max_restarts,
                                 s->options.max_futile, s->options.on_anomaly == SUPERVISE_ANOMALY_STOP};

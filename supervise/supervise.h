@@ -25,7 +25,7 @@ typedef enum attempt_end {
     ATTEMPT_EXITED = 1,  /* code: exit status */
     ATTEMPT_KILLED = 2,  /* code: signal */
     ATTEMPT_REFUSED = 3, /* the command could not be started; code: errno */
-    ATTEMPT_LOST = 4     /* the supervisor died: what became of the command is not known */
+    ATTEMPT_LOST = 4     /* the supervisor died: the end of the command is not known */
 } attempt_end;
 
 /* One start of the command, as recorded in the journal. */
@@ -38,35 +38,35 @@ typedef struct attempt {
     uint64_t end_ns;         /* 0: running */
     attempt_end end;
     int code;
-    bool hung; /* ended by the supervisor, since it made no step or no checkpoint for too long */
+    bool hung; /* ended by the supervisor, because it made no step or no checkpoint for too long */
     char hang[SUPERVISE_TEXT_MAX];   /* what was missing, and for how long; "": it did not hang */
     char anomaly[SUPERVISE_REF_MAX]; /* its first checkpoint that is suspect; "": none */
     uint64_t alarms;                 /* how many its processes raised */
-    char
-        alarm[SUPERVISE_TEXT_MAX]; /* the first of them that --on-anomaly acts on, else the first; "": none */
-    uint64_t alarm_step;           /* SUPERVISE_NO_STEP: there was none */
-    bool alarm_acts;               /* it is one that --on-anomaly acts on */
-    bool unhealthy; /* it counts as failed for these, whatever its end: --on-anomaly rewind or stop */
+    /* the first alarm that --on-anomaly acts on, else the first one; "": none */
+    char alarm[SUPERVISE_TEXT_MAX];
+    uint64_t alarm_step; /* SUPERVISE_NO_STEP: there was none */
+    bool alarm_acts;     /* --on-anomaly acts on `alarm` */
+    bool unhealthy; /* it counts as failed because of these, however it ended: --on-anomaly rewind or stop */
     int stopped_by; /* the signal that asked the supervisor to stop; 0: none */
     char from[SUPERVISE_REF_MAX];    /* the checkpoint that it started from; "": none */
     uint64_t from_step;              /* SUPERVISE_NO_STEP: none */
-    char suspect[SUPERVISE_REF_MAX]; /* the newest checkpoint that was passed over as suspect; "": none */
-    /* The highest step of a checkpoint when it started, damaged ones left out, and when it ended. */
+    char suspect[SUPERVISE_REF_MAX]; /* the newest suspect checkpoint that was passed over; "": none */
+    /* The highest step of any checkpoint: when the attempt started, not counting damaged ones, and when it ended. */
     uint64_t first_step, last_step;
     uint64_t first_save_ns; /* from its start to its first checkpoint; 0: it made none */
     /*
-     * Steps that its processes reported: the first, the highest, and the highest one of the attempts before, from which
-     * it went on or back. SUPERVISE_NO_STEP: not known.
+     * Steps that processes reported: the first and the highest of this attempt, and the highest of the attempts before
+     * it. SUPERVISE_NO_STEP: not known.
      */
     uint64_t first_trained, last_trained, reached;
     uint64_t resume_ns; /* from its start to its first step; 0: not known */
     int status;         /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
     char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
     char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
-    /* Names with spaces in between; NULL: none is known. They belong to the list. */
+    /* Names, separated by spaces; NULL: not known. The memory belongs to the list. */
     char *hosts;     /* on which it ran */
     char *bad_hosts; /* found bad before it or after it */
-    char *excluded;  /* of these, those that were taken out of the job, or will be by a requeue */
+    char *excluded;  /* the bad hosts that were taken out of the job, or will be by a requeue */
 } attempt;
 
 typedef struct attempt_list {
@@ -104,9 +104,9 @@ typedef struct supervise_options {
     supervise_hang hang;
     uint64_t hang_s;       /* SUPERVISE_HANG_TIME: at least 1 */
     uint64_t hang_floor_s; /* SUPERVISE_HANG_AUTO: no step takes too long before this; at least 1 */
-    const char
-        *on_hang; /* for sh -c, before a command that hangs is ended; NULL: SIGQUIT to what handles it */
-    uint64_t rewind_on_nan; /* goes so many good checkpoints back if the newest is suspect; 0: one */
+    /* run by sh -c before a command that hangs is ended; NULL: SIGQUIT to processes that handle it */
+    const char *on_hang;
+    uint64_t rewind_on_nan; /* good checkpoints to go back if the newest is suspect; 0: one */
     supervise_anomaly on_anomaly;
     const char *anomaly_command; /* SUPERVISE_ANOMALY_COMMAND: for sh -c */
     bool quick;                  /* verifies stored checksums only */
@@ -115,10 +115,10 @@ typedef struct supervise_options {
     uint32_t threads;   /* for verification; 0: one per core */
     const char *hosts_file;   /* NULL: the hosts are those of Slurm, of PBS, or this one */
     const char *spares_file;  /* NULL: there are none */
-    uint64_t min_hosts;       /* hosts are dropped if more are left; 0: none is dropped */
+    uint64_t min_hosts;       /* a host is dropped only if at least this many remain; 0: none is dropped */
     const char *node_check;   /* for sh -c, on each host before an attempt; NULL: none */
     uint64_t node_check_s;    /* how long it may take */
-    const char *remote_shell; /* words to put before a host's name and a command */
+    const char *remote_shell; /* words that precede a host's name and a command */
     uint64_t device_wait_s;   /* for memory of devices that the last attempt used; 0: does not wait */
     bool act;                 /* excludes hosts and requeues jobs, instead of proposing it */
     ckd_message_fn on_message;
@@ -131,7 +131,7 @@ typedef struct supervise_result {
     uint64_t attempts;
     char reason[SUPERVISE_TEXT_MAX];
     char newest[SUPERVISE_REF_MAX]; /* checkpoint; "": none */
-    bool requeue;                   /* the job, which Slurm has started, should be started again */
+    bool requeue;                   /* Slurm started the job, and should start it again */
 } supervise_result;
 
 /*

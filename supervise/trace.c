@@ -7,8 +7,8 @@
 #include "supervise/internal.h"
 
 #define PIDS     "CKPTDELTA_HANG_PIDS"
-#define WRITE_NS (5 * SECOND)  /* for the last process that writes its own trace */
-#define APART_NS (SECOND / 10) /* between two of them, so that their lines do not mix */
+#define WRITE_NS (5 * SECOND)  /* time for the last process to write its own trace */
+#define APART_NS (SECOND / 10) /* time between two processes, so that their lines do not mix */
 #define ALL_NS   (5 * SECOND)  /* for all but the last */
 
 /* Does the process handle SIGQUIT? The signal kills those that do not. */

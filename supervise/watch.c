@@ -1,4 +1,6 @@
-/* Watches a command: its steps and its checkpoints. Decides when it hangs, and sees which checkpoints are suspect. */
+/*
+ * Watches a command: its steps and its checkpoints. Decides when it hangs, and finds checkpoints that become suspect.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,7 +105,10 @@ static watch_news look_at_checkpoints(char reason[SUPERVISE_TEXT_MAX], watch *w,
                : WATCH_NOTHING;
 }
 
-/* A process that has ended is watched no more, and neither is another one that gets its number. */
+/*
+ * Finds processes that have ended. They are no longer watched, and neither is another process that gets the same
+ * number.
+ */
 static void find_gone(watch *w) {
     for (size_t i = 0; i < w->count; i++) {
         uint64_t started = process_start_time((pid_t)w->slots[i].pid);
@@ -114,9 +119,7 @@ static void find_gone(watch *w) {
     }
 }
 
-/*
- * Time in which the supervisor did not run either, because both were stopped or the machine slept, does not count.
- */
+/* Time in which the supervisor did not run either does not count: both were stopped, or the machine slept. */
 static watch_news look_at_steps(char reason[SUPERVISE_TEXT_MAX], watch *w, uint64_t passed_ns) {
     uint64_t max = 3 * w->interval_ns;
     passed_ns = passed_ns < max ? passed_ns : max;

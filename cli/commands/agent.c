@@ -1,4 +1,4 @@
-/* ckptdelta agent: runs an agent, or asks the one of a store. */
+/* ckptdelta agent: runs an agent, or asks the agent of a store. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -429,7 +429,7 @@ static ckd_status show(const arguments *a, ckd_error *err) {
 
 /*
  * Signals that end the agent arrive as bytes to read. Blocked before any thread is started. SIGHUP ends it unless nohup
- * ignores it. SIGPIPE is blocked, as states must not be lost together with whoever reads the messages.
+ * ignores it. SIGPIPE is blocked, because states must not be lost when the reader of the messages goes away.
  */
 static ckd_status take_signals(int *out, ckd_error *err) {
     sigset_t ends, blocked;
@@ -452,7 +452,7 @@ typedef struct starting {
     int parent; /* tells the process that waits for the start; -1: nobody waits */
 } starting;
 
-/* A reader of the command's output sees its end. */
+/* Leaves the terminal, so that a reader of the command's output sees its end. */
 static void leave_terminal(void) {
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = STDIN_FILENO; nothing >= 0 && fd <= STDERR_FILENO; fd++) {
@@ -496,7 +496,7 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
     o.send_bytes_per_s = a->send_rate;
     o.store_every_s = (double)a->store_every_s;
     o.silence_s = (double)a->silence_s;
-    if (a->peers) { /* what UCX would print about peers that are gone, the agent says itself */
+    if (a->peers) { /* the agent itself reports peers that are gone, so UCX need not */
         setenv("UCX_LOG_LEVEL", "fatal", 0);
     }
     o.on_ready = on_ready;
@@ -506,8 +506,8 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
 }
 
 /*
- * The parent waits until trainers can connect. *code: the status that it exits with, which is the child's if the agent
- * has not started; -1 in the child.
+ * The parent waits until trainers can connect. *code: the parent's exit status, which is the child's if the agent has
+ * not started; -1 in the child.
  */
 static ckd_status detach(int *code, int *to_parent, ckd_error *err) {
     int ends[2], status = 0;

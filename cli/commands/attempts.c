@@ -1,4 +1,4 @@
-/* ckptdelta attempts: what `ckptdelta run` has recorded. */
+/* ckptdelta attempts: shows the attempts that `ckptdelta run` has recorded. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +41,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
     }
 }
 
-/* Steps that were made before, as far as is known, and that the attempt had to make again. */
+/* Counts the steps that, as far as is known, were made before and that the attempt had to repeat. */
 static bool steps_lost(uint64_t *lost, const attempt *a) {
     bool saved = a->first_step != SUPERVISE_NO_STEP, reported = a->reached != SUPERVISE_NO_STEP;
     uint64_t from = a->from_step == SUPERVISE_NO_STEP ? 0 : a->from_step;
@@ -72,7 +72,7 @@ static json_t *json_words(const char *text) {
     return cli_json_text(text[0] ? text : NULL);
 }
 
-/* The words, which have spaces in between, as a list; NULL: null. */
+/* Turns words separated by spaces into a list; NULL becomes null. */
 static json_t *json_list(const char *words) {
     json_t *list = words ? json_array() : json_null();
     for (const char *at = words; at && *at; at += strcspn(at, " "), at += *at == ' ') {

@@ -1,4 +1,4 @@
-/* ckptdelta compact: rewrites checkpoints in a better form. */
+/* ckptdelta compact: rewrites checkpoints into a better form. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static const char doc[] =
     "  ckptdelta compact ckpts --keep-every 1000 --keep-last 5 --undo 0s\n"
     "  ckptdelta compact ckpts --fold --recode-older 7d\n";
 
-/* Bytes of chunk files; of these, what only the trash needs. */
+/* Bytes of chunk files, and the part of them that only the trash needs. */
 typedef struct chunk_sizes {
     bool known;
     uint64_t all, trash;
@@ -241,7 +241,7 @@ static ckd_status print_table(const arguments *a, const ckd_compaction *done, ck
     return cli_table_print(t, err);
 }
 
-/* A store whose sizes cannot be told is compacted all the same. */
+/* A store whose sizes are unknown is compacted nevertheless. */
 static chunk_sizes sizes_of(ckd_store *store) {
     ckd_report *report;
     ckd_trash *trash;
@@ -260,7 +260,7 @@ static chunk_sizes sizes_of(ckd_store *store) {
     return sizes;
 }
 
-/* Says what the compaction freed: also files of deleted checkpoints on which nothing builds any more. */
+/* Prints what the compaction freed, including files of deleted checkpoints on which nothing builds any more. */
 static void print_sizes(const arguments *a) {
     if (!a->before.known || !a->after.known) {
         return;

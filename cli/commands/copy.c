@@ -97,7 +97,10 @@ static error_t parse_choice(int key, char *arg, arguments *a, struct argp_state 
     return add_choice(a, &c, state);
 }
 
-/* A single store is the other one if the environment names this one. Checkpoints contain an @ and no slash. */
+/*
+ * If the environment names this store, a single store argument is the other one. Checkpoint arguments contain an @ and
+ * no slash.
+ */
 static error_t take_argument(arguments *a, const char *arg, struct argp_state *state) {
     if (strchr(arg, '@') && !strchr(arg, '/')) {
         return cli_refs_add_any(&a->refs, arg, state);

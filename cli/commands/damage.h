@@ -15,7 +15,7 @@ typedef struct cli_survivors {
     ckd_checkpoint_list *all;
 } cli_survivors;
 /*
- * Call it as soon as the result is there: if it has damage, the exit status says so even if looking up the survivors or
+ * Call it as soon as the result is known. If there is damage, the exit status says so even if finding the survivors or
  * printing fails.
  */
 void cli_damage_found(const ckd_verify_result *r);
@@ -27,7 +27,7 @@ void cli_survivors_free(cli_survivors *s);
 /* Make the JSON lists of `damage` and of the newest intact checkpoints (docs/cli.md). */
 json_t *cli_json_damage(const ckd_verify_result *r);
 json_t *cli_json_newest(const cli_survivors *left);
-/* Prints everything as text, with a command that loads what is intact. */
+/* Prints everything as text, with a command that loads an intact checkpoint. */
 void cli_print_damage(const ckd_verify_result *r, const cli_survivors *left, const char *store);
 /* Returns CORRUPT, with the amount of damage, if there is any. */
 ckd_status cli_damage_status(const ckd_verify_result *r, const cli_survivors *left, ckd_error *err);

@@ -210,7 +210,7 @@ static ckd_status print_result(const arguments *a, const ckd_follow_result *r, c
         printf(r->applied ? ", %s of it written; saved %s ago\n" : "\n", cli_text_size(r->written_bytes).text,
                cli_text_duration(lag_of(&r->checkpoint)).text);
     }
-    /* With --once this is reported at the end, when --exec has run. */
+    /* With --once this is reported at the end, after --exec has run. */
     if (fflush(stdout) != 0 && status == CKD_OK && !a->once) {
         status = cli_error_sys(err, errno, "", "cannot write to standard output");
     }
@@ -259,7 +259,7 @@ static void set_environment(const arguments *a, const ckd_checkpoint *c) {
     setenv("CKPTDELTA_INTO", a->follow.into, 1);
 }
 
-/* Passes a request to stop on to the command, once. Signals do not interrupt waitpid, which is restarted. */
+/* Passes a request to stop on to the command, once. Signals do not interrupt waitpid, because it is restarted. */
 static int wait_for(pid_t child) {
     int how = 0;
     bool passed_on = false;
@@ -273,7 +273,7 @@ static int wait_for(pid_t child) {
     return how;
 }
 
-/* Runs --exec. Returns false if it failed and that ends the command. */
+/* Runs --exec. Returns false if it failed and the command must therefore end. */
 static bool run_exec(const arguments *a, const ckd_checkpoint *c) {
     extern char **environ;
     posix_spawn_file_actions_t actions;
@@ -321,7 +321,7 @@ static ckd_status apply(arguments *a, ckd_follow *f, ckd_follow_result *r, ckd_e
     return status;
 }
 
-/* Prints what DIR has, and runs --exec, which depends on DIR alone. */
+/* Prints the content of DIR, and runs --exec, which depends on DIR alone. */
 static ckd_status announce(const arguments *a, const ckd_follow_result *r, ckd_error *err) {
     ckd_status status = r->applied || a->once ? print_result(a, r, err) : CKD_OK;
     return r->applied && !run_exec(a, &r->checkpoint)
@@ -385,7 +385,7 @@ static int follow_on(arguments *a, ckd_store *store, ckd_follow *f) {
     }
 }
 
-/* A store that does not exist yet is waited for. */
+/* Waits for a store that does not exist yet. */
 static ckd_status open_store(ckd_store **out, const arguments *a, ckd_error *err) {
     bool reported = false;
     for (;;) {
@@ -425,7 +425,7 @@ static int run(arguments *a) {
     a->follow.on_progress = on_progress;
     a->follow.progress_context = &a->progress;
     cli_interrupt_catch();
-    (void)signal(SIGPIPE, SIG_IGN); /* --exec runs even if nobody reads what is printed */
+    (void)signal(SIGPIPE, SIG_IGN); /* --exec runs even if nobody reads the output */
     do {
         code = follow_store(a);
     } while (code == OPEN_AGAIN);

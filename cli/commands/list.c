@@ -132,7 +132,7 @@ static ckd_status run(const arguments *a, ckd_error *err) {
     ckd_status status = cli_open_store(&store, &a->common, CKD_OPEN_READ, err);
     THEN(status, cli_check_run(store, a->run, err));
     THEN(status, ckd_store_list(&l.all, store, NULL, err));
-    l.list = l.all; /* there may be 100,000 of them: they are read once */
+    l.list = l.all; /* read only once, because there may be 100,000 of them */
     if (a->run) {
         THEN(status, ckd_store_list(&l.list, store, a->run, err));
     }

@@ -197,7 +197,7 @@ static ckd_status write_content(const arguments *a, const char *out, const file_
     return status;
 }
 
-/* Totals of what was written, over all ranks. */
+/* Totals of the written data over all ranks. */
 typedef struct written {
     size_t tensors, files;
     uint64_t bytes, data_bytes;
@@ -371,7 +371,7 @@ static ckd_status check_newest(arguments *a, ckd_store *store, const ckd_checkpo
                                         : CKD_OK;
 }
 
-/* An output that cannot be written is no damage of the checkpoint. */
+/* A failure to write an output is no damage to the checkpoint. */
 static bool is_damaged(const arguments *a, const ckd_error *err) {
     return ckd_error_is_damage(err) &&
            (err->status == CKD_E_CORRUPT || cli_error_in_store(err, &a->common) > 0);
@@ -380,7 +380,7 @@ static bool is_damaged(const arguments *a, const ckd_error *err) {
 static ckd_status load_to_file(arguments *a, ckd_store *store, ckd_error *err) {
     ckd_checkpoint from;
     ckd_status status;
-    do { /* EXISTS: a newer one was committed meanwhile */
+    do { /* repeated on EXISTS: a newer one was committed meanwhile */
         status = cli_find_pick(&from, store, &a->pick, err);
         THEN(status, check_newest(a, store, &from, err));
     } while (status == CKD_E_EXISTS);

@@ -46,7 +46,7 @@ static const struct command {
     {"attempts", "ckptdelta attempts", "list what ckptdelta run has done", cmd_attempts},
     {"agent", "ckptdelta agent", "keep the newest states in memory that outlives trainers", cmd_agent},
     {"rebuild", "ckptdelta rebuild", "rebuild the catalog from the data files", cmd_rebuild},
-    /* Without a summary it is not listed: it is not meant for people. */
+    /* It has no summary, so it is not listed: it is not meant for people. */
     {"complete", "ckptdelta complete", NULL, cmd_complete},
 };
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
@@ -107,7 +107,7 @@ static const struct command *find_command(const char *name) {
     return NULL;
 }
 
-/* Wrong usage is reported as JSON with --json, even if there is no command that knows the option. */
+/* With --json, wrong usage is reported as JSON, even if the command is unknown. */
 static int unknown_command(const char *name, char **arguments) {
     const char *names[COMMAND_COUNT + ALIAS_COUNT];
     for (size_t i = 0; i < COMMAND_COUNT + ALIAS_COUNT; i++) {
@@ -134,8 +134,8 @@ static void print_version(FILE *to, struct argp_state *state) {
 }
 
 /*
- * The files of all ranks may be open at the same time. Not for a command that starts another program: it would inherit
- * the limit, and one that calls select() must not have more than 1,024 files.
+ * The files of all ranks may be open at the same time. Not called for a command that starts other programs: they would
+ * inherit the limit, and a program that calls select() must not have more than 1,024 files.
  */
 static void raise_open_files(void) {
     struct rlimit limit;

@@ -178,7 +178,10 @@ static void print_made(const ckd_parity_result *r, bool would) {
            cli_text_size(r->parity_bytes).text, 100 * (double)r->parity_bytes / (double)r->file_bytes);
 }
 
-/* No group was made. A file may be bare all the same: it is missing or damaged, or its run is to have no parity. */
+/*
+ * Called if no group was made. A file may nevertheless lack parity: it is missing or damaged, or its run must have no
+ * parity.
+ */
 static ckd_status print_covered(ckd_store *store, ckd_error *err) {
     ckd_parity_status *s;
     ckd_status status = ckd_store_parity_status(&s, store, err);

@@ -1,4 +1,4 @@
-/* ckptdelta prune: deletes what a policy does not keep. */
+/* ckptdelta prune: deletes the checkpoints that a policy does not keep. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -97,7 +97,7 @@ static void print_reasons(cli_table *t, unsigned mask) {
     cli_table_cell(t, "%s", text);
 }
 
-/* Prints what pruning frees, and when; and what remains for a compaction. */
+/* Prints the bytes that pruning frees, when it frees them, and the bytes that remain for a compaction. */
 static void print_freed(const arguments *a, const ckd_prune *p) {
     uint64_t undo_s = a->deletion.undo_s;
     printf("%s %" PRIu64 " of %zu checkpoints", a->dry_run ? "would delete" : "deleted", p->deleted,

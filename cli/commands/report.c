@@ -1,4 +1,4 @@
-/* ckptdelta report: what a store holds, how much space it takes, how it grows, and what it costs. */
+/* ckptdelta report: shows what a store holds, how much space it takes, how it grows, and what it costs. */
 #include <stdio.h>
 #include <string.h>
 

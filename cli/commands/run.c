@@ -1,4 +1,4 @@
-/* ckptdelta run: starts a command again from the newest whole checkpoint until it is done. */
+/* ckptdelta run: restarts a command from the newest whole checkpoint until it is done. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,7 +169,7 @@ static void take_argument(arguments *a, char *arg, struct argp_state *state) {
     a->run = arg;
 }
 
-/* As the library has it: 1 to 128 characters, not beginning with a dot or a dash. */
+/* The library's rule: 1 to 128 characters, not beginning with a dot or a dash. */
 static bool is_run_name(const char *name) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-~";
     size_t length = strlen(name);
@@ -317,14 +317,14 @@ static ckd_status print_json(const arguments *a, const supervise_result *r, ckd_
                           err);
 }
 
-/* Says why it ends. The exit status is not that of the error's kind. */
+/* Reports why the supervisor ends. The exit status does not follow from the kind of error. */
 static int fail(const arguments *a, const supervise_result *r) {
     ckd_error err;
     cli_error(&err, r->kind, "%s: %s", a->run, r->reason);
     return cli_fail_as(&err, r->status);
 }
 
-/* A scheduler goes by the exit status. Whether the result can be printed must not change it. */
+/* A scheduler relies on the exit status, so a failure to print the result must not change it. */
 static int report(const arguments *a, const supervise_result *r) {
     ckd_error err;
     if (r->status == CLI_DONE) {

@@ -118,7 +118,7 @@ static void parse_optimizer(cli_saving *a, ckd_optimizer_kind kind, const char *
     cli_check_value(state, cli_optimizers_add(&a->optimizers, kind, arg, &err), &err);
 }
 
-/* Parses the options about how to store. */
+/* Parses the options that control how tensors are stored. */
 static error_t parse_coding(int key, char *arg, struct argp_state *state) {
     cli_saving *a = state->input;
     int index;

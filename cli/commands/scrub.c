@@ -90,7 +90,7 @@ static ckd_status scrub(ckd_scrub_result **out, const arguments *a, ckd_store *s
     return status;
 }
 
-/* Reports what was found, also by a scrub that was ended early. */
+/* Reports the findings, even of a scrub that was ended early. */
 static ckd_status report(const ckd_scrub_result *result, const arguments *a, ckd_store *store,
                          ckd_error *err) {
     cli_survivors left = {0};

@@ -115,7 +115,7 @@ static void print_without_parent(const shown *s) {
     fputs(s->unparented->count > NAMED ? ", ...\n" : "\n", stdout);
 }
 
-/* Names the tensors that the verdict may rest on. */
+/* Names the tensors that may have caused the verdict. */
 static void print_suspect(const shown *s) {
     enum { NAMED = 4 };
     size_t count = 0;

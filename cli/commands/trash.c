@@ -127,7 +127,7 @@ static ckd_status list(const arguments *a, ckd_store *store, ckd_error *err) {
 
 /* ------------------------------------------------------------------------------------------------------ changing */
 
-/* Finds a deleted checkpoint; of several with the same name, the last one. */
+/* Finds a deleted checkpoint; among several with the same name, the last one. */
 static ckd_status find_trashed(ckd_id *out, const ckd_trash *trash, const cli_ref *ref, ckd_error *err) {
     const ckd_trashed *found = NULL;
     for (size_t i = 0; i < trash->count; i++) {
@@ -185,7 +185,7 @@ typedef struct restoration {
     ckd_trash *trash;
     ckd_id *ids; /* restored */
     size_t count;
-    ckd_error *left; /* by index in the trash: why it stays there */
+    ckd_error *left; /* by index in the trash: why the checkpoint stays there */
     size_t left_count;
 } restoration;
 
@@ -320,7 +320,7 @@ static ckd_status empty(const arguments *a, ckd_store *store, ckd_error *err) {
 static ckd_status run(arguments *a, ckd_error *err) {
     ckd_store *store = NULL;
     ckd_open_mode mode = a->restore || a->empty ? CKD_OPEN_WRITE : CKD_OPEN_READ;
-    /* --empty counts what it removes; what is to be restored must not go first */
+    /* opening must not remove anything: --empty counts its removals, and checkpoints to restore must not go first */
     a->common.keeps_trash = a->empty || a->restore;
     ckd_status status = cli_open_store(&store, &a->common, mode, err);
     THEN(status, a->restore ? restore(a, store, err) : a->empty ? empty(a, store, err) : list(a, store, err));

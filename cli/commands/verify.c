@@ -1,5 +1,6 @@
 /*
- * ckptdelta verify: checks every hash, including those of the reconstructed values. Reports damage and what is intact.
+ * ckptdelta verify: checks every hash, including those of the reconstructed values. Reports the damage, and the
+ * checkpoints that are intact.
  */
 #include <inttypes.h>
 #include <stdio.h>

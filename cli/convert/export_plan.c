@@ -304,7 +304,10 @@ static bool five_digits(const char *at, const char *rest) {
     return strspn(at, "0123456789") == 5 && strncmp(at + 5, rest, strlen(rest)) == 0;
 }
 
-/* Could an export have written a blob under this name? That is so if the blob's name, as it decodes, gives it again. */
+/*
+ * Could an export have written a blob under this name? If so, decoding the name and encoding it again gives the same
+ * name.
+ */
 static bool is_blob_file(const char *name) {
     char blob[NAME_MAX + 1], *to = blob;
     for (const char *at = name + sizeof(BLOB_FOLDER); *at && to < blob + NAME_MAX; at++) {

@@ -1,4 +1,4 @@
-/* Checks one tensor of the checkpoint: its dtype and shape, and that each rank has what it should have. */
+/* Checks one tensor of the checkpoint: its dtype, its shape, and the part that each rank should have. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -91,7 +91,7 @@ static ckd_status check_alike(const import_plan *plan, const import_tensor *t, c
 
 /* ---- the shape ---- */
 
-/* Is its rank at the first place of the flat buffer and of all cuts but this one? */
+/* Is the entry's rank at the first place of the flat buffer, and of all cuts except this one? */
 static bool is_along(const layout *l, const import_entry *e, uint32_t cut) {
     const layout_rule *rule = e->rule;
     uint32_t at[LAYOUT_AXES];
@@ -280,7 +280,7 @@ static ckd_status check_absent(const import_plan *plan, const import_tensor *t,
     return status;
 }
 
-/* Checks that load would write for this rank what was read. */
+/* Checks that load would write for this rank exactly what was read. */
 static ckd_status check_back(const import_plan *plan, const import_entry *e, const layout_binding *expected,
                              const layout_name_values *values, ckd_error *err) {
     const char *from = e->tensor->name;

@@ -1,6 +1,6 @@
 /*
- * Extracts parameters from ranks' flat buffers. Each is treated as if the rank had a tensor of it, of which a file has
- * some elements.
+ * Extracts parameters from ranks' flat buffers. A parameter is treated like a tensor of the rank, of which the file has
+ * only some elements.
  */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /*
  * Reads values of a checkpoint's tensor from the ranks' files. Neighbouring elements of a fragment in the checkpoint's
- * tensor are also neighbours in the rank's tensor or flat buffer, as far as both agree in the last dimensions. They are
- * read in runs. The file has runs in the same order as the tensor, so short runs that are close together are read with
- * one call.
+ * tensor are also neighbours in the rank's tensor or flat buffer, if both agree in the last dimensions. They are read
+ * in runs. The file has runs in the same order as the tensor, so short runs that are close together are read with one
+ * call.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -126,7 +126,7 @@ static uint64_t first_run(const runs *r, uint64_t element) {
 
 /* ---- reading them ---- */
 
-/* Elements first ... first + count - 1 of a tensor, and where they go. */
+/* Elements first ... first + count - 1 of a tensor, and their destination. */
 typedef struct elements {
     uint64_t first, count;
     char *to;
@@ -241,7 +241,7 @@ static ckd_status compare_copy(import_reader *r, size_t copy, uint64_t first, ui
                                const char *with, ckd_error *err) {
     size_t element = ckd_dtype_size(r->tensor->tensor.dtype);
     uint64_t found;
-    memcpy(r->copy, with, (size_t)count * element); /* so elements that the copy lacks compare as equal */
+    memcpy(r->copy, with, (size_t)count * element); /* makes elements that the copy lacks compare as equal */
     elements range = {first, count, r->copy};
     ckd_status status = read_fragments(&found, r, copy, &range, err);
     if (status == CKD_OK && memcmp(r->copy, with, (size_t)count * element) != 0) {
@@ -258,7 +258,7 @@ static ckd_status average_copies(import_reader *r, uint64_t first, uint64_t coun
     ckd_dtype dtype = r->tensor->tensor.dtype;
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < count; i++) {
-        r->means[i] = -0.0; /* adds nothing to a sum, not even a sign */
+        r->means[i] = -0.0; /* changes no sum, not even its sign */
     }
     for (size_t copy = 0; copy < r->fragments.copies && status == CKD_OK; copy++) {
         status = read_copy(r, copy, first, count, r->copy, err);

@@ -30,7 +30,7 @@ static bool intersect(import_fragment *p, const layout_share *s, const layout_st
     return true;
 }
 
-/* Adds what the entry's part has in a box of the rank's tensor. first: number of its set's first copy. */
+/* Adds the fragments of the entry's part in a box of the rank's tensor. first: number of its set's first copy. */
 static ckd_status add_fragments(import_fragments *out, const import_entry *e, const layout_share *s,
                                 size_t first, const ckd_region *box, ckd_error *err) {
     import_fragment *grown = realloc(out->items, (out->count + s->count + 1) * sizeof(*grown));

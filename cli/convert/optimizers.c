@@ -18,7 +18,7 @@ static ckd_optimizer defaults(ckd_optimizer_kind kind) {
     o.kind = kind;
     o.lr = -1;
     if (kind == CKD_SGD) {
-        o.step = 1; /* no bias correction, so any step will do */
+        o.step = 1; /* without bias correction, any step is right */
         return o;
     }
     o.beta1 = 0.9;
@@ -120,7 +120,7 @@ void cli_optimizers_free(cli_optimizers *optimizers) {
 
 /* ---- which tensors ---- */
 
-/* Position in the order: that of its weights, then before or after them. */
+/* Position in the order: first by the weight, then by the place among its tensors. */
 typedef struct place {
     cli_input input;
     const char *weight; /* "": no weight with an optimizer */

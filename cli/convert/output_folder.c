@@ -13,7 +13,7 @@
 #include "cli/files/files.h"
 
 #define ABANDONED \
-    60 /* seconds: a temporary folder that nobody has locked for so long belongs to a dead process */
+    60 /* seconds; a temporary folder that has been without a lock for this long belongs to a dead process */
 
 struct cli_folder {
     char *path, *above, *temporary; /* above: includes its final slash */
@@ -178,8 +178,8 @@ char *cli_folder_inside(const cli_folder *f, const char *name, ckd_error *err) {
 /* ---- the final name ---- */
 
 /*
- * Moves the folder into place: in one step if the file system can exchange two names. Otherwise the old folder is moved
- * aside first, and back again if the new one cannot take its place. Afterwards `temporary` names the old folder.
+ * Moves the folder into place: in one step if the file system can exchange two names. Otherwise it first moves the old
+ * folder aside, and moves it back if the new one cannot take its place. Afterwards `temporary` names the old folder.
  */
 static int take_place(cli_folder *f, ckd_error *err) {
     if (renameat2(AT_FDCWD, f->temporary, AT_FDCWD, f->path, RENAME_EXCHANGE) == 0) {
@@ -210,8 +210,8 @@ static int take_place(cli_folder *f, ckd_error *err) {
 }
 
 /*
- * rename() replaces only an empty folder. So a folder that another process has just created stays, unless it may be
- * replaced.
+ * rename() replaces only an empty folder. So a non-empty folder that another process has just created stays, unless it
+ * may be replaced.
  */
 static int give_name(cli_folder *f, ckd_error *err) {
     if (rename(f->temporary, f->path) == 0) {

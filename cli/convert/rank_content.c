@@ -114,7 +114,7 @@ static ckd_status find_held(held *out, size_t *count, const bound_checkpoint *b,
     return CKD_OK;
 }
 
-/* Parts that are side by side in one tensor must agree in everything but its main dimension. */
+/* Parts that are side by side in one tensor must agree in all dimensions except its main one. */
 static ckd_status check_parts(const rank_tensor *t, const layout *l, ckd_error *err) {
     const ckd_tensor_info *first = t->parts[0];
     for (size_t i = 0; i < layout_tensors_of(t->rule); i++) {
@@ -319,7 +319,7 @@ static ckd_status load_section(void *context, const section *s, ckd_error *err) 
     uint32_t dim = f->t->share.dim;
     uint64_t low = f->box->offsets[dim], high = low + f->box->lengths[dim];
     ckd_load_request q = request_of(f->t, s, f->box);
-    /* The section is exactly what is needed, in the right order: nothing to move. */
+    /* If the section is exactly the needed data in the right order, nothing has to be moved. */
     bool direct = s->length == f->box->lengths[dim];
     q.data = direct ? f->to : f->scratch;
     q.size = (size_t)(f->outer * s->length * f->inner);

@@ -1,4 +1,7 @@
-/* Flat buffers of a rank: its tensors end to end, of which the rank has some elements. The inverse of import_flat.c. */
+/*
+ * Flat buffers of a rank: tensors end to end, of which the rank has some elements. This is the inverse of
+ * import_flat.c.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,7 +140,7 @@ static ckd_status move_members(rank_tensor *buffer, size_t *place, const flatten
             size_t number = (size_t)(t - f->content->items);
             *place = number < *place ? number : *place;
             *to = *t;
-            *t = (rank_tensor){.name = to->name}; /* the name by which others are still found */
+            *t = (rank_tensor){.name = to->name}; /* the name is still needed to find other tensors */
             to->name = NULL;
             buffer->member_count++;
         }

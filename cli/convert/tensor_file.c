@@ -40,7 +40,7 @@ ckd_status file_metadata(json_t **out, ckd_load *load, ckd_error *err) {
 
 /* ---- the buffers ---- */
 
-/* Writes what the buffer has, and empties it. */
+/* Writes the content of the buffer, and empties it. */
 static ckd_status flush(file_writing *w, ckd_error *err) {
     if (w->filled == 0) {
         return CKD_OK;
@@ -56,7 +56,7 @@ static ckd_status flush(file_writing *w, ckd_error *err) {
     return status;
 }
 
-/* Provides space behind what the buffer has. */
+/* Provides space behind the content of the buffer. */
 static ckd_status make_space(file_writing *w, size_t size, ckd_error *err) {
     return w->filled + size > SLICE_BYTES ? flush(w, err) : CKD_OK;
 }
@@ -154,7 +154,7 @@ static uint64_t uncast_size(const file_content *c, const safetensors_tensor *t) 
 
 #define BATCH_TENSORS 4096u /* each takes a request and a place in the load's plan */
 
-/* As many tensors as fit into a buffer; none if the next one does not. */
+/* Returns as many tensors as fit into a buffer; none if the next one does not fit. */
 static tensor_batch next_batch(const file_content *c, size_t first) {
     tensor_batch b = {c, first, 0, 0, 0};
     for (size_t i = first; i < c->count && !c->of_rank.items && b.count < BATCH_TENSORS; i++, b.count++) {
@@ -250,7 +250,7 @@ ckd_status file_content_write(file_writing *w, const file_content *c, const char
     if (status != CKD_OK) {
         return status;
     }
-    w->behind = w->writer && !cli_output_is_standard(path); /* a signal ends a wait for a reader of that */
+    w->behind = w->writer && !cli_output_is_standard(path); /* there a signal ends a wait for a reader */
     w->filled = 0;
     status = cli_output_write(w->output, c->header, c->header_size, err);
     THEN(status, copy_tensors(w, c, err));

@@ -66,7 +66,7 @@ static ckd_status read_all(char **data, size_t *size, int fd, const char *path, 
 static ckd_status save_one(const cli_blob *blob, ckd_save *save, ckd_error *err) {
     char *data = NULL;
     size_t size = 0;
-    /* Without O_NONBLOCK, a pipe that nobody writes to is waited for in open(), which no signal ends. */
+    /* Without O_NONBLOCK, open() would wait for a writer of a pipe, and no signal would end the wait. */
     bool standard = strcmp(blob->path, "-") == 0;
     const char *path = standard ? "standard input" : blob->path;
     int fd =

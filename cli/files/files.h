@@ -172,10 +172,10 @@ char *safetensors_metadata_text(json_t *metadata);
 /* Parses and checks such text. UNSUPPORTED if it is not an object of strings. */
 ckd_status safetensors_metadata_parse(json_t **out, const char *text, size_t size, ckd_error *err);
 
-/* Reads what is small in large slices, 1 MiB at a time in all (read_ahead.c). Returns NULL if out of memory. */
+/* Reads small values in large slices, 1 MiB at a time in total (read_ahead.c). Returns NULL if out of memory. */
 typedef struct cli_read_ahead cli_read_ahead;
 cli_read_ahead *cli_read_ahead_new(void);
-/* As safetensors_read_bytes, of bytes that are in the file. */
+/* As safetensors_read_bytes; the bytes must exist in the file. */
 ckd_status cli_read_ahead_read(cli_read_ahead *a, const safetensors_file *file, uint64_t begin, void *to,
                                size_t size, ckd_error *err);
 void cli_read_ahead_free(cli_read_ahead *a); /* accepts NULL */
@@ -190,7 +190,7 @@ typedef struct cli_input {
     bool largest;                   /* an exp_avg_sq that is AMSGrad's running maximum */
     bool in_doubt;                  /* its name looks like optimizer state, but no weight belongs to it */
     const ckd_optimizer *optimizer; /* NULL: none */
-    cli_read_ahead *ahead;          /* of all inputs; NULL: what is read is never small */
+    cli_read_ahead *ahead;          /* shared by all inputs; NULL: no read is small */
     ckd_read_fn read;               /* NULL: the values come from the file's tensor */
     void *context;
 } cli_input;
@@ -223,8 +223,8 @@ void cli_inputs_close(cli_inputs *inputs);
 
 /*
  * A file that appears complete or not at all. It is written under the temporary name .FILE.tmp-PID-N beside it, synced,
- * then renamed. Dropping it leaves nothing behind. A file that it replaces passes on its mode, and its owner and group
- * where that is allowed.
+ * then renamed. Dropping it leaves nothing behind. It takes over the mode of a file that it replaces, and its owner and
+ * group if that is allowed.
  */
 
 typedef struct cli_output cli_output;
@@ -246,7 +246,7 @@ ckd_status cli_output_make_folders(const char *path, ckd_error *err);
 ckd_status cli_output_open(cli_output **out, const char *path, bool force, uint64_t size, ckd_error *err);
 /* CANCELLED if a signal was caught while standard output took nothing. */
 ckd_status cli_output_write(cli_output *output, const void *data, size_t size, ckd_error *err);
-/* Returns CANCELLED, with what a signal has left of the output. */
+/* Returns CANCELLED; the message says what a signal has left of the output. */
 ckd_status cli_output_interrupted(const cli_output *output, ckd_error *err);
 /*
  * Syncs the file, renames it (replacing an existing file only with `force`), and syncs the directory. Always frees it.

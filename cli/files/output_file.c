@@ -38,7 +38,7 @@ static ckd_status set_paths(cli_output *o, const char *path, ckd_error *err) {
     return o->path && o->directory ? CKD_OK : cli_error_nomem(err);
 }
 
-/* Nobody may read the new file who could not read the one that it replaces, not even while it is written. */
+/* A user who cannot read the replaced file must not be able to read the new one, not even while it is being written. */
 static ckd_status open_temporary(cli_output *o, ckd_error *err) {
     struct stat st;
     if (o->force && lstat(o->path, &st) == 0 && S_ISREG(st.st_mode)) {
@@ -109,7 +109,7 @@ bool cli_wait_for(int fd, short events) {
     }
 }
 
-/* Returns how many bytes a pipe, socket or terminal that takes any surely takes without blocking. */
+/* Returns how many bytes a pipe, socket or terminal that is ready surely takes without blocking. */
 static size_t free_room(int fd) {
     int size = fcntl(fd, F_GETPIPE_SZ), used;
     return size > PIPE_BUF && ioctl(fd, FIONREAD, &used) == 0 && used == 0 ? (size_t)size : PIPE_BUF;
@@ -120,7 +120,10 @@ ckd_status cli_output_write(cli_output *o, const void *data, size_t size, ckd_er
     while (size > 0) {
         size_t slice = size;
         if (o->blocks) {
-            /* A reader may never read. So wait where a signal ends the wait, then write what does not block. */
+            /*
+             * The reader may never read. So this waits where a signal can end the wait, and then writes only as much as
+             * cannot block.
+             */
             if (!cli_wait_for(o->fd, POLLOUT)) {
                 return cli_output_interrupted(o, err);
             }

@@ -1,4 +1,4 @@
-/* Where outputs may go: not onto what must stay, not into the store, not two to one path. */
+/* Checks where outputs may go: not over files that must stay, not into the store, and not two to one path. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
 /*
  * Reads the values of small tensors in large slices. A save takes tensors in an order of its own: all in turn, or each
- * weight with its moments. So a few places in the files are followed at a time, and a slice is read ahead only where
- * one read ends where the next begins.
+ * weight with its moments. So a few places in the files are followed at a time. A slice is read ahead only if a read
+ * begins where an earlier one ended.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #define PLACES      4u
 #define AHEAD_BYTES (256u << 10)
-#define FIRST_BYTES (8u << 10)  /* at a place that may not be followed */
+#define FIRST_BYTES (8u << 10)  /* read at a place that may turn out not to be followed */
 #define SMALL_BYTES (64u << 10) /* larger reads go to the caller's memory */
 
 typedef struct place {
@@ -73,7 +73,7 @@ ckd_status cli_read_ahead_read(cli_read_ahead *a, const safetensors_file *file, 
         p->file = file;
         status = safetensors_read_bytes(file, begin, p->bytes, (size_t)slice, err);
         if (status != CKD_OK &&
-            slice > size) { /* what is wanted may be readable, or else the error names it */
+            slice > size) { /* the requested bytes alone may be readable, or else the error names them */
             return safetensors_read_bytes(file, begin, to, size, err);
         }
         p->end += status == CKD_OK ? slice : 0;

@@ -329,7 +329,7 @@ static ckd_status copy_pipe(int to, const safetensors_file *file, const char *fo
     }
 }
 
-/* Copies a pipe into a file, since values are read in another order than they arrive. */
+/* Copies a pipe into a file, because values are not read in the order in which they arrive. */
 #define IMPORT_IT "`python -m ckptdelta import` of the Python package reads it"
 
 static ckd_status spool(safetensors_file *file, ckd_error *err) {

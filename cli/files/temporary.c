@@ -58,7 +58,7 @@ static int create_locked(int *fd, const char *path, mode_t mode) {
         }
         return failed;
     }
-    /* Without locks on this file system, nobody else takes the file for abandoned either. */
+    /* If this file system has no locks, nobody else will take the file for abandoned either. */
     if (lock_named(*fd, path) != EWOULDBLOCK) {
         return 0;
     }
@@ -105,7 +105,7 @@ void cli_remove_folder(const char *path) {
     nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Nothing that its writer has locked is abandoned, nor what changed less than min_age seconds ago. */
+/* Removes a file or folder unless its writer has locked it, or it changed less than min_age seconds ago. */
 static void remove_if_abandoned(const char *path, bool folder, int min_age) {
     int fd = open(path, (folder ? O_RDONLY | O_DIRECTORY : O_RDWR | O_NONBLOCK) | O_NOFOLLOW | O_CLOEXEC);
     struct stat st;

@@ -165,7 +165,7 @@ ckd_status layout_buffer_make(layout_buffer *out, const layout *l, const layout_
 
 /* ---- all buffers of a rank ---- */
 
-/* Calls for the buffer of the parameters, and for that of each state. */
+/* Calls `each` for the buffer of the parameters, and for the buffer of each state. */
 static ckd_status call_for_states(const layout *l, const layout_rule *rule, const counting *c,
                                   layout_buffer_fn call, void *context, ckd_error *err) {
     ckd_status status = CKD_OK;

@@ -1,15 +1,14 @@
 /*
  * A layout: how another program's ranks hold a model. docs/layouts.md describes the text; this is its parsed form.
  *
- * layout_parse       text -> layout                         (parse.c, head.c, rule.c, pattern.c)
- * layout_bind        a tensor's name -> the rules that match it (names.c)
- * layout_other_name  the rank's name <-> the checkpoint's
- * layout_share_make  which elements a rank holds, and in which order (share.c)
- * layout_buffer_make the parameters of a flat buffer (flat.c parses the options, buffer.c)
+ * layout_parse text -> layout (parse.c, head.c, rule.c, pattern.c) layout_bind a tensor's name -> the rules that match
+ * it (names.c) layout_other_name the rank's name <-> the checkpoint's layout_share_make which elements a rank holds,
+ * and in which order (share.c) layout_buffer_make the parameters of a flat buffer (flat.c parses the options, buffer.c)
  * layout_ranges_make which of their elements a rank has in the buffer (buffer.c)
  *
  * Import asks which checkpoint tensor a rank's tensor becomes; load asks what a rank holds. Both use the same
- * arithmetic, and import checks that load would find the way back. Only layout_read opens files. A layout is immutable.
+ * arithmetic, and import checks that load would give the same files again. Only layout_read opens files. A layout is
+ * immutable.
  */
 #ifndef CLI_LAYOUT_LAYOUT_H
 #define CLI_LAYOUT_LAYOUT_H

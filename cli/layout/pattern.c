@@ -63,7 +63,7 @@ static ckd_status count_capture(translation *t) {
 
 /* ---- the pattern ---- */
 
-/* Outside of groups text must be literal with as= or in a flat buffer, since load has to know it. */
+/* With as= or in a flat buffer, text outside groups must be literal, because load has to know it. */
 static ckd_status put_plain(translation *t, layout_item item, const char *text, size_t length) {
     return t->back && t->depth == 0 ? layout_template_add(&t->rule->local_name, item, text, length, t->p->err)
                                     : CKD_OK;
@@ -302,7 +302,7 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
         layout_item *local = &t->rule->local_name.items[i];
         if (local->kind == LAYOUT_GROUP && local->index == index && local->width == 0) {
             local->index = capture;
-            local->width = 1; /* translated: do not translate it again */
+            local->width = 1; /* marks it as translated, so that it is not translated again */
         }
     }
     return status == CKD_OK ? put(t, ")", 1) : status;

@@ -171,7 +171,7 @@ static bool read_part(layout_part *part, const char *text) {
     return !*text || read_cut(&part->kind, text);
 }
 
-/* Parses NAME, or NAME: and what read_part reads. */
+/* Parses NAME, or NAME: followed by the text that read_part parses. */
 static ckd_status add_part(reading *r, const char *text, size_t length) {
     layout_part *part = layout_append(r->p, &r->rule->parts, &r->rule->part_count, sizeof(*part));
     if (!part) {

@@ -1,4 +1,4 @@
-/* Computes which elements a rank holds: how a dimension is cut, parts side by side, padding at the end. */
+/* Computes which elements a rank holds, from the cuts of a dimension, parts side by side, and padding at the end. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 /* ------------------------------------------------------------------------------------------------ near misses */
 
-enum { LONGEST = 40 }; /* no command or option is longer; longer words are not misspellings */
+enum { LONGEST = 40 }; /* no command or option is longer, so longer words are not misspellings */
 
 static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;

@@ -205,7 +205,7 @@ void cli_committed(const char *format, ...) {
 }
 
 /*
- * Some file systems report only on close that data could not be written. A duplicate is closed, so stdout stays open.
+ * Some file systems report only on close that data could not be written. This closes a duplicate, so stdout stays open.
  */
 static int close_error(void) {
     int copy = dup(STDOUT_FILENO);

@@ -31,7 +31,7 @@ static void find_powers(html_chart *c) {
 
 static void find_round_numbers(html_chart *c) {
     double range = c->max - c->min, size = fmax(fabs(c->min), fabs(c->max));
-    /* Values that are as good as equal get an axis all the same. */
+    /* Nearly equal values also need an axis with a range. */
     range = range > 1e-9 * size && range > 1e-200 ? range : fmax(size, c->scale) / 10;
     c->every = html_round_step(range / c->scale, LINES) * c->scale;
     c->low = floor(c->min / c->every + 1e-9) * c->every;

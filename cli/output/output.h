@@ -232,7 +232,7 @@ void cli_json_append(json_t **array, json_t *item);
 json_t *cli_json_checkpoint(const ckd_checkpoint *c, const ckd_checkpoint_list *all);
 /*
  * The checkpoints of a store, among which relatives are searched when something committed is printed. If they cannot be
- * listed now, a message says so, and `all` is empty: what was done is printed in any case.
+ * listed now, a message says so, and `all` is empty. The result is printed in any case.
  */
 typedef struct cli_relatives {
     const ckd_checkpoint_list *all; /* never NULL */
@@ -330,7 +330,7 @@ typedef struct cli_options {
     int verbose;
     uint32_t threads; /* 0: one per core */
     uint64_t staging; /* bytes; 0: the library's default */
-    bool keeps_trash; /* a dry run opens the store for writing, and yet removes nothing from the trash */
+    bool keeps_trash; /* opening the store for writing removes nothing from the trash, as in a dry run */
 } cli_options;
 extern const struct argp cli_common_argp;
 /*
@@ -426,9 +426,9 @@ void cli_undo_print(const cli_undo *u, const char *store, uint64_t undo_s);
  */
 ckd_status cli_find(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step, ckd_error *err);
 ckd_status cli_find_pick(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
-/* Is it the newest that is asked for? */
+/* Does it ask for the newest checkpoint? */
 bool cli_pick_is_latest(const cli_pick *pick);
-/* As cli_find_pick, but passes suspect checkpoints over if it is the newest that is asked for. */
+/* As cli_find_pick, but passes over suspect checkpoints if the newest one is asked for. */
 ckd_status cli_find_healthy(ckd_checkpoint *out, ckd_store *store, const cli_pick *pick, ckd_error *err);
 /* Fails as cli_find if the store has no checkpoint of the run. run NULL: all runs, of which there need be none. */
 ckd_status cli_check_run(ckd_store *store, const char *run, ckd_error *err);

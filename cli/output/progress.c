@@ -66,7 +66,7 @@ void cli_progress_end(cli_progress *p) {
 
 /* ---- interruption ---- */
 
-/* A global variable, since a signal handler can write nowhere else. */
+/* A global variable, because a signal handler has no other place to write to. */
 static volatile sig_atomic_t caught;
 
 static void on_signal(int number) {

@@ -7,7 +7,7 @@
 
 #include "cli/output/output.h"
 
-#define POINTS_MAX 360 /* of all curves of a chart; if there are more checkpoints, several share a point */
+#define POINTS_MAX 360 /* on all curves of a chart; if there are more checkpoints, several share a point */
 
 typedef struct charts {
     const report_data *d;

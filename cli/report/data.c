@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define SECOND      UINT64_C(1000000000)
-#define GROWTH_OVER 32 /* newest checkpoints; the distant past of a run says little about its end */
+#define GROWTH_OVER 32 /* newest checkpoints to use; the distant past of a run says little about its end */
 #define DAYS_MAX    62 /* a longer time is shown by months */
 
 /* ---- orders ---- */
@@ -205,8 +205,8 @@ static ckd_status explain_load(ckd_load_explanation **out, ckd_load **load, ckd_
 }
 
 /*
- * Adds the cost of loading the run's newest checkpoint. If that is unreadable, there is none: the report is about
- * sizes, verify about damage.
+ * Adds the cost of loading the run's newest checkpoint. If that is unreadable, there is no cost: the report is about
+ * sizes, and damage is for verify.
  */
 static void add_loading(report_data *d, ckd_store *store, const ckd_checkpoint *c) {
     ckd_load *load = NULL;

@@ -1,4 +1,4 @@
-/* The lineage: a lane for each run, with its checkpoints by step, chains of deltas, branches, pins and tags. */
+/* Draws the lineage: a lane for each run, with its checkpoints by step, chains of deltas, branches, pins and tags. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

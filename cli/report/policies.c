@@ -47,7 +47,7 @@ static uint64_t number(struct argp_state *state, const char *name, const char *t
     return value;
 }
 
-/* No time at all would count as an option that was not given. */
+/* A period of 0 would count as an option that was not given, so it is refused. */
 static uint64_t period(struct argp_state *state, const char *name, const char *text) {
     uint64_t seconds = cli_seconds(state, name, text);
     if (seconds == 0) {

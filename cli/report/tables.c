@@ -6,7 +6,7 @@
 
 #include "cli/output/output.h"
 
-#define DAY_NEEDS 3600 /* seconds of saving, from which a day is extrapolated */
+#define DAY_NEEDS 3600 /* seconds of saving that are needed to extrapolate to a day */
 
 static void usage_cells(cli_table *t, const ckd_usage *u) {
     cli_table_cell(t, "%s", u->name);

@@ -125,7 +125,7 @@ static void draw_tick(FILE *to, double x, int bottom, double seconds, double ste
             text);
 }
 
-/* Numbers and clock times are left out where the one before would be covered. */
+/* Leaves out numbers and clock times that would cover the previous one. */
 static void draw_ticks(FILE *to, const time_axis *axis, int bottom) {
     double step = html_round_step(fmax(1e-6, (double)length_of(axis) / 1e9), TICKS);
     double ticked = 0, clocked = 0;

@@ -1,7 +1,8 @@
 /*
- * Draws saves over time: a lane for each run, or for each rank of a run. A save is a box, as wide as the save was long
- * and divided by how much work its stages were. Stages run at the same time, so their own times would overlap. Waiting
- * for other ranks and the commit come last and have their own time. Idle times between saves are cut out.
+ * Draws saves over time: a lane for each run, or for each rank of a run. A save is a box whose width is its duration.
+ * The box is divided in proportion to the work of the stages, because stages run at the same time and their own times
+ * would overlap. Waiting for other ranks and the commit come last and have their own times. Idle times between saves
+ * are cut out.
  */
 #include "cli/report/report.h"
 
@@ -60,7 +61,7 @@ static void begin_bar(const picture *p, const char *class, double x, double widt
 
 typedef struct box {
     uint64_t begin_ns, end_ns; /* since 1970 */
-    double work[STAGE_COUNT];  /* by stage; [0]: what is left of the whole */
+    double work[STAGE_COUNT];  /* by stage; [0]: the rest of the total */
 } box;
 
 static void draw_box(const picture *p, const timeline_save *s, uint32_t lane, uint32_t rank, const box *b) {

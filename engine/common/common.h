@@ -20,7 +20,7 @@
 
 /* Used by one thread at a time. */
 typedef struct cancel_check {
-    /* Returns the error that the work shall end with, or CKD_OK. NULL: the work is never cancelled. */
+    /* Returns CKD_OK, or the error with which the work must end. NULL: the work is never cancelled. */
     ckd_status (*poll)(void *context, ckd_error *err);
     void *context;
     uint64_t every_ns; /* minimum time between polls */
@@ -28,7 +28,7 @@ typedef struct cancel_check {
 } cancel_check; /* zero-initialise */
 
 /*
- * Returns CKD_OK if the work shall continue. Cheap enough to call often: most calls only read the clock. s may be NULL.
+ * Returns CKD_OK if the work may continue. Cheap enough to call often: most calls only read the clock. s may be NULL.
  */
 static inline ckd_status cancel_poll(cancel_check *s, ckd_error *err) {
     if (!s || !s->poll) {
@@ -216,7 +216,7 @@ ckd_role role_of_slot(name_slot slot);
 const char *role_name_parameter(const role_name *r, const char *name, uint32_t from, size_t *size);
 /*
  * The name of the parameter that this tensor belongs to, judging by its name alone; *family_size bytes. For other
- * tensors it is their own name, as that may be a parameter's. NULL: the parameter is known only by its number.
+ * tensors it is their own name, because that may be a parameter's. NULL: the parameter is known only by its number.
  */
 const char *role_name_family(const char *name, size_t size, size_t *family_size);
 

@@ -1,4 +1,4 @@
-/* The call: options, order, and what is removed afterwards. */
+/* The call: its options, the order of work, and the removal of old files. */
 #include "engine/compact/internal.h"
 #include "engine/store/store.h"
 
@@ -94,7 +94,7 @@ static ckd_status find_remaining(compact_call *x, ckd_error *err) {
 
 typedef struct level {
     manifest_entry *n;
-    size_t level, place; /* level: above all that it builds on or descends from; place: its old index */
+    size_t level, place; /* level: above those it builds on or descends from; place: its old index */
 } level;
 
 static int by_level(const void *a, const void *b) {
@@ -103,7 +103,7 @@ static int by_level(const void *a, const void *b) {
     return order ? order : (x->place > y->place) - (x->place < y->place);
 }
 
-/* Checkpoints are made after what they build on, so one round in this order is usually enough. */
+/* Checkpoints are created after those that they build on, so one round in this order is usually enough. */
 static int by_creation(const void *a, const void *b) {
     const level *x = a, *y = b;
     uint64_t before = x->n->m.checkpoint.created_ns, after = y->n->m.checkpoint.created_ns;
@@ -213,8 +213,8 @@ static bool is_cold(const compact_call *x, const ckd_checkpoint *k) {
 }
 
 /*
- * By its manifest alone: can there be work on this checkpoint? At the limit, only manifests that name a file which this
- * compaction has replaced get a next generation.
+ * Can there be work on this checkpoint, judging by its manifest alone? At the limit, only manifests that name a file
+ * replaced by this compaction get a next generation.
  */
 static bool may_need_work(const compact_call *x, const manifest_entry *n) {
     const compaction *c = &x->c;
@@ -290,12 +290,15 @@ static ckd_status record_estimate(compaction *c, const rewrite_plan *p, ckd_erro
     return compact_record_loads(c, &p->view->manifest.checkpoint.id, blocks, count, err);
 }
 
-/* Others may keep it from removing files. The next open for writing, or the next call, removes them. */
+/*
+ * Removes replaced generations. Other processes may prevent that; then the next open for writing, or the next call,
+ * removes them.
+ */
 static ckd_status remove_old(compact_call *x, uint32_t timeout_ms, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = trash_remove_replaced(&x->out->old_files, x->c.store, &x->c.checked,
                                               x->c.limits.timeout_ms, timeout_ms, &why);
-    if (status == CKD_E_BUSY) { /* they could not even be counted */
+    if (status == CKD_E_BUSY) { /* the files could not even be counted */
         x->out->old_files = x->c.replaced.count;
         return CKD_OK;
     }
@@ -430,8 +433,8 @@ static ckd_status restart(compact_call *x, ckd_error *err) {
 }
 
 /*
- * A rewrite leaves fewer readers to a victim's records. Keeping them may not pay for the others then, so they get
- * another pass.
+ * A rewrite leaves fewer readers for a victim's records. Keeping the records may then no longer pay for the other
+ * readers, so these get another pass.
  */
 #define PASSES 3
 
@@ -445,8 +448,8 @@ static ckd_status compact_all(compact_call *x, ckd_error *err) {
         repeat = writes && x->out->count > before + x->out->left && !compact_limit_reached(&x->c);
     }
     /*
-     * Merging has the same limit for itself. Rewrites release files; but if a single record of a file is still read,
-     * only a merge frees the file. If rewrites could use up the limit of merges, such files would accumulate.
+     * Merging has a separate limit of the same size. Rewrites release files; but if a single record of a file is still
+     * read, only a merge frees the file. If rewrites could use up the limit of merges, such files would accumulate.
      */
     x->over = compact_limit_reached(&x->c);
     x->c.spent = 0;
@@ -499,7 +502,7 @@ static ckd_status compact(compact_call *x, ckd_error *err) {
     THEN(status, prune(x, err));
     bool wrote = !x->c.options.dry_run && !x->c.options.estimate;
     uint32_t timeout_ms = x->c.limits.timeout_ms < LAST_TIMEOUT_MS ? x->c.limits.timeout_ms : LAST_TIMEOUT_MS;
-    if (status == CKD_E_NOSPACE && wrote) { /* what was replaced so far makes room */
+    if (status == CKD_E_NOSPACE && wrote) { /* removing the replaced files makes room */
         (void)remove_old(x, 0, NULL);
     }
     return status == CKD_OK && wrote ? remove_old(x, timeout_ms, err) : status;

@@ -42,8 +42,8 @@ typedef struct block_load {
 } block_load;
 
 /*
- * Loads of the blocks of a checkpoint that was rewritten, or would be in a dry run. The index is the block's number
- * in the checkpoint's views, which is the same in all generations.
+ * Load costs of the blocks of a checkpoint that was rewritten, or would be in a dry run. The index is the block's
+ * number in the checkpoint's views, which is the same in all generations.
  */
 typedef struct load_table {
     ckd_id checkpoint;
@@ -65,7 +65,10 @@ typedef struct compact_limits {
     /* A file is rewritten if more than this share of it is dead. If all files are below it, so is their total. */
     uint32_t dead_percent;
     uint32_t timeout_ms; /* for locks */
-    /* No further rewrite starts once more bytes were read and written. The same for merges, by themselves. */
+    /*
+     * No further rewrite starts once more bytes than this were read and written. Merges have a separate limit of the
+     * same size.
+     */
     uint64_t move_max;
 } compact_limits;
 
@@ -82,11 +85,12 @@ typedef struct compaction {
     /* Listed checkpoints that the policy does not delete, sorted by id. All others are victims. */
     ckd_id *remaining;
     size_t remaining_count;
-    hash_set readers;      /* of victims' records: how many remaining checkpoints read each */
-    hash_set replaced;     /* files of generations that this compaction has replaced */
-    hash_set intact;       /* records that were read in files which a manifest is to name from now on */
-    checked_files checked; /* files that this compaction has written and read back; others as they are read */
-    load_table *tables;    /* sorted by id */
+    hash_set readers;  /* of victims' records: how many remaining checkpoints read each */
+    hash_set replaced; /* files of generations that this compaction has replaced */
+    hash_set intact;   /* records that were read intact in files that a new manifest will name */
+    /* Files whose condition this compaction knows: it wrote them and read them back, or read them. */
+    checked_files checked;
+    load_table *tables; /* sorted by id */
     size_t table_count, table_capacity;
     manifest_set *all;        /* the manifests at the beginning */
     uint64_t begun_ns, moved; /* bytes read and written, for the rate limit */
@@ -113,7 +117,7 @@ typedef struct block_rewrite {
 
 typedef struct rewrite_plan {
     /*
-     * A draft. It names the newest files of what the checkpoint builds on, where these hold everything that is
+     * A draft. For the checkpoints that this one builds on, it names their newest files if these hold everything
      * needed.
      */
     const view *view;
@@ -159,7 +163,7 @@ typedef struct compact_intent {
     bool *named;     /* for each of them: a published manifest names it */
     size_t file_count;
     file_lock *lock;
-    bool undecided; /* a manifest got its name and may not have been taken back; recovery decides */
+    bool undecided; /* a manifest may have kept its name after a failure; recovery decides */
 } compact_intent;
 
 /* ---- files.c ---- */
@@ -204,8 +208,8 @@ ckd_status compact_verify(rewrite *r, ckd_error *err);
 
 /* ---- gather.c ---- */
 /*
- * Reports a checkpoint whose own files were merged, or that was left out. was: the checkpoint before; stored: its
- * bytes afterwards. left, why: CKD_OK, or why its manifest stays as it is.
+ * Reports a checkpoint whose own files were merged, or that was left out. was: the checkpoint before the merge; stored:
+ * its bytes afterwards. left, why: CKD_OK, or the reason why its manifest stays unchanged.
  */
 typedef ckd_status (*gathered_fn)(void *context, const ckd_checkpoint *was, uint64_t stored, ckd_status left,
                                   const ckd_error *why, ckd_error *err);

@@ -7,7 +7,7 @@
 
 /*
  * After a save, the rewrites of a compaction move at most this many times the raw size of the newest state, and its
- * merges as much. A single checkpoint may take more. Rewriting a base and reading it back takes about half of it.
+ * merges as much. A single checkpoint may take more. Rewriting a base and reading it back takes about half of this.
  * Rewrites that made nothing smaller, and were dropped, do not count.
  */
 #define STATES 4
@@ -37,11 +37,11 @@ static ckd_status measure(chunk_waste *out, uint64_t *state, ckd_store *store, c
  */
 typedef struct left_over {
     /*
-     * Dead bytes that are damaged, or whose readers would need more bytes when recoded. The next compaction waits until
-     * there are more.
+     * Dead bytes that a compaction cannot usefully free: they are damaged, or recoding their readers would take more
+     * bytes. The next compaction waits until there are more dead bytes.
      */
     uint64_t dead;
-    bool reported; /* the user knows that they are more than the policy allows */
+    bool reported; /* the user was told that they exceed the policy's limit */
 } left_over;
 
 static void key_of(char out[CATALOG_META], const char *run) {
@@ -81,12 +81,12 @@ static void record_left(ckd_store *store, const char *run, const left_over *left
     lock_release(lock);
 }
 
-/* Are there more dead bytes than the policy allows, and enough more than the last compaction left to try again? */
+/* Are there more dead bytes than the policy allows, and clearly more than the last compaction left? */
 static bool is_worth_it(left_over *last, ckd_store *store, const char *run, uint64_t dead, double allowed) {
     dead_query q = {.run = run};
     if (store_query(store, query_dead, &q, NULL) == CKD_OK &&
         (double)q.out.dead > (double)dead + allowed / 4) {
-        q.out.dead = dead; /* some were removed in other ways */
+        q.out.dead = dead; /* some of them were freed otherwise */
         record_left(store, run, &q.out);
     }
     *last = q.out;
@@ -100,8 +100,8 @@ typedef struct outcome {
 } outcome;
 
 /*
- * Says once that the share of dead bytes stays above the limit. A compaction that was not complete goes on after the
- * next save, unless it does not get ahead.
+ * Says once that the share of dead bytes stays above the limit. An incomplete compaction goes on after the next save,
+ * unless it makes no progress.
  */
 static void report_excess(left_over *now, ckd_store *store, const char *run, const outcome *o) {
     double allowed = (double)o->after.bytes * o->percent / 100;
@@ -139,7 +139,7 @@ static ckd_status compact_by_share(ckd_store *store, const ckd_policy *p, ckd_er
     left_over left;
     compact_limits limits = {.waste_run = p->run, .dead_percent = f.percent};
     ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
-    o.max_depth = MAX_SAVE_DEPTH; /* the chain that a save made is no waste */
+    o.max_depth = MAX_SAVE_DEPTH; /* chains as long as a save makes them are no waste */
     if (p->compact_share == CKD_NO_COMPACTION) {
         return CKD_OK;
     }

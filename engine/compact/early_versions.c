@@ -1,7 +1,7 @@
 /*
- * Stores of early versions. Their manifests name own files only. A load finds the other files by the newest
- * manifests of the dependencies. A rewritten dependency keeps its values, but not the links that others need of it.
- * So before anything is rewritten, each manifest is replaced by one that names all files.
+ * Prepares stores of early versions. Their manifests name own files only. A load finds the other files by the newest
+ * manifests of the dependencies. A rewritten dependency keeps its values, but not the links that other checkpoints
+ * need. So before anything is rewritten, each manifest is replaced by one that names all files.
  */
 #include "engine/compact/internal.h"
 
@@ -29,8 +29,8 @@ static ckd_status upgrade_proven(compaction *c, const ckd_id *id, ckd_error *err
 
 /*
  * Completes the manifests of checkpoints in the trash, of damaged ones, and of those that others deleted meanwhile.
- * They name all files that their dependencies name now. Nothing more is known of a damaged checkpoint, and a repair
- * may still restore it.
+ * They then name all files that their dependencies name now. More is not known for a damaged checkpoint, which a repair
+ * may still restore.
  */
 static ckd_status upgrade_rest(const compaction *c, ckd_error *err) {
     ckd_store *store = c->store;

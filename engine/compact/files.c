@@ -182,7 +182,7 @@ static written_record *slot_of(const compact_written *w, const written_record *k
     }
 }
 
-/* Is there a group or side record that a reader would take for r? */
+/* Was a group or side record written that a reader would find instead of r? */
 static bool was_written(const compact_written *w, const record *r) {
     written_record key = key_of(r);
     return w->count && slot_of(w, &key)->kind;
@@ -402,7 +402,7 @@ static ckd_status check_rewritten_file(void *context, size_t index, uint32_t wor
 
 /*
  * Names all files that a load may read: the new files, the files of new bases, and all files from before. An old own
- * file may also hold records of others.
+ * file may also hold records of other checkpoints.
  */
 static ckd_status name_candidates(rewrite *r, ckd_error *err) {
     const view *v = r->plan->view, *last = NULL;

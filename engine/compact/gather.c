@@ -11,7 +11,7 @@
 #include "engine/compact/gather.h"
 
 #define TIMES_MAX    4u    /* a common file has at most this many times pack_below */
-#define FILES_MAX    64u   /* opening a common file reads its whole index */
+#define FILES_MAX    64u   /* files in a common file: opening it reads its whole index */
 #define FILES_MIN    4u    /* of one rank; merging fewer would rewrite common files too often */
 #define DEAD_MIN     4096u /* bytes */
 #define NEWEST_APART 4u    /* of each run: the next save builds on them, and policies may soon delete them */
@@ -70,7 +70,7 @@ static ckd_status find_sources(gathering *g, ckd_error *err) {
         }
     }
     g->source_count = kept;
-    for (size_t i = 0; i < g->c->all->count; i++) { /* the trash will free its files by itself */
+    for (size_t i = 0; i < g->c->all->count; i++) { /* the trash frees its files without a merge */
         const manifest_entry *n = &g->c->all->items[i];
         for (size_t k = 0; n->in_trash && k < n->m.own_count; k++) {
             merge_source *s = find_source(g, &n->m.files[k]);
@@ -102,7 +102,7 @@ static ckd_status count_record(void *context, const view *v, const view_block *b
     return hash_set_add(k->met, hash, err);
 }
 
-/* If no file is above the limit, their total is not either. A file system has no blocks smaller than DEAD_MIN. */
+/* If no file is above the limit, neither is their total. File systems have no blocks smaller than DEAD_MIN. */
 static bool is_wasteful(const gathering *g, const merge_source *s) {
     uint64_t dead = s->live < s->file.size ? s->file.size - s->live : 0;
     return s->is_asked && dead >= DEAD_MIN &&
@@ -180,9 +180,9 @@ static bool together(const merge_source *a, const merge_source *b) {
 }
 
 /*
- * Takes as many sources from the front as may be merged. Two files of a rank with records of the same checkpoint
- * must stay apart: one of them has it from before it was recoded, and others still read that. A reader could not
- * tell them apart in one file.
+ * Takes as many sources from the front as may be merged. Two files of a rank with records of the same checkpoint must
+ * stay separate. One of them has the records from before a recoding, which other checkpoints still read. In one file a
+ * reader could not tell them apart.
  */
 static ckd_status fill_group(merge_set *x, merge_source **chosen, size_t count, ckd_error *err) {
     uint64_t max = TIMES_MAX * x->g->c->options.pack_below, live = 0;

@@ -7,8 +7,8 @@
 #include "engine/compact/internal.h"
 
 /*
- * Equal ones are of the same checkpoint, in the order of work. Items that were left out are not joined with those that
- * were done.
+ * Items of the same checkpoint are equal, and stay in the order of work. Items that were left out are not joined with
+ * those that were done.
  */
 static int by_checkpoint(const void *a, const void *b) {
     const ckd_compacted *x = *(ckd_compacted *const *)a, *y = *(ckd_compacted *const *)b;

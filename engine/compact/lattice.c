@@ -1,7 +1,7 @@
 /*
- * Values of lossy chains lie on a lattice whose spacing is a power of two. They are stored exactly as its integers,
- * and so are differences to any other values of the chain. The format's linear map with a step of one unit loses
- * nothing then.
+ * Values of lossy chains lie on a lattice whose spacing is a power of two. They are stored exactly as integers of this
+ * lattice, and so are differences to any other values of the chain. The format's linear map with a step of one unit is
+ * then lossless.
  */
 #include <math.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #define LOWEST       (-149) /* exponent of the lowest bit of a float */
 #define EXPONENTS    (128 - LOWEST)
-#define UNITS_MAX    (1 << 24) /* with larger integers any float would lie on the lattice */
+#define UNITS_MAX    (1 << 24) /* with larger integers, every float would lie on the lattice */
 #define STRAY_MAX    64        /* one in this many values may be off the lattice; it becomes an exception */
 #define EXPONENT_MIN (-120)    /* range of exponents in the format */
 #define EXPONENT_MAX 120
@@ -29,7 +29,7 @@ static int lowest_exponent(uint32_t bits) {
     return (int)(exponent ? exponent : 1) - 150 + __builtin_ctz(mantissa);
 }
 
-/* The finest spacing that at most one in STRAY_MAX values falls below. */
+/* Finds the lattice's spacing. At most one in STRAY_MAX values is finer. */
 static int find_spacing(const float *values, uint64_t n) {
     uint32_t count[EXPONENTS] = {0};
     uint64_t below = 0;

@@ -1,7 +1,7 @@
 /*
- * Each manifest names all files that a load reads. Files of other checkpoints are named as they were at that time.
- * If such a checkpoint was rewritten since, its old files stay only for the manifests that name them. These
- * manifests get the new files instead.
+ * Each manifest names all files that a load reads. Files of other checkpoints are named as they were at that time. If
+ * such a checkpoint was rewritten since, its old files stay only because these manifests name them. So these manifests
+ * get the new files instead.
  */
 #include <stdlib.h>
 
@@ -84,7 +84,7 @@ ckd_status compact_read_moved(compaction *c, const view *draft, const file_ref *
     if (status != CKD_OK || same_files(&now->manifest, &draft->manifest)) {
         return status;
     }
-    /* If something is missing, fewer records are known to be read now, and more are checked. */
+    /* If something is missing, fewer records count as read by the present manifest, and more are checked. */
     ckd_status walked = closure_visit(&c->views, now, add_before, &x, &why);
     status = walked == CKD_E_NOMEM ? err_from(err, walked, &why) : CKD_OK;
     THEN(status, closure_visit(&c->views, draft, read_moved, &x, err));
@@ -95,7 +95,10 @@ ckd_status compact_read_moved(compaction *c, const view *draft, const file_ref *
 
 /* ---- the newest files ---- */
 
-/* Adds files of the newest generations that it builds on: those that it does not name yet. own: their own files. */
+/*
+ * Adds files that the manifest does not name yet: those of the newest generations of checkpoints that it builds on.
+ * own: their own files.
+ */
 static ckd_status add_newer(manifest *m, compaction *c, const view *now, const bytes *owners, bool own,
                             ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -118,9 +121,9 @@ static ckd_status add_newer(manifest *m, compaction *c, const view *now, const b
 }
 
 /*
- * Candidates: own files, newer files of what it builds on, and the other files that it names now. These keep their
- * order. A pack may hold a record from before it was rewritten on a shorter chain, and must not come before the file
- * that has the latter.
+ * Candidates: own files, newer files of the checkpoints that it builds on, and the other files that it names now. The
+ * last keep their order: a merged file may hold the old version of a record that was rewritten with a shorter chain,
+ * and must not come before the file with the new version.
  */
 static ckd_status newest_files(manifest *m, compaction *c, const view *now, const bytes *owners,
                                ckd_error *err) {
@@ -174,7 +177,7 @@ ckd_status compact_open(const view **draft, const manifest **published, compacti
         if (opened == CKD_OK && !c->options.estimate) {
             opened = compact_read_moved(c, *draft, NULL, 0, &why);
         }
-        if (opened != CKD_OK) { /* newer files are damaged, those of the published manifest are not */
+        if (opened != CKD_OK) { /* newer files are damaged; those of the published manifest are intact */
             *draft = now;
             bool stops = opened == CKD_E_NOMEM || opened == CKD_E_CANCELLED;
             status = stops ? err_from(err, opened, &why) : CKD_OK;

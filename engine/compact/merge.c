@@ -90,7 +90,7 @@ static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *er
     return status;
 }
 
-/* Remembers a damaged record, for the next attempt. */
+/* Records a damaged record for the next attempt. */
 static ckd_status record_damage(merge_set *x, const chunk *c, uint64_t offset, ckd_status status,
                                 ckd_error *err) {
     ckd_error full = {.offset = CKD_NO_OFFSET};
@@ -206,7 +206,7 @@ static ckd_status name_new(manifest *to, const merge_set *x, const manifest *m, 
 
 /*
  * Proves that the files hold everything that a load reads, and publishes the manifest that names them. named: by new
- * file; set for those that it names. A manifest that named an old file without need then names neither.
+ * file; set for those that it names. A manifest that named an old file without needing it then names neither file.
  */
 static ckd_status publish_merged(uint64_t *stored, bool *named, bool *undecided, const merge_set *x,
                                  const manifest_entry *n, ckd_error *err) {
@@ -263,7 +263,7 @@ static ckd_status publish_all(bool *named, bool *undecided, const merge_set *x, 
         ckd_error why = {.offset = CKD_NO_OFFSET};
         if (!x->excluded[i] && names_any(x, &n->m, 0, n->m.file_count)) {
             ckd_status done = publish_merged(&stored, named, undecided, x, n, &why);
-            /* A failure may leave a file that only this manifest would have named. */
+            /* After a failure, a file may remain that only this manifest would have named. */
             *undecided = *undecided || done != CKD_OK;
             status = report_item(x, n, stored, done, &why, err);
         }
@@ -341,7 +341,7 @@ static ckd_status report_only(const merge_set *x, ckd_error *err) {
     return status;
 }
 
-/* Damage, or another process that was quicker, does not stop the compaction. */
+/* The compaction goes on after damage, and if another process was quicker. */
 ckd_status compact_merge(merge_set *x, ckd_error *err) {
     compaction *c = x->g->c;
     file_lock *readers;

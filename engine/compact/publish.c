@@ -46,8 +46,8 @@ static void complete(rewrite *r) {
 /* ---- publishing ---- */
 
 /*
- * A manifest that has its name, but may not be durable, is not committed. If it cannot be removed durably, recovery
- * decides.
+ * A manifest that has its name but may not be durable does not count as committed. If it cannot be removed durably,
+ * recovery decides.
  */
 static ckd_status publish_bytes(bool *undecided, const ckd_store *store, const ckd_checkpoint *c,
                                 const bytes *encoded, ckd_error *err) {
@@ -85,9 +85,9 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
 }
 
 /*
- * After the commit point: the catalog follows now, or with the next save or open. If it failed to read the new
- * manifest, it would list the generation before, whose files are soon gone. So this handle does without the catalog
- * file then.
+ * Called after the commit point. The catalog follows now, or with the next save or open. If the update fails, the
+ * catalog still lists the previous generation, whose files will soon be removed. So this handle then does without the
+ * catalog file.
  */
 static void update_catalog(ckd_store *store, const ckd_checkpoint *c) {
     ckd_checkpoint now = {.generation = 0};
@@ -195,7 +195,7 @@ static void rewrite_free(rewrite *r) {
     free(r->coded);
 }
 
-/* A rewrite that makes nothing smaller is dropped. It would be repeated each time. */
+/* Does the rewrite make something smaller? Otherwise it is dropped, because each compaction would repeat it. */
 static bool gains(const rewrite *r) {
     bool any = r->plan->why & ~(unsigned)(CKD_COMPACT_COLD | CKD_COMPACT_FOLD);
     for (size_t i = 0; i < r->plan->view->block_count && !any; i++) {

@@ -10,7 +10,7 @@ ckd_status compact_worker_init(compact_worker *w, compaction *c, ckd_error *err)
     *w = (compact_worker){.values = {0}};
     ckd_status status = block_job_init(&w->job, &c->columns, err);
     w->job.decoder.views = &c->views;
-    w->job.decoder.block_limit = MAX_CHAIN_BLOCKS; /* it must load what others committed */
+    w->job.decoder.block_limit = MAX_CHAIN_BLOCKS; /* it must load everything that others committed */
     return status;
 }
 
@@ -24,7 +24,7 @@ void compact_worker_free(compact_worker *w) {
     block_job_free(&w->job);
 }
 
-/* Is a delta worth its load? As in a save, but the bytes of its chain are its only bound. */
+/* Is a delta worth its load? Decides as a save does, but bounds only the bytes of the chain. */
 static bool pays(const compaction *c, const load_cost *chain, const load_cost *base, uint64_t delta_size,
                  uint64_t standalone_size) {
     return delta_pays(chain, delta_size, standalone_size) &&
@@ -152,7 +152,8 @@ static tensor_context context_of(const rewrite_plan *p, const view_block *b, con
 }
 
 /*
- * A block with the values of its base names the checkpoint that holds them. If that is a victim, it names the base.
+ * Makes a copy of a block with the values of its base. It names the checkpoint that holds them or, if that is a victim,
+ * the base.
  */
 static ckd_status code_copy(const recoding *x, ckd_error *err) {
     compact_item *item = x->item;
@@ -226,8 +227,8 @@ static ckd_status code_exactly(const recoding *x, ckd_error *err) {
 /* ---- any block ---- */
 
 /*
- * Is the present coding as good? A cold block must get smaller. A block that builds on victims must save an eighth
- * of its bytes together with its share of theirs.
+ * Does the block keep its present coding? A cold block is recoded only if it gets smaller. A block that builds on
+ * victims is recoded only if that saves an eighth of its bytes and its share of the victims' bytes together.
  */
 static bool keep_as_it_is(const compact_item *item, const block_rewrite *f) {
     return (f->why == CKD_COMPACT_COLD && item->to.stored_size >= item->from->stored_size) ||

@@ -1,8 +1,8 @@
 /*
  * Is it cheaper to keep the records of deleted checkpoints that a block builds on? Keeping them costs their bytes,
- * divided among all checkpoints that read them, in whatever order these are planned. Recoding the block lets them
- * go, and costs the bytes of the new coding. A single delta on an older base must code every last bit of values that
- * several coarse deltas coded in a fraction of that. So keeping is often cheaper for lossy checkpoints.
+ * divided among all checkpoints that read them, in whatever order these are planned. Recoding the block lets them go,
+ * and costs the bytes of the new coding. A single delta on an older base must code the exact values, while several
+ * coarse deltas produced them with a fraction of the bytes. So keeping is often cheaper for lossy checkpoints.
  */
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 
 #define READERS_MAX 16u /* readers beyond that are not counted */
 
-/* Identifies a record in whatever file it is. */
+/* Identifies a record, whichever file holds it. */
 static uint64_t hash_of(const record *r) {
     struct {
         ckd_id checkpoint;
@@ -27,7 +27,7 @@ static uint64_t hash_of(const record *r) {
     return hash ? hash : 1;
 }
 
-/* The n-th reader of a record adds a key of its own to the set. */
+/* Returns the key that the n-th reader of a record adds to the set. */
 static uint64_t reader_key(uint64_t hash, uint32_t n) {
     uint64_t key[2] = {hash, n};
     return n ? hash64(key, sizeof(key)) : hash;

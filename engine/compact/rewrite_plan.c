@@ -41,7 +41,7 @@ static size_t number_of(compaction *c, const view *v, const view_block *b) {
     return same ? (size_t)(same - root->blocks) : SIZE_MAX;
 }
 
-/* The load that the record gives, unless the checkpoint would have been rewritten in a dry run. */
+/* The load stated by the record or, if a dry run would have rewritten the checkpoint, the load after that. */
 static block_load known_load(compaction *c, const view *v, const view_block *b) {
     const load_table *t = compact_table(c, &v->manifest.checkpoint.id);
     size_t number = t ? number_of(c, v, b) : SIZE_MAX;
@@ -323,8 +323,8 @@ typedef struct search {
     const manifest_set *all;
     const ckd_id *sought;
     bool found;
-    bool *seen;                  /* by manifest: it does not lead there, or was just met */
-    const manifest_entry **todo; /* has room for all, as each is met once */
+    bool *seen;                  /* by manifest: it does not lead there, or was already visited */
+    const manifest_entry **todo; /* has room for all, because each is met once */
     size_t count;
 } search;
 
@@ -368,9 +368,10 @@ static const manifest_entry *step_before(const compaction *c, const ckd_checkpoi
 }
 
 /*
- * The parent of k. Where it is gone, or descends from the checkpoint sought, the run's step before k takes its place. A
- * later step may have been saved first, and have become this one's parent. Everything builds only on what was saved
- * before it, in all stores and whatever other compactions do. So no copying and no joining of files can close a circle.
+ * Returns the parent of k. If it is gone, or descends from the checkpoint sought, the run's step before k takes its
+ * place. A later step may have been saved first, and be the parent of an earlier one. Every checkpoint builds only on
+ * checkpoints saved before it, in all stores and whatever other compactions do. So no copying and no joining of files
+ * can close a circle.
  */
 static const manifest_entry *next_ancestor(search *s, const compaction *c, const ckd_checkpoint *k) {
     const manifest_entry *n = id_is_zero(&k->parent) ? NULL : manifest_set_find(c->all, &k->parent);

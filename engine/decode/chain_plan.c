@@ -2,7 +2,7 @@
  * Plans which chains of deltas end with a save, so that the checkpoint stays within the bound on its load. An exact
  * chain ends in a block on its own or in a delta on its first block; a lossy one goes back to an older ancestor. A
  * chain of optimizer steps ends in a block on its own, at the same save as those of the other tensors of its parameter.
- * A load of one reads all of them.
+ * All of them end together, because a load of one reads all of them.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 /* A chain of at least MERGE_FROM base loads ends in one delta on its first block. Together these cost about MERGED. */
 #define MERGE_FROM 2.5
 #define MERGED     2.0
-/* The base loads that a lossy tensor takes when it has gone back to a light ancestor (save/tile_load.c). */
+/* The load cost of a lossy tensor that was coded against a light ancestor (save/tile_load.c), in base loads. */
 #define MERGED_LOSSY 2.0
 
 #define ANY_RANK UINT32_MAX
@@ -120,7 +120,10 @@ static int highest_first(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* Sets the lowest priority of the chains that end. Without memory none is planned to, and the bound alone decides. */
+/*
+ * Sets the lowest priority of the chains that end. If memory is short, none is planned to end, and the bound alone
+ * decides.
+ */
 static void plan_endings(load_budget *b) {
     const view *parent = b->planned;
     ending *all = malloc((parent->block_count + parent->tensor_count + 1) * sizeof(*all));
@@ -182,7 +185,7 @@ static double step_link(view_cache *views, const view *parent, const view_block 
     return known ? fmax(0, (double)b->record->chain_work - (double)before->record->chain_work) : -1;
 }
 
-/* The same without what its inputs took, which a load reads in any case. */
+/* The same without the work for its inputs, which a load reads in any case. */
 static double step_growth(view_cache *views, const view *parent, const view_block *b) {
     const record *r = b->record;
     const view_block *square = step_input(parent, r, 2);
@@ -191,7 +194,9 @@ static double step_growth(view_cache *views, const view *parent, const view_bloc
                                     : fmax(0, step_share(parent, r).work - record_base(r).work) / r->depth;
 }
 
-/* Whether a chain of steps may begin with the block, as one may have ended there. */
+/*
+ * Whether a chain of steps may begin with the block. It is coded on its own, perhaps because such a chain ended there.
+ */
 static bool may_begin_steps(const record *r) {
     int role = (int)r->tensor->role;
     return r->predictor == PREDICT_NONE && r->tensor->dtype == CKD_F32 && r->coding != CODING_LATTICE &&
@@ -213,7 +218,10 @@ static double expected_steps(const load_budget *b, view_cache *views) {
     return growing > 0 ? growth * (1 + beginning / growing) : 0;
 }
 
-/* Whether this rank of as many saved some of the parent; it probably saves the same regions again. */
+/*
+ * Whether this rank saved some of the parent, with the same number of ranks. It then probably saves the same regions
+ * again.
+ */
 static bool saved_before(const view *parent, rank_of_world by) {
     bool found = false;
     for (size_t i = 0; i < parent->block_count && !found; i++) {
@@ -222,8 +230,8 @@ static bool saved_before(const view *parent, rank_of_world by) {
     return found && parent->manifest.checkpoint.world == by.world;
 }
 
-void budget_plan_ends(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
-    double exact = 0, lossy = 0, steps = 0, share = 1; /* the first three: base loads of chains that grow */
+void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
+    double exact = 0, lossy = 0, steps = 0, share = 1; /* exact, lossy, steps: base loads of growing chains */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;
     b->ending = 0;
@@ -269,7 +277,7 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 #define LONG_FIRST  0.9
 #define LONG_SQUARE 0.7 /* of a second moment, whose weights take a third more */
 
-/* Whether a chain of the parameter would soon exceed its own bound. Then all of its chains end. */
+/* Whether a chain of the parameter would soon exceed its own bound. All chains of the parameter then end. */
 static bool is_too_long(const load_budget *b, const record *parent_block) {
     const record *first, *leading = leading_record(&first, b->planned, parent_block);
     double bases = leading == first ? LONG_FIRST : 3 * LONG_SQUARE; /* of all three tensors */

@@ -38,8 +38,8 @@
 #define WORK_INTEGERS      15.0    /* per byte of the payload ... */
 #define WORK_INTEGER       2.9     /* ... but at most this per element */
 
-#define NEWEST_MARGIN       0.75 /* opening the ancestors counts too, most of all for small states */
-#define NEWEST_SHARE        0.25 /* a block's share of what the newest may cost beyond a base load */
+#define NEWEST_MARGIN       0.75 /* leaves room for opening the ancestors, which is slow for small states */
+#define NEWEST_SHARE        0.25 /* a block's share of the newest checkpoint's limit beyond one base load */
 #define MIN_SAVING          0.03
 #define MIN_SAVING_PER_LOAD 0.015
 
@@ -51,7 +51,7 @@ double low_rank_work(uint64_t elements, size_t element_size, uint64_t rank) {
 double decode_work(predictor p, coding c, size_t element_size, uint64_t raw_size, uint64_t stored_size,
                    uint64_t symbols) {
     double raw = (double)raw_size, elements = raw / (double)element_size;
-    double work = p == PREDICT_PARENT ? 0 : WORK_VERIFY * raw; /* inside a chain nothing is hashed */
+    double work = p == PREDICT_PARENT ? 0 : WORK_VERIFY * raw; /* nothing is hashed inside a chain */
     if (p == PREDICT_COPY || p == PREDICT_CAST) {
         return work;
     }
@@ -152,7 +152,7 @@ bool budget_allows_step(const load_budget *b, const step_cost *cost, uint64_t de
 }
 
 /*
- * Says yes more often than the bound requires. A single block without a copy makes the load open all its ancestors,
+ * Returns true more often than the bound requires. A single block without a copy makes the load open all its ancestors,
  * which takes most of the time of small states. So a block gets a copy as soon as its chain takes NEWEST_SHARE of what
  * the limit allows beyond one base load.
  */

@@ -67,7 +67,10 @@ typedef struct lattice_target {
     ckd_dtype dtype;
     bool has_parent; /* on entry, they are the parent's values */
 } lattice_target;
-/* The same as lattice_rebuild, with exceptions applied, and for masks, too. With these, only what moves takes time. */
+/*
+ * The same as lattice_rebuild, with exceptions applied. The integers may also be masks; then only values that move take
+ * time.
+ */
 ckd_status lattice_rebuild_values(const lattice_target *to, const lattice_block *b, lattice_work *w,
                                   const kernels *k, ckd_error *err);
 
@@ -100,8 +103,8 @@ typedef struct columns_cache {
 
 void columns_cache_init(columns_cache *c);
 /*
- * in_child: called in a forked child. Threads that the child does not have seem to wait there, so the locks are left
- * alone.
+ * in_child: called in a forked child. There, threads that the child does not have seem to wait on the locks, so these
+ * are left alone.
  */
 void columns_cache_free(columns_cache *c, bool in_child);
 
@@ -114,8 +117,8 @@ void columns_cache_free(columns_cache *c, bool in_child);
  *  - the block's chain costs less than max_load_cost (default 4) base loads in bytes, and twice that in time
  *    (lossy: four times);
  *  - the whole checkpoint costs at most max_load_cost base loads. Blocks still to come count with their cost in the
- *    parent; a rank counts its share. A save that leaves out tensors of the parent counted too much, so it may cost up
- *    to the bound on a single block.
+ *    parent; a rank counts its share. If a save leaves out tensors of the parent, this estimate is too high, so the
+ *    save may cost up to the bound on a single block.
  * When the budget is spent, further blocks are coded on their own, which makes them cheap for the next saves. A plan
  * (budget_plan_ends) ends the longest exact chains before that. So chains of different blocks end at different
  * checkpoints and sizes stay even: there are no periodic full saves.
@@ -155,8 +158,8 @@ typedef struct load_budget {
     load_cost rest_chain, rest_base; /* expected of the remaining blocks */
     const view *planned;   /* the parent, by whose chains the next three are planned (chain_plan.c) */
     uint32_t planned_rank; /* the rank whose blocks of it count; UINT32_MAX: all do */
-    uint64_t ending;       /* chains end from this priority on; 0: none by plan */
-    double to_free;        /* work that chains which end have yet to save */
+    uint64_t ending;       /* chains end from this priority on; 0: none does */
+    double to_free;        /* work that ending chains have yet to save */
 } load_budget;
 
 typedef struct rank_of_world {
@@ -178,7 +181,7 @@ void budget_remove_expected(load_budget *b, const load_cost *chain, const load_c
 bool budget_ends_chain(const load_budget *b, const record *parent_block);
 /* Whether such a chain is long enough for a delta on the block that it begins with. */
 bool budget_may_merge(const record *parent_block);
-/* Takes the chain of the parent's block out of the plan, as it ended. */
+/* Takes the chain of the parent's block out of the plan, because it ended. */
 void budget_chain_ended(load_budget *b, const record *parent_block);
 /* The same for the lossy chains of a tensor, which end together; `share`: of the parent's tensor. */
 bool budget_ends_tensor(const load_budget *b, const view_tensor *parent);
@@ -186,7 +189,7 @@ void budget_tensor_ended(load_budget *b, const view_tensor *parent, double share
 
 /*
  * Decoding a delta takes longer than its bytes suggest. So a part of a checkpoint may exceed the time limit by this
- * factor. Weights in lossy chains may use what their moments leave, most of which build on nothing.
+ * factor. Weights in lossy chains may use the time that their moments leave, because most of those build on nothing.
  */
 #define PART_EXACT 2.0
 #define PART_LOSSY 4.0
@@ -196,11 +199,14 @@ bool budget_allows_chain(const load_budget *b, const load_cost *chain, const loa
                          double time_factor);
 /* The same for an optimizer step with all that it is loaded with, which may exceed the limit in bytes, too. */
 bool budget_allows_step_chain(const load_budget *b, const load_cost *chain, const load_cost *base);
-/* Whether it does, and the whole checkpoint with it. */
+/* Whether both this part and the whole checkpoint stay within their bounds. */
 bool budget_has_room(const load_budget *b, const load_cost *chain, const load_cost *base, double time_factor);
 /* Whether a delta of this size can save enough at all. */
 bool delta_may_pay(uint64_t delta_size, uint64_t standalone_size);
-/* Whether it saves enough of the standalone size, and for the bytes that it adds to its load. Ignores all bounds. */
+/*
+ * Whether a delta saves enough: of the standalone size, and relative to the bytes that it adds to the load. Ignores all
+ * bounds.
+ */
 bool delta_pays(const load_cost *chain, uint64_t delta_size, uint64_t standalone_size);
 /* Whether the newest checkpoint exceeds its bound unless this block gets a materialized copy. */
 bool budget_wants_materialized(const load_budget *b, const load_cost *chain, const load_cost *base);
@@ -209,7 +215,7 @@ bool budget_allows_delta(const load_budget *b, const load_cost *chain, const loa
                          double time_factor, uint64_t delta_size, uint64_t standalone_size);
 /* The cost of an optimizer step, each with the base load to compare it with. */
 typedef struct step_cost {
-    load_cost by_itself, by_itself_base; /* of loading it without its checkpoint, inputs included */
+    load_cost by_itself, by_itself_base; /* of loading it alone, inputs included */
     load_cost added, added_base;         /* what it adds to loading its inputs */
 } step_cost;
 /* The same for an optimizer step, which is loaded together with its inputs. */
@@ -326,7 +332,7 @@ typedef struct series_block {
     size_t checkpoint; /* its place among the checkpoints, the oldest first */
     size_t tag;        /* the caller's */
     const char *name;  /* of the weight that the tensor belongs to */
-    uint32_t rank;     /* what others are predicted from comes first */
+    uint32_t rank;     /* tensors that others are predicted from come first */
 } series_block;
 /*
  * Sorts blocks into series: the blocks of one region of a weight and of its moments, by checkpoint. begins: count + 1

@@ -11,8 +11,8 @@
 /* ---- cost.c, chain_plan.c ---- */
 
 /*
- * Estimates of size and time are inexact and the bounds are promises, so stay a little inside them. Chains end by a
- * plan for less: what it did not foresee must not make bases of the blocks that come last.
+ * Estimates of size and time are inexact and the bounds are promises, so stay a little inside them. The plan that ends
+ * chains aims at a lower bound. Otherwise costs that it did not foresee would turn the last blocks into bases.
  */
 #define BUDGET_MARGIN 0.95
 #define PLAN_MARGIN   0.92

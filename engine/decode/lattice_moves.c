@@ -1,6 +1,7 @@
 /*
  * Lossy blocks in which few elements move. Their integers come as masks; elements that move are gathered, moved as
- * lattice_rebuild moves them, and put back. So a link of a chain takes time for its changes, not for its block.
+ * lattice_rebuild moves them, and put back. So the time for a link of a chain depends on its changes, not on the size
+ * of its block.
  */
 #include <string.h>
 
@@ -26,7 +27,10 @@ static uint64_t nan_lanes(uint64_t four, ckd_dtype dtype) {
     return ((four & each * 0x7fffu) + beyond_infinity) & each * 0x8000u;
 }
 
-/* A conversion to floats and back changes nothing but NaNs, which become the dtype's quiet one. */
+/*
+ * Does to the values what a conversion to floats and back would do: NaNs become the dtype's quiet NaN, and nothing else
+ * changes.
+ */
 static void settle_nans(uint8_t *values, ckd_dtype dtype, size_t n) {
     const uint16_t quiet = dtype == CKD_F16 ? 0x7e00 : 0x7fc0;
     for (size_t i = 0; i < n; i += 4) {

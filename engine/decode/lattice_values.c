@@ -226,7 +226,7 @@ static bool stays(const lattice_block *b, bool has_parent) {
 
 /* ---- products that change values; at least one matrix row ---- */
 
-/* Applies the products to a row that the block holds only in part, on a copy of the whole row. */
+/* Applies the products to a row of which the block holds only a part. Works on a copy of the whole row. */
 static ckd_status move_part_of_row(float *values, const lattice_block *b, uint64_t row, lattice_work *w,
                                    const kernels *k, ckd_error *err) {
     uint64_t first, column, n = lattice_row_span(b, row, &first, &column);

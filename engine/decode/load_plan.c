@@ -52,7 +52,7 @@ static size_t root_of(groups *g, size_t node) {
     return node;
 }
 
-/* The smaller index becomes the root, as it is the turn of the tree. */
+/* The smaller index becomes the root, because it is the turn of the tree. */
 static void unite(groups *g, size_t a, size_t b, uint64_t max) {
     a = root_of(g, a);
     b = root_of(g, b);

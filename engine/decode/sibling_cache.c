@@ -12,7 +12,7 @@ static bool is_step(const view_block *b) {
     return b->record->predictor == PREDICT_STEP && !b->materialized;
 }
 
-/* Weights lead their moments. Second moments lead the first ones only if the weights are no step. */
+/* The weights of a group lead their moments. If the weights are no step, second moments lead first ones. */
 static void set_dependent_weights(sibling_cache *s, const view_block *b) {
     for (uint32_t i = 1; i < b->record->dependency_count; i++) {
         const view_block *input = step_input(s->view, b->record, i);
@@ -108,7 +108,7 @@ static void insert(sibling_cache *s, const view_block *b, void *memory, bool fil
     free(memory);
 }
 
-/* Caches the inputs that the leading block was rebuilt from, as far as the decoder still has them. */
+/* Caches the inputs of the leading block, as far as the decoder still has them. */
 static void keep_inputs(sibling_cache *s, decoder *d, const view_block *dependent_weight,
                         const view_block *except) {
     for (uint32_t i = 1; i < dependent_weight->record->dependency_count; i++) {

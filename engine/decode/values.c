@@ -57,10 +57,10 @@ static ckd_status at_block(const view_block *b, ckd_status status, ckd_error *er
     return status;
 }
 
-#define SMALL_PAYLOAD (16u << 10) /* larger ones are read by themselves */
+#define SMALL_PAYLOAD (16u << 10) /* larger payloads are read individually */
 #define WINDOW_GAP \
-    (1u << 10) /* most bytes between payloads that follow each other: the next record's header */
-#define WINDOW_FIRST (4u << 10)  /* bytes of a window; one that continues the last has twice as many, ... */
+    (1u << 10) /* most bytes between two payloads that are read together: the header of the next record */
+#define WINDOW_FIRST (4u << 10)  /* bytes of a window; one that continues the last is twice as large, ... */
 #define WINDOW_MAX   (64u << 10) /* ... up to this */
 
 /* The window of the file; if there is none, the least recently used one. */
@@ -105,7 +105,7 @@ static bool window_fetch(payload_window *w, const chunk *c, const record *r) {
     void *to = bytes_extend(&w->data, size);
     bool good = to && file_read_at(c->file, at, to, size, NULL) == CKD_OK;
     w->at = at;
-    if (!good) { /* the trouble may lie behind the payload */
+    if (!good) { /* the unreadable bytes may lie behind the payload */
         bytes_clear(&w->data);
         w->data.failed = false;
     }
@@ -127,7 +127,7 @@ static ckd_status read_payload(decoder *d, const chunk *c, const record *r, void
     return chunk_read_payload(c, r, to, err);
 }
 
-/* Damage of a payload is reported at its record, however it shows. */
+/* Damage to a payload is reported at its record, however it was noticed. */
 static ckd_status read_payload_into(decoder *d, const view_block *b, void *to, ckd_error *err) {
     const void *in_memory = payloads_find(d->payloads, b->record);
     if (in_memory) {
@@ -154,11 +154,10 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 
 /* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    /* A thread that reads such a record waits for no other, so threads cannot wait for each other. */
-    bool must_fill = false;
-    stored_values *v = d->shared_values ? values_store_claim(d->shared_values, &must_fill, b->record,
-                                                             VALUES_USES_UNKNOWN, NULL)
-                                        : NULL;
+    bool must_fill =
+        false; /* a thread that reads such a record waits for no other thread, so there is no deadlock */
+    stored_values *v =
+        d->store ? values_store_claim(d->store, &must_fill, b->record, VALUES_USES_UNKNOWN, NULL) : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);
@@ -216,7 +215,7 @@ static void move_changes(void *values, void *list, const symbols_changes *c, boo
     }
 }
 
-/* Applies a delta that lists its changes: takes time for these, not for the block. */
+/* Applies a delta that lists its changes. The time depends on their number, not on the size of the block. */
 static ckd_status apply_changes(decoder *d, const record *r, const coded_residual *by, void *to,
                                 ckd_error *err) {
     ckd_dtype dtype = r->tensor->dtype;
@@ -377,7 +376,7 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
     status = rebuild(d, v, b, to, err);
     d->waiting -= waits;
     if (d->waiting) {
-        return status; /* the block that needs these values compares its own hash, which covers them */
+        return status; /* the block that needs these values compares its own hash, which covers these, too */
     }
     hash128 content = status == CKD_OK ? content_hash(to, r->raw_size) : (hash128){0};
     if (status == CKD_OK && wire_content_matches(&r->content, &content)) {
@@ -422,7 +421,7 @@ ckd_status block_values(decoder *d, const view *v, const view_block *b, void *to
     return values_of_block(d, v, b, to, err);
 }
 
-/* How often the planned load uses the block, each time by its values_store; VALUES_USES_UNKNOWN: it has no plan. */
+/* How often the planned load takes the block from its values_store; VALUES_USES_UNKNOWN: it has no plan. */
 static uint32_t planned_uses(const decoder *d, const view_block *b) {
     return d->plan ? load_plan_uses(d->plan, b->materialized ? b->materialized : b->record)
                    : VALUES_USES_UNKNOWN;

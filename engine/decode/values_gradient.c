@@ -1,6 +1,6 @@
 /*
- * First moments one update after another checkpoint's, where the gradient was bf16: the payload has the gradient, which
- * takes half the bytes of the moment's change. codec/FORMAT.md, "Gradients", is normative.
+ * First moments that are one update after another checkpoint's, if the gradient was bf16. The payload has the gradient,
+ * which takes half the bytes of the moment's change. codec/FORMAT.md, "Gradients", is normative.
  */
 #include "engine/decode/internal.h"
 

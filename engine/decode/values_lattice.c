@@ -32,7 +32,7 @@ static ckd_status shared_side(cached_columns **out, decoder *d, const view *v, c
     if (!ref || ref->kind != DEPENDS_SIDE) {
         return CKD_OK;
     }
-    /* Equal content may be in the cache under another name. The one that the block names must be there all the same. */
+    /* The cache may have equal content under another name. The record that the block names must exist nevertheless. */
     bool must_fill, own = v && id_equal(&ref->checkpoint, &v->manifest.checkpoint.id);
     const view_block *side = own ? view_find_shared(v, RECORD_SIDE, &ref->content) : NULL;
     if (!side) {

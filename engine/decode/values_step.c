@@ -1,5 +1,5 @@
 /*
- * Values that are one optimizer step from another checkpoint's: their inputs, and the prediction.
+ * Values that are one optimizer step after another checkpoint's: their inputs, and the prediction.
  *
  * A chain of such blocks leads to the moments of every ancestor, and each of those to its own ancestors. Naive decoding
  * would decode the same blocks again and again. So the inputs decoded last stay in decoder.cached during a step. The
@@ -183,7 +183,7 @@ static ckd_status read_before(input *in, decoder *d, const view *v, const view_b
 
 static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, input inputs[3], void *to,
                               ckd_error *err) {
-    uint32_t count = b->record->dependency_count - 2; /* besides the values before the step, and the group */
+    uint32_t count = b->record->dependency_count - 2; /* without the values before the step and the group */
     ckd_status status = read_before(&inputs[0], d, v, b, to, err);
     if (status == CKD_OK && d->nested >= MAX_NESTED) {
         return err_corrupt(err, file_path(b->chunk->file), b->record->offset,
@@ -233,7 +233,7 @@ ckd_status values_predict(decoder *d, const view *v, const view_block *b, void *
         return status;
     }
     uint32_t waiting = d->waiting;
-    d->waiting = 0; /* inputs are cached for other blocks, so they are checked against their own hashes */
+    d->waiting = 0; /* inputs are cached for other blocks, so each is checked against its own hash */
     values_cache_begin(d);
     status = predict(d, v, b, &g, to, err);
     values_cache_end(d);
@@ -254,7 +254,7 @@ void block_series_end(decoder *d) {
 ckd_status block_series_next(const void **values, decoder *d, const view *v, const view_block *b,
                              ckd_error *err) {
     input in = {.values = NULL};
-    cached_block *k = find_cached(d, b->record); /* decoded, and compared with its hash, for a block before */
+    cached_block *k = find_cached(d, b->record); /* decoded and verified for an earlier block */
     ckd_status status = CKD_OK;
     if (k) {
         use_cached(&in, k);

@@ -154,16 +154,16 @@ typedef struct dense_batch {
 } dense_batch;
 
 /*
- * Values of blocks, made in device memory from the root of their chains on. The host follows a chain, reads
- * and checks its payloads, and entropy-decodes the lossy ones. It sends integers, steps, factors and dense
- * symbol streams. The device makes the values of one block after the other in their final place, and their
- * content hashes. Internal to engine/: span_decode.c.
+ * Values of blocks, computed in device memory, each chain from its root on. The host follows a chain, reads and checks
+ * its payloads, and entropy-decodes the lossy ones. It sends integers, steps, factors and dense symbol streams. The
+ * device makes the values of one block after the other in their final place, and their content hashes. Internal to
+ * engine/: span_decode.c.
  *
  *   chain.c      collects what to send, block by block; any number of threads, each with its decoder
  *   chain_run.c  runs it on the device; one thread
  *
- * Addresses and sizes sent to a device never come from a payload that was not checked. They come from records
- * and decoded blocks. Kernels that read dense streams stay inside of them, whatever the streams contain.
+ * Addresses and sizes sent to a device never come from a payload that was not checked. They come from records and
+ * decoded blocks. Kernels that read dense streams stay inside of them, whatever the streams contain.
  */
 
 typedef enum chain_form {

@@ -211,8 +211,8 @@ ckd_status block_hash_rounded(block_job *job, ckd_error *err) {
 /*
  * The base load against which a step is measured when it is loaded without its checkpoint: the bases of all three
  * tensors of its parameter. A weight has two inputs in this checkpoint, so its own base is added once. A second moment
- * has one, so its own is added twice, once for the weight. A first moment that is coded by its gradient has none: only
- * its own counts.
+ * has one input, so its own base is added twice, once for the weight. A first moment that is coded by its gradient has
+ * no input, so only its own base counts.
  */
 static load_cost block_step_base(const block_job *job) {
     double times = job->analysis.step.by_gradient || job->analysis.step.two_inputs ? 1 : 2;
@@ -246,11 +246,11 @@ void block_begin(block_job *job, const tensor_context *tensor) {
     a->parent_block = tensor->parent ? block_matching(job, tensor, tensor->parent) : NULL;
 }
 
-/* Plans a duplicate on its own if it has a chain, as it may need a materialized copy. */
+/* Plans a duplicate on its own if it has a chain, because it may need a materialized copy. */
 static ckd_status plan_duplicate(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                                  ckd_error *err) {
     uint64_t raw = block_raw_size(job, tensor);
-    if (job->decision.depth > 0 && values_missing(job)) { /* if it does, its values are read then */
+    if (job->decision.depth > 0 && values_missing(job)) { /* if it needs a copy, its values are read then */
         expect_standalone(job, raw,
                           job->input.precoded.standalone ? job->input.precoded.planned_standalone : raw);
         return CKD_OK;
@@ -258,7 +258,7 @@ static ckd_status plan_duplicate(block_job *job, const coding_context *ctx, cons
     return job->decision.depth > 0 ? block_propose_standalone(job, ctx, tensor, false, err) : CKD_OK;
 }
 
-/* Also counts the values that are not finite: the hash has brought them into the cache. */
+/* Also counts the values that are not finite, while hashing has them in the cache. */
 static void hash_values(block_job *job, const tensor_context *tensor, uint64_t raw) {
     if (job->input.precoded.coded) {
         job->output.content = job->input.precoded.content;
@@ -337,7 +337,7 @@ static uint64_t lossy_rank(const block_job *job) {
     return job->output.tile->plan.lattice.factor ? job->output.tile->plan.lattice.own.rank : 0;
 }
 
-/* The load cost of the block on its own. That of a duplicate is known only if it was planned so. */
+/* The load cost of the block on its own. For a duplicate it is known only if the duplicate was planned on its own. */
 static load_cost standalone_cost(const block_job *job, const tensor_context *tensor) {
     const load_cost nothing = {0, 0};
     uint64_t symbols =
@@ -347,8 +347,8 @@ static load_cost standalone_cost(const block_job *job, const tensor_context *ten
 }
 
 /*
- * A step that is loaded with its checkpoint counts only its own share of the cost. One that is loaded by itself may
- * cost as much as its inputs may.
+ * A step that is loaded with its checkpoint counts only its own share of the cost. A step that is loaded by itself may
+ * cost as much as its inputs are allowed to.
  */
 static void choose_step(block_job *job, const tensor_context *tensor, const load_budget *budget) {
     job->analysis.predicted.chain =
@@ -367,7 +367,7 @@ static void choose_step(block_job *job, const tensor_context *tensor, const load
     }
 }
 
-/* Does a delta on the ancestor free more of the load, for each byte, than the standalone block? */
+/* Does a delta on the ancestor save more load cost per stored byte than the standalone block? */
 static bool merging_pays(const block_analysis *a, const load_cost *base) {
     double ended = (double)a->parent_block->chain_work;
     double freed_merged = ended - a->predicted.chain.work, freed_standalone = ended - base->work;
@@ -473,7 +473,7 @@ static ckd_status encode_candidate(block_job *job, candidate *c, uint64_t raw, c
     return CKD_OK;
 }
 
-/* Replaces the estimated standalone size by the real one, on which later saves rely. */
+/* Replaces the estimated standalone size by the real one, because later saves rely on it. */
 static void finish_standalone(block_job *job, const tensor_context *tensor) {
     const candidate *standalone = &job->analysis.standalone;
     block_decision *d = &job->decision;

@@ -104,7 +104,8 @@ void block_add_referenced(const block_job *job, const coding_context *ctx) {
 }
 
 /*
- * Checks that the block is still where the parent says, and can be read: whoever names it never has its values again.
+ * Checks that the block is still where the parent says, and can be read. A block that names it does not store the
+ * values again.
  */
 static bool is_referenced(const coding_context *ctx, const ckd_id *holder, block_job *job,
                           const tensor_context *tensor) {
@@ -154,7 +155,7 @@ bool block_find_unchanged(block_job *job, const coding_context *ctx, const tenso
     job->output.content = job->analysis.original = *content;
     bool found = job->analysis.parent_block && block_may_be_copied(job, ctx, tensor) &&
                  block_find_in_parent(job, ctx, tensor);
-    /* else the limit may be reached before it is decided, and then its values would be needed */
+    /* otherwise the limit might be reached before the decision, which would then need the values */
     found = found && may_reference_with(ctx, &job->decision.dependencies[0].checkpoint, jobs);
     job->state = found ? BLOCK_UNCHANGED : BLOCK_NEW;
     return found;

@@ -1,6 +1,6 @@
 /*
- * A block as a delta, and the coding of that delta. It is one on the parent's values, or, where this save ends the
- * parent's chain, on those that the chain begins with.
+ * Plans a block as a delta, and the coding of that delta. The delta is on the parent's values or, if this save ends the
+ * parent's chain, on the values with which the chain begins.
  */
 #include "engine/encode/internal.h"
 
@@ -29,7 +29,7 @@ void block_measure_parent(block_job *job, const tensor_context *tensor) {
     }
 }
 
-/* Plans the delta as symbols. Afterwards the standalone size is known better, too. */
+/* Plans the delta as symbols. Afterwards the standalone size is known more accurately, too. */
 static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, unsigned width, uint64_t raw,
                                      ckd_error *err) {
     block_analysis *a = &job->analysis;
@@ -38,7 +38,7 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
         return status;
     }
     candidate *standalone = &a->standalone;
-    if (standalone->coding == CODING_SYMBOLS) { /* its size may have been expected too small */
+    if (standalone->coding == CODING_SYMBOLS) { /* its expected size may have been too small */
         standalone->available = standalone->encoded = false;
         block_keep_smaller(standalone, CODING_RAW, raw);
     }
@@ -56,8 +56,8 @@ static ckd_status plan_delta_symbols(block_job *job, const coding_context *ctx, 
 
 /*
  * Copies the parent's values from the caller's memory, if they are there, and compares them with the store's hash. They
- * do not count if nobody else can decode them. Without a parent block of the same span there is no hash to compare
- * with.
+ * are not used if the store can no longer decode them. Without a parent block of the same span there is no hash to
+ * compare with.
  */
 static bool values_in_memory(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                              const view_source *from, void *to) {
@@ -144,8 +144,8 @@ ckd_status block_delta_plan(block_job *job, const coding_context *ctx, const ten
 /* ---- where the parent's chain ends ---- */
 
 /*
- * Goes down the parent's chain to the block that depends on nothing. Returns false if it is cut differently there, is a
- * step, or cannot be read.
+ * Goes down the parent's chain to the block that depends on nothing. Returns false if a block on the way is cut
+ * differently, is a step, or cannot be read.
  */
 static bool find_start(chain_start *out, block_job *job, const coding_context *ctx,
                        const tensor_context *tensor) {
@@ -177,7 +177,7 @@ void block_plan_chain_end(block_job *job, const coding_context *ctx, const tenso
                           const load_budget *budget) {
     block_analysis *a = &job->analysis;
     chain_start start;
-    /* Whether a gradient fits is not known yet. */
+    /* It is not known yet whether a gradient fits. */
     bool begins = a->step.available && !a->step.by_gradient && a->parent_block->predictor != PREDICT_STEP;
     a->ends = a->parent_block && !begins && budget_ends_chain(budget, a->parent_block);
     a->step.available = a->step.available && !a->ends;

@@ -1,7 +1,7 @@
 /*
- * Codes a first moment one update after its parent by the gradient, where that was a bf16 number times a scale: mixed
- * precision, with or without clipping. The change of the moment gives the gradient up to rounding. If the gradient was
- * bf16, rounding it to bf16 gives its very bits, and these give the moment's bits.
+ * Codes a first moment that is one update after its parent by the gradient, if the gradient was a bf16 number times a
+ * scale: mixed precision, with or without clipping. The change of the moment gives the gradient up to rounding. If the
+ * gradient was bf16, rounding to bf16 restores its exact bits, and these give the moment's bits.
  *
  *   fit_scale      what the gradients were multiplied with
  *   fit_rule       how the program rounded the update
@@ -14,28 +14,28 @@
 #define SLICES     16u /* sampled, spread over the block */
 #define SLICE      256u
 #define SAMPLE     (SLICES * SLICE)
-#define CLOSE      64u /* elements that a scale is first tried on */
-#define FITS       0.9 /* share of them that are bf16 after division by the right scale; by a wrong one, few are */
-#define EXACTLY    0.97        /* share of a sample whose moments must come out bit for bit */
-#define ULPS       2           /* a fitted scale may be off by so many units in its last place */
+#define CLOSE      64u         /* elements on which a scale is tried first */
+#define FITS       0.9         /* share of them that are bf16 numbers after division by the right scale */
+#define EXACTLY    0.97        /* share of a sample whose moments must be reproduced bit for bit */
+#define ULPS       2           /* possible error of a fitted scale, in units in its last place */
 #define FIRSTS     4u          /* elements that a search for a scale starts from */
 #define SIZE_BYTES 4u          /* the size of the gradient's stream, in front of it */
 #define MANTISSAS  128u        /* of bf16, in units of its last bit from 128 on */
 #define NOISE      0x1p-23     /* of a moment, from rounding */
-#define TOLERANCE  (1.0 / 512) /* of these units: what rounding the moments leaves of the gradient */
+#define TOLERANCE  (1.0 / 512) /* error of the gradient from the rounding of the moments, in these units */
 
 /* Some of a block's elements. */
 typedef struct sample {
     size_t count;
     float parent_values[SAMPLE], now[SAMPLE], gradient[SAMPLE], predicted[SAMPLE];
-    double usable[SAMPLE]; /* gradients that the moments determine well */
+    double usable[SAMPLE]; /* gradients that the moments determine accurately */
     size_t usable_count;
 } sample;
 
 typedef struct fit {
     step_rule rule;
     double scale;
-    size_t exact; /* elements of the sample that come out bit for bit */
+    size_t exact; /* elements of the sample that are reproduced bit for bit */
 } fit;
 
 /* ---- the gradient, from the moments ---- */
@@ -52,8 +52,8 @@ static mixing mixing_of(const step_source *s) {
 }
 
 /*
- * The gradient divided by its scale, rounded to bf16. A gradient that the moment's rounding explains is 0. Rows of an
- * embedding whose token did not occur would get noise otherwise. now: may be unaligned.
+ * The gradient divided by its scale, rounded to bf16. A gradient as small as the moment's rounding error becomes 0.
+ * Otherwise rows of an embedding whose token did not occur would get noise. now: may be unaligned.
  */
 static void find_gradient(float *to, const void *now, const float *parent_values, size_t n, const mixing *by,
                           double scale) {
@@ -122,8 +122,8 @@ static double refined(const sample *s, double scale) {
 }
 
 /*
- * The scale, above 1/2 and at most 1: powers of two make no difference. 0: the gradients were not bf16. usual: the one
- * to try first, or 0.
+ * Finds the scale, above 1/2 and at most 1, because powers of two make no difference. 0: the gradients were not bf16.
+ * usual: the scale to try first, or 0.
  */
 static double fit_scale(const sample *s, double usual) {
     size_t count = s->usable_count < CLOSE ? s->usable_count : CLOSE;
@@ -165,7 +165,10 @@ static void try_rule(fit *best, sample *s, const block_job *job, const mixing *b
     }
 }
 
-/* The rule and the scale that give most of the sample exactly. The usual ones are taken if they give enough of it. */
+/*
+ * Finds the rule and the scale that reproduce the most elements of the sample exactly. The usual ones are taken if they
+ * reproduce enough.
+ */
 static bool fit_rule(fit *best, sample *s, const block_job *job, const step_source *source, double scale) {
     const mixing by = mixing_of(source);
     fit f = {.rule = {.rule = source->usual}, .scale = scale};
@@ -192,9 +195,12 @@ static bool fit_rule(fit *best, sample *s, const block_job *job, const step_sour
 
 /* ---- the payload ---- */
 
-#define ZEROS 4 /* one in so many may make it pay to list the others */
+#define ZEROS 4 /* if at least one element in this many is 0, listing the others may pay */
 
-/* Plans the stream of the numbers. Zeros among them suit a list of the others, in which low bits are not split off. */
+/*
+ * Plans the stream of the numbers. If many are zeros, a list of the others may be smaller; in a list, low bits are not
+ * split off.
+ */
 static void plan_numbers(symbols_workspace *w, const symbols_input *in, const symbols_grid *grid) {
     size_t zeros = 0;
     for (size_t i = 0; i < in->n; i++) {
@@ -233,7 +239,7 @@ static ckd_status encode_gradient(block_job *job, const tensor_context *tensor, 
     return CKD_OK;
 }
 
-/* Appends what the gradient does not give; nothing if it gives everything. */
+/* Appends the differences from the prediction; nothing if there are none. */
 static ckd_status encode_rest(block_job *job, const float *predicted, ckd_error *err) {
     size_t n = (size_t)job->input.count;
     bytes *payload = &job->analysis.predicted.payload;

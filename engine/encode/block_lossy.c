@@ -37,7 +37,7 @@ static lossy_error error_of_rounded(const block_job *job, const void *original, 
         k->widen(from, dtype, input, n);
         k->widen(to, dtype, decoded, n);
         lossy_error_add(&e, from, to, n, k);
-        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs must be bit-identical, or it is no copy */
+        for (uint64_t i = 0; i < n; i++) { /* infinities and NaNs must be bit-identical in a copy */
             e.largest = !isfinite(from[i]) && input[i] != decoded[i] ? INFINITY : e.largest;
         }
     }
@@ -98,7 +98,7 @@ static dependency on_side(const coding_context *ctx, const region_span *span, co
                         .content = *content};
 }
 
-/* Adds the dependency on shared rows, if any, and behind it that on shared columns. */
+/* Adds the dependency on shared rows, if any, followed by the one on shared columns. */
 static void depend_on_shared(block_job *job, uint32_t *count, const lossy_tile *tile,
                              const coding_context *ctx, const tensor_context *tensor) {
     region_span columns = {tensor->region, tile->shape.first, tile->shape.count};

@@ -24,7 +24,10 @@ void block_plan_free(block_plan *p) {
         negative |= v < 0;                         \
     }
 
-/* Signed integers of both signs would be far apart as unsigned ones. Bytes have a symbol for each value anyway. */
+/*
+ * As unsigned integers, small positive and negative values would be far apart. Bytes have a symbol for each value
+ * anyway.
+ */
 static symbols_mode mode_standalone(ckd_dtype dtype, const void *values, size_t n) {
     const uint8_t *at = values;
     bool negative = false;
@@ -40,7 +43,7 @@ static symbols_mode mode_standalone(ckd_dtype dtype, const void *values, size_t 
 
 /* ---- rows and columns ---- */
 
-#define COLUMNS_MIN 32 /* fewer are joined with the next dimension: kernels of a convolution */
+#define COLUMNS_MIN 32 /* fewer columns are joined with the next dimension, as in kernels of a convolution */
 
 symbols_grid block_grid(const geometry *g, const ckd_region *region, uint64_t first) {
     bool box = region->kind == CKD_REGION_BOX;
@@ -191,9 +194,9 @@ ckd_status block_plan_begin(block_plan *p, const plan_input *in, bool try_delta,
 }
 
 /*
- * Samples are off by a percent or two, and by several percent where they must show the gain from levels of rows and
- * columns. A delta must save some percent to be used, and is given up if it saves less than 1.5 % in a sample. If it
- * wins by far, the standalone size need not be known exactly.
+ * Samples are off by a percent or two, and by several percent if they must show the gain from levels of rows and
+ * columns. A delta must save a few percent to be used, and is given up if it saves less than 1.5 % in a sample. If it
+ * wins by far, the exact standalone size is not needed.
  */
 #define DELTA_LOST        0.985
 #define DELTA_WON_SAMPLED 0.90
@@ -208,7 +211,7 @@ ckd_status block_plan_delta(block_plan *p, const void *previous, ckd_error *err)
         }
         if ((double)p->delta > DELTA_LOST * (double)p->standalone) {
             status = block_plan_as_standalone(p, err);
-            /* The expected size may be far too small: for a block that was constant and no longer is. */
+            /* The expected size may be far too small, as for a block that was constant and no longer is. */
             if (status != CKD_OK || (double)p->delta > DELTA_LOST * (double)p->standalone) {
                 return status;
             }

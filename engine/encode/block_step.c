@@ -4,9 +4,9 @@
 #define STEP_SAMPLE_SLICES 16u
 #define STEP_SAMPLE_SLICE  256u
 #define CLEARLY \
-    2.0 /* bits an element by which a step must beat the parent's values: it needs more inputs to be loaded */
+    2.0 /* bits per element by which a step must beat the parent's values: a step needs more inputs */
 #define OTHER_RULE \
-    4096.0 /* bits by which another rule must beat the usual one, as it needs a group record of its own */
+    4096.0 /* bits by which another rule must beat the usual one, because it needs its own group record */
 
 /* ---- cost ---- */
 

@@ -18,9 +18,7 @@
  * slowest part of a save, so a sample shows first which of them can win.
  */
 
-/*
- * A delta below this fraction of the expected standalone size wins, and the exact standalone size need not be known.
- */
+/* A delta below this fraction of the expected standalone size wins without knowing the exact standalone size. */
 #define BLOCK_DELTA_WON 0.95
 
 /* The values of a block. They stay unchanged until it is encoded. */
@@ -175,8 +173,8 @@ typedef struct shared_rows {
 typedef enum block_state {
     BLOCK_NEW,
     BLOCK_UNCHANGED,    /* found in the parent by its hash alone: a duplicate whose values are not set */
-    BLOCK_BLOCKED,      /* a block in flight may have its values: analyse again once that one is registered */
-    BLOCK_WANTS_VALUES, /* precoded, and it cannot be decided without its values */
+    BLOCK_BLOCKED,      /* a block in flight may have its values: analyse again once it is registered */
+    BLOCK_WANTS_VALUES, /* precoded, but its values are needed for the decision */
     BLOCK_DUPLICATE,    /* stored already: predictor and dependency are set, nothing else to do */
     BLOCK_PLANNED       /* one of its candidates will be stored */
 } block_state;
@@ -284,9 +282,9 @@ static inline void block_job_move(block_job *job, const void *values) {
 const record *block_in_parent(const tensor_context *tensor, uint64_t first, uint64_t count);
 const record *block_matching(const block_job *job, const tensor_context *tensor, const view_tensor *other);
 /*
- * Looks for values with this hash in the parent, before the job's values are read. Returns true if they are there;
- * the job is then analysed. The parent's block must have depth 0: other blocks may get a materialized copy, which
- * needs values. jobs: number of jobs in flight, each of which may name another checkpoint.
+ * Looks for values with this hash in the parent, before the job's values are read. Returns true if the parent has them;
+ * the job is then analysed. The parent's block must have depth 0: other blocks may get a materialized copy, which needs
+ * values. jobs: number of jobs in flight, each of which may name another checkpoint.
  */
 bool block_find_unchanged(block_job *job, const coding_context *ctx, const tensor_context *tensor,
                           const hash128 *content, uint32_t jobs);

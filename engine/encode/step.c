@@ -36,7 +36,7 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
 
 /* In double precision, as frameworks compute them. */
 static optimizer_group group_of(const ckd_optimizer *o) {
-    /* other optimizers have it in the gradient, hence in the moments */
+    /* other optimizers add it to the gradient, hence to the moments */
     double decay = o->kind == CKD_ADAMW ? o->weight_decay : 0;
     double bias1 = 1 - pow(o->beta1, (double)o->step), bias2 = 1 - pow(o->beta2, (double)o->step);
     optimizer_group g = {.kind = (uint32_t)o->kind,
@@ -230,10 +230,10 @@ static void find_source(step_tensor *t, const step_states *states, const ckd_opt
                    !(square && o->kind == CKD_SGD);
 }
 
-/* Gradients of one training are bf16 throughout, or nowhere but in a few tensors. */
+/* In one training run, gradients are bf16 in all tensors, or in a few at most. */
 #define GRADIENT_TRIES 8u
 #define GRADIENT_ELEMENTS_MIN \
-    512u /* elements: of fewer, the inputs that the record names take what is gained */
+    512u /* elements; in smaller tensors, naming the inputs in the record costs more than it saves */
 
 static void find_gradient(step_tensor *t, const step_states *states, const ckd_optimizer *o) {
     step_source *s = &t->source;
@@ -254,7 +254,7 @@ void step_begin(step_tensor *out, step_states *s, const ckd_optimizer *o, const 
         return;
     }
     bool weight = tensor->role == CKD_ROLE_WEIGHT || tensor->role == CKD_ROLE_MASTER;
-    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which follows */
+    if (tensor->dtype != CKD_F32 && weight) { /* rounded from its master, which comes later */
         char master[CKD_NAME_MAX + 8];
         snprintf(master, sizeof(master), "master.%s", name);
         if (view_find(in, master)) {

@@ -82,11 +82,11 @@ bool follow_file_unchanged(const follow_file *f, const char *path);
 /* Reads the folder's state. One that cannot be read is empty: then all files are compared. Errors: IO, NOMEM. */
 ckd_status follow_state_read(follow_state *out, const char *folder, ckd_error *err);
 /*
- * Makes the state the folder's: renames all new files, and removes model files that it does not name. Writing the
- * journal is the commit point. *committed tells whether that was reached; follow_recover then completes the rest.
+ * Puts the state into effect: renames all new files, and removes model files that it does not name. Writing the journal
+ * is the commit point. *committed: it was reached, and follow_recover can complete the rest.
  */
 ckd_status follow_commit(bool *committed, const char *folder, const follow_state *next, ckd_error *err);
-/* Completes a commit whose journal is there; otherwise removes what a killed follower left. */
+/* Completes a commit whose journal exists; otherwise removes the files that a killed follower left. */
 ckd_status follow_recover(const char *folder, ckd_error *err);
 /* FOLDER/NAME, and FOLDER/.NAME.ckptdelta-new. */
 typedef struct follow_path {
@@ -107,7 +107,7 @@ typedef struct follow_ranges {
     size_t count, capacity;
 } follow_ranges;
 
-/* A file's values of the tensor, which may be those of the checkpoint. */
+/* The values of the tensor in a file of the folder. They may equal the checkpoint's. */
 typedef struct follow_present {
     file_reader *file; /* NULL: there are none */
     uint64_t offset;
@@ -115,8 +115,9 @@ typedef struct follow_present {
 } follow_present;
 
 /*
- * Lists the elements of blocks whose content differs from `before`, which may be NULL: then from the file's bytes, or
- * from nothing. A block of a box counts with all elements between its first and its last. Errors: IO, NOMEM.
+ * Lists the elements of blocks whose content differs from `before`. If that is NULL, blocks are compared with the
+ * file's bytes, or with nothing. A block of a box counts with all elements between its first and its last. Errors: IO,
+ * NOMEM.
  */
 ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const view_tensor *before,
                               follow_present *present, ckd_error *err);
@@ -128,7 +129,7 @@ bool follow_same_form(const view_tensor *a, const view_tensor *b);
 typedef struct follow_writing {
     const char *folder;
     ckd_load *load;
-    const view *before; /* of the checkpoint that the folder has; NULL: it cannot be read */
+    const view *before; /* the checkpoint that the folder has; NULL: it cannot be read */
     const follow_state *state;
     const ckd_follow_options *options;
     const follow_layout *layout;
@@ -154,7 +155,7 @@ typedef struct follow_failure {
 struct ckd_follow {
     ckd_store *store;
     ckd_follow_options options; /* owns its strings */
-    char run[CKD_RUN_MAX + 1];  /* ""; or the run that is followed: the store's only one, or its new name */
+    char run[CKD_RUN_MAX + 1];  /* the followed run, if it is the store's only one or was renamed; else "" */
     uint64_t identity_inode, identity_ns; /* of the file that makes the store this one */
     file_lock *lock;
     file_watch *watch;
@@ -165,7 +166,7 @@ struct ckd_follow {
     size_t failure_count, failure_capacity;
     ckd_id suspect_reported; /* the suspect checkpoint that a message has named last */
     char branch_reported[CKD_RUN_MAX + 1];
-    bool waits;           /* there was no checkpoint at the last look, and a message has said so */
+    bool waits;           /* there was no checkpoint at the last look, and that was reported */
     bool hidden;          /* the manifest of a newer checkpoint of the run is damaged */
     uint64_t reported_ns; /* when follow_report spoke last */
 };
@@ -175,7 +176,7 @@ struct ckd_follow {
  * ones. Errors: NOT_FOUND, INVALID, IO, NOMEM.
  */
 ckd_status follow_choose(ckd_checkpoint *out, uint64_t *skipped, ckd_follow *f, ckd_error *err);
-/* Tells of trouble that may last, once a minute. */
+/* Reports trouble that may last, at most once a minute. */
 void follow_report(ckd_follow *f, const char *what, const ckd_error *why);
 /* Remembers a failure. Errors: NOMEM. */
 ckd_status follow_remember_failure(ckd_follow *f, const ckd_checkpoint *c, ckd_error *err);

@@ -41,7 +41,7 @@ static ckd_status get_view(const view **out, view_cache *views, const ckd_id *id
 
 /*
  * Gets a view of a listed checkpoint; none if it was deleted meanwhile. A deletion may be undone between the look at
- * the catalog and the look at the tombstones. The catalog has the checkpoint again then, so it is asked again.
+ * the catalog and the look at the tombstones. The catalog then has the checkpoint again, so it is queried again.
  */
 static ckd_status get_listed(const view **out, view_cache *views, const ckd_checkpoint *c, ckd_error *why) {
     enum { TRIES = 3 };

@@ -77,7 +77,10 @@ ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err);
 typedef enum parity_use {
     PARITY_NONE,  /* not at all */
     PARITY_SPENT, /* it can rebuild no further file; to be replaced */
-    /* The file is missing and a repair may bring it back; or another one is, and the group still protects this one. */
+    /*
+     * A member is missing: this file, and a repair may bring it back; or another one, and the group still protects this
+     * file.
+     */
     PARITY_BROKEN,
     PARITY_PART,  /* to be replaced, if a setting says by what */
     PARITY_SMALL, /* complete, but it could have more members */
@@ -95,7 +98,7 @@ typedef struct parity_inputs {
     const live_files *files;
     const parity_sets *sets;
     const setting_list *settings;
-    uint32_t data, parity; /* for files that no setting speaks of, or one that cannot be read; 0: none */
+    uint32_t data, parity; /* for files without a readable setting; 0: none */
 } parity_inputs;
 /*
  * Plans new groups for the files of a run (NULL: of all runs). Release with parity_plan_free, also after failures.

@@ -1,4 +1,4 @@
-/* Makes parity: first the missing groups, one by one, then it removes groups that are no longer of use. */
+/* Makes parity: first makes the missing groups, one by one, then removes groups that are no longer useful. */
 #include "engine/integrity/internal.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@ typedef struct making {
     live_files files;
     file_state *states; /* by index of the file */
     parity_sets sets;
-    file_state *set_states; /* by index of the group, of its parity and all that it covers */
+    file_state *set_states; /* by index of the group: the state of its parity and of all that it covers */
     setting_list settings;
     parity_plan plan;
     throttled_check check;
@@ -72,7 +72,7 @@ static bool any_setting(const setting_list *n) {
 
 /* ---- files ---- */
 
-/* Reads each file once: the second time its damage would not be new, and the file would seem to be right. */
+/* Reads each file once. A second reading would find no new damage, and the file would seem to be intact. */
 static ckd_status check_file(file_state *out, making *m, const live_file *f, ckd_error *err) {
     file_state *state = &m->states[f - m->files.items];
     ckd_status status = CKD_OK;
@@ -118,7 +118,7 @@ static ckd_status publish_group(bool *done, const ckd_store *store, const parity
     return status;
 }
 
-/* Reports a missing library as STATE: the stored data are not at fault. */
+/* Reports a missing library as STATE, because the stored data are not at fault. */
 static ckd_status report_missing_library(ckd_status status, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     return status == CKD_E_UNSUPPORTED && erasure_ready(&why) != CKD_OK
@@ -185,7 +185,7 @@ static ckd_status covers_damaged(bool *out, making *m, const parity_set *s, ckd_
     return status;
 }
 
-/* Reads a group through once. A row that is missing was reported elsewhere, and the group does without it. */
+/* Reads a whole group once. A missing row was reported elsewhere and is skipped. */
 static ckd_status check_set(making *m, const parity_set *s, ckd_error *err) {
     bool damaged;
     if (m->set_states[s->place] != UNREAD) {
@@ -205,7 +205,7 @@ static ckd_status check_set(making *m, const parity_set *s, ckd_error *err) {
 }
 
 /*
- * *right: whatever the group covers is covered by another one which this call has read, and found right; or needs no
+ * *right: each file of the group is covered by another group that this call has read and found intact, or needs no
  * cover by its setting. read: reads groups that were not read yet.
  */
 static ckd_status check_stand_ins(bool *right, making *m, const parity_set *s, const parity_inputs *inputs,
@@ -224,7 +224,10 @@ static ckd_status check_stand_ins(bool *right, making *m, const parity_set *s, c
     return status;
 }
 
-/* Rot shows in no name or size. So what a group covers is read before the group goes, and what covers it instead. */
+/*
+ * Rot changes no name and no size. So before a group goes, the files that it covers are read, and so are the groups
+ * that cover them instead.
+ */
 static ckd_status find_useless(bool *useless, making *m, ckd_error *err) {
     const parity_inputs inputs = inputs_of(m);
     bool *needed = calloc(m->sets.count + 1, sizeof(*needed));
@@ -245,7 +248,7 @@ static ckd_status find_useless(bool *useless, making *m, ckd_error *err) {
     return status;
 }
 
-/* Were all files that it covers now read by this call, and right? */
+/* Has this call read all files that the group covers now, and found them intact? */
 static bool was_read(const making *m, const parity_set *s, const live_files *now) {
     bool read = true;
     for (size_t i = 0; i < s->group.member_count && read; i++) {
@@ -256,7 +259,7 @@ static bool was_read(const making *m, const parity_set *s, const live_files *now
     return read;
 }
 
-/* Sets needed[i] for groups that are of use by these inputs, which were read under the publish lock. */
+/* Sets needed[i] for groups that are useful by these inputs, which were read under the publish lock. */
 static ckd_status find_needed(bool *needed, making *m, const parity_inputs *inputs, ckd_error *err) {
     size_t lost = 0;
     ckd_status status = parity_plan_needed(needed, inputs, err);
@@ -279,9 +282,9 @@ static ckd_status find_needed(bool *needed, making *m, const parity_inputs *inpu
 }
 
 /*
- * Checkpoints and settings may have changed since they were read, and a listing that was read while a manifest got its
- * next generation may lack both. So a group is removed only if it is useless by what is read under the publish lock,
- * too. The caller holds it.
+ * Checkpoints and settings may have changed since they were read. A listing may also lack both generations of a
+ * manifest that was replaced during the reading. So a group is removed only if it is also useless by a second reading
+ * under the publish lock, which the caller holds.
  */
 static ckd_status look_again(bool *useless, making *m, damage_list *reread, ckd_error *err) {
     live_files files = {0};
@@ -320,7 +323,7 @@ static ckd_status remove_useless(making *m, bool *useless, damage_list *reread, 
     return status;
 }
 
-/* The caller has read all manifests. With one missing, it would not be known which groups are of use. */
+/* The caller has read all manifests. Without one of them, it would not be known which groups are useful. */
 static ckd_status clean_up(making *m, ckd_error *err) {
     damage_list reread = {.result = calloc(1, sizeof(ckd_verify_result)), .store_path = m->store->path};
     if (!reread.result) {
@@ -347,7 +350,7 @@ static ckd_status clean_up(making *m, ckd_error *err) {
 
 /* ---- the whole call ---- */
 
-/* A dry run does not store the setting that was asked for. Adds it to the list instead. */
+/* A dry run does not store the requested setting. This adds it to the list instead. */
 static ckd_status pretend_setting(making *m, ckd_error *err) {
     const ckd_parity_options *o = m->options;
     stored_setting *grown = realloc(m->settings.items, (m->settings.count + 1) * sizeof(*grown));

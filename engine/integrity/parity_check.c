@@ -1,6 +1,6 @@
 /*
- * Looks for damage in parity files and in members of groups. No checkpoint suffers from a damaged parity file, but the
- * next damage may not be repairable.
+ * Looks for damage in parity files and in members of groups. A damaged parity file harms no checkpoint, but the next
+ * damage may not be repairable.
  */
 #include <stdlib.h>
 
@@ -58,7 +58,7 @@ static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     ckd_status status = c->stripes ? CKD_OK : err_nomem(err, size, "a parity file");
     /*
      * Stops at the end of a file that was cut off, which check_ends has recorded. The sizes in a damaged head may be
-     * arbitrary, and must not cost time.
+     * arbitrary, and must not make the check slow.
      */
     uint64_t end = file_size(c->file->file);
     for (uint64_t first = 0; first < stripes && status == CKD_OK; first += batch) {
@@ -76,12 +76,15 @@ static ckd_status check_stripes(row_check *c, rate_limiter *p, ckd_error *err) {
     return status;
 }
 
-/* Unless the file exists and cannot be read, or the group is being made or removed, or was removed meanwhile. */
+/*
+ * Records a missing row, unless the file exists and cannot be read, or the group is being made or removed, or was
+ * removed meanwhile.
+ */
 static ckd_status record_missing(const parity_set *s, uint32_t row, const ckd_store *store,
                                  damage_list *damage, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pathname p = path_parity(store->path, &s->group.id, row, "");
-    /* A remover takes the mark away last, so it is looked for first. */
+    /* A remover removes the mark last, so it is checked first. */
     bool marked = file_exists(path_parity_mark(store->path, &s->group.id).text);
     bool others = false; /* other rows exist; if none does, the group was removed meanwhile */
     for (uint32_t i = 0; i < s->group.rows && !others; i++) {

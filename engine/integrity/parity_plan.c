@@ -1,7 +1,6 @@
 /*
- * Chooses which files share a group. Parity is as long as the longest member, so only files of about one size (half
- * an octave) share a group. Among these, files of about one age do: files saved together tend to be deleted
- * together.
+ * Chooses which files share a group. Parity is as long as the longest member, so only files of similar size (half an
+ * octave) share a group. They should also be of similar age, because files saved together tend to be deleted together.
  */
 #include <stdlib.h>
 
@@ -11,12 +10,12 @@
 
 typedef struct wanted {
     uint32_t data, parity; /* 0: none */
-    bool off;              /* a setting says that there shall be none */
+    bool off;              /* a setting says that there must be none */
 } wanted;
 
 /* ---- settings ---- */
 
-/* A setting that cannot be read counts as none where an old group says what to make. */
+/* An unreadable setting counts as none if an old group can serve as a model. */
 static ckd_status wanted_for(wanted *out, const parity_inputs *inputs, const char *run, ckd_error *err) {
     const stored_setting *n = settings_parity(inputs->settings, run);
     *out = (wanted){0};
@@ -32,8 +31,8 @@ static ckd_status wanted_for(wanted *out, const parity_inputs *inputs, const cha
 
 /*
  * Use of the group for the live file `f`. A missing member counts whatever the settings say. Checkpoints of other runs
- * may need the files of a run that was deleted or renamed, and no setting may speak of them. Such files keep the cover
- * that they have.
+ * may need the files of a run that was deleted or renamed, and such files may have no setting. They keep the cover that
+ * they have.
  */
 static parity_use use_of(const parity_set *s, const live_file *f, const wanted *w,
                          const parity_inputs *inputs) {
@@ -249,7 +248,7 @@ static bool is_stray(const vanished *v, const ckd_id *file) {
     return v->stray_count && bsearch(file, v->strays, v->stray_count, sizeof(*v->strays), id_compare);
 }
 
-/* Does the group cover a file that a lost checkpoint may need? Its manifest named the file, so none does now. */
+/* Does the group cover a file that a lost checkpoint may need? If so, no manifest names the file any more. */
 static bool covers_lost(const parity_set *s, const parity_inputs *inputs, const vanished *v) {
     for (size_t i = 0; i < s->group.member_count; i++) {
         const ckd_id *file = &s->group.members[i].file;

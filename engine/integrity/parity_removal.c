@@ -1,6 +1,6 @@
 /*
- * Groups that lose members on purpose. The members that stay are read before a group goes: damage that nobody has
- * noticed yet may be repairable only with the files to be removed. They get new parity before they lose the old one.
+ * Handles groups that lose members on purpose. The members that stay are read before a group goes, because unnoticed
+ * damage may be repairable only with the files to be removed. They get new parity before they lose the old one.
  */
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@ typedef struct outlook {
     size_t left;                /* undamaged members that exist and stay */
     size_t lost_now, lost_then; /* members that are missing or damaged, before and after the removal */
     size_t rows;                /* parity files that exist and showed no damage */
-    /* A lost or damaged member that is to stay, and that the group can rebuild now; or NULL. */
+    /* A lost or damaged member that must stay, and that the group can still rebuild; or NULL. */
     const parity_member *wanted;
     /* Bit set of members that were read and found damaged. */
     uint32_t damaged[CKD_PARITY_DATA_MAX / 32 + 1];
@@ -30,7 +30,7 @@ typedef struct parity_removal {
     parity_sets sets;
     outlook *outlooks; /* by index of the set */
     bytes payload;
-    file_lock *lock;    /* NULL: no group is read, or unlocked says why not */
+    file_lock *lock;    /* NULL: no group is read, or `unlocked` says why there is no lock */
     ckd_error unlocked; /* message "": nothing failed */
 } parity_removal;
 
@@ -42,7 +42,7 @@ static bool is_damaged(const outlook *o, size_t member) {
     return o->damaged[member / 32] >> member % 32 & 1;
 }
 
-/* A group that can rebuild a lost file is not useless, however little else it can do. */
+/* A group that can rebuild a lost file is never useless. */
 static bool useless(const outlook *o) {
     bool repairs = o->wanted && o->lost_then <= o->rows;
     return o->concerned && !repairs && (o->left == 0 || o->rows <= o->lost_then);
@@ -55,7 +55,7 @@ static bool covers(const outlook *o) {
 
 /* ---- looking at groups ---- */
 
-/* Without ISA-L the answer is unknown and counts as yes: a later repair may have it. */
+/* Without ISA-L the answer is unknown and counts as yes, because a later repair may have ISA-L. */
 static ckd_status can_rebuild(bool *can, const parity_removal *f, const parity_set *s, size_t member,
                               ckd_error *err) {
     const parity_member *m = &s->group.members[member];
@@ -69,7 +69,7 @@ static ckd_status can_rebuild(bool *can, const parity_removal *f, const parity_s
 }
 
 /*
- * A file that exists and that no manifest names may be of a checkpoint whose manifest is lost. A missing file that no
+ * An existing file that no manifest names may belong to a checkpoint whose manifest is lost. A missing file that no
  * manifest names was deleted earlier. Files that only expired checkpoints need are never repaired, so no group has to
  * stay for them.
  */
@@ -96,7 +96,7 @@ static outlook assess_group(const parity_removal *f, const parity_set *s) {
     return o;
 }
 
-/* Reads the members that stay. These are at most as many files as a group has members. */
+/* Reads the members that stay: at most as many files as a group has members. */
 static ckd_status read_members(outlook *o, parity_removal *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < s->group.member_count && status == CKD_OK; i++) {
@@ -117,8 +117,8 @@ static ckd_status read_members(outlook *o, parity_removal *f, const parity_set *
 }
 
 /*
- * Reads the parity files of a group. A damaged row cannot be made again once a member is gone, so a group that stays
- * must not count on it.
+ * Reads the parity files of a group. A damaged row cannot be made again once a member is gone, so it does not count for
+ * a group that stays.
  */
 static ckd_status read_rows(outlook *o, const parity_removal *f, const parity_set *s, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -163,14 +163,15 @@ static ckd_status read_relied_on(parity_removal *f, ckd_error *err) {
     return status;
 }
 
-/* Does anything of the group stay? A group of which all members go is not read. */
+/* Does any member of the group stay? A group whose members all go is not read. */
 static bool is_read(const outlook *o) {
     return o->concerned && (o->left || o->wanted);
 }
 
 /*
- * Only the holder of the parity lock can make new groups. So it is taken before files are read: whoever finds it taken
- * comes again, and would read them each time. A full disk must not stop the collection that is to relieve it.
+ * Only the holder of the parity lock can make new groups. So it is taken before files are read. A caller that finds it
+ * taken tries again later, and would otherwise read the files each time. A full disk must not stop a collection that
+ * would free space.
  */
 static ckd_status lock_parity(parity_removal *f, ckd_error *err) {
     bool any = false;
@@ -199,7 +200,7 @@ static ckd_status assess_groups(parity_removal *f, ckd_error *err) {
     return status == CKD_OK ? read_relied_on(f, err) : status;
 }
 
-/* Before anything is removed: a group that would go must not be the only one that can rebuild a lost file. */
+/* Called before anything is removed. A group that would go must not be the only one that can rebuild a lost file. */
 static ckd_status check_wanted(const parity_removal *f, ckd_error *err) {
     for (size_t i = 0; i < f->sets.count; i++) {
         const outlook *o = &f->outlooks[i];
@@ -265,7 +266,7 @@ static ckd_status find_unprotected(parity_files *out, ckd_id **ids, const parity
     return CKD_OK;
 }
 
-/* The largest group that goes, as a model for files that no setting speaks of. Some group does. */
+/* Returns the largest group that goes, as a model for files without a setting. There is at least one. */
 static const parity_group *largest_useless(const parity_removal *f) {
     const parity_group *largest = NULL;
     for (size_t i = 0; i < f->sets.count; i++) {

@@ -3,7 +3,7 @@
 
 #include "engine/integrity/internal.h"
 
-/* An empty file, durable once the folder is. */
+/* Creates an empty file, which is durable once the folder is. */
 static ckd_status create_mark(const char *path, ckd_error *err) {
     file_writer *f;
     ckd_status status = file_create(&f, path, 0, err);
@@ -13,7 +13,7 @@ static ckd_status create_mark(const char *path, ckd_error *err) {
 /*
  * No member is removed under the publish lock. If one was removed before, its remover did not know of this group, so
  * the group is dropped. Several files get their names while a mark says that the group is incomplete. Until the mark is
- * gone, durably, nobody may count on the group.
+ * durably gone, nobody may rely on the group.
  */
 ckd_status parity_publish(bool *done, const ckd_store *store, const parity_group *g, ckd_error *err) {
     pathname folder = path_in(store->path, DIR_PARITY), mark = path_parity_mark(store->path, &g->id);

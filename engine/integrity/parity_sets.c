@@ -141,7 +141,7 @@ ckd_status parity_sets_read(parity_sets *out, const ckd_store *store, damage_lis
     for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
         ckd_id group;
         uint32_t row;
-        /* The next holder of the parity lock removes the rest of a marked group. Nobody may count on it. */
+        /* Nobody may rely on a marked group. The next holder of the parity lock removes the rest of it. */
         if (parity_name_parse(&group, &row, list.names[i]) && !is_marked(&group, store, &list)) {
             status = read_row(out, store, &group, row, damage, err);
         }
@@ -208,7 +208,7 @@ ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row,
 
 /* ---- removing ---- */
 
-/* One file of the group takes the name of the mark, which needs no space on a full disk. */
+/* Renames one file of the group to the mark, because that needs no space on a full disk. */
 static ckd_status mark_incomplete(const parity_set *s, const ckd_store *store, ckd_error *err) {
     uint32_t row = (uint32_t)__builtin_ctz(s->present);
     ckd_error why = {0};
@@ -253,8 +253,8 @@ static bool is_leftover(const char *name) {
 }
 
 /*
- * Removes groups of which a process that died had named or removed some files. Without their marks they would look
- * damaged. The marks themselves are leftovers, and go afterwards.
+ * Removes groups for which a dead process had named or removed only some files. Without their marks they would look
+ * damaged. So the marks, which are leftovers, too, go afterwards.
  */
 static ckd_status remove_incomplete(const ckd_store *store, const dir_list *list, ckd_error *err) {
     bool any = false;
@@ -306,7 +306,7 @@ void parity_recover(const ckd_store *store) {
 ckd_status parity_lock(file_lock **out, const ckd_store *store, ckd_error *err) {
     *out = NULL;
     ckd_status status = dir_create(path_in(store->path, DIR_PARITY).text, true, err);
-    /* Its maker may have died before it was durable. */
+    /* The maker of the folder may have died before it was durable. */
     THEN(status, dir_sync(path_in(store->path, "data").text, err));
     THEN(status,
          lock_acquire(out, path_in(store->path, FILE_PARITY_LOCK).text, LOCK_EXCLUSIVE, true, 0, err));

@@ -31,7 +31,7 @@ static bool covered(const parity_sets *sets, const live_file *f, const ckd_store
     bool found = false;
     for (size_t i = 0; i < count && !found; i++) {
         int redundancy = c[i].set->redundancy_left;
-        /* The file itself is one of the losses. */
+        /* The file itself is one of the missing members. */
         redundancy += !live_file_exists(store, &f->file.id, f->file.size);
         found = redundancy > 0;
     }

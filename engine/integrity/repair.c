@@ -1,5 +1,5 @@
 /*
- * Repair: looks at everything first. Then it rebuilds chunk files from parity until no more can be rebuilt, and then
+ * Repair: checks everything first. Then it rebuilds chunk files from parity until no more can be rebuilt, and finally
  * parity from chunk files.
  */
 #include "engine/integrity/repair.h"
@@ -12,7 +12,7 @@
 
 /* ---- the result ---- */
 
-/* The first problem that is known of a file. */
+/* The first known problem of a file. */
 static const char *problem_of(const repairing *r, const char *file) {
     const ckd_verify_result *found = r->result->left;
     for (size_t i = 0; i < found->damage_count; i++) {
@@ -109,7 +109,10 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
 
 /* ---- chunk files ---- */
 
-/* Its manifest still exists, or if none names it, the file itself. */
+/*
+ * Whether the file is still wanted: the manifest that named it still exists or, if no manifest names it, the file
+ * itself does.
+ */
 static bool is_wanted(const repairing *r, const bad_file *b) {
     const manifest_name *n = b->f ? &b->f->name : NULL;
     pathname p = n ? path_manifest(r->store->path, n->run, n->step, n->generation)
@@ -133,7 +136,7 @@ static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r,
     return status;
 }
 
-/* from: the right file; not used in a dry run. */
+/* from: the intact file; not used in a dry run. */
 static ckd_status replace_chunk(bool *repaired, repairing *r, bad_file *b, const char *from, ckd_error *err) {
     pathname path = path_chunk(r->store->path, &b->file.id, ""), aside = {.text = ""};
     ckd_status status = CKD_OK;
@@ -199,7 +202,7 @@ static ckd_status repair_one(bool *repaired, repairing *r, bad_file *b, ckd_erro
     return status;
 }
 
-/* Repeats, as a rebuilt file may be what another one lacks. */
+/* Repeats, because a rebuilt file may make it possible to rebuild another one. */
 static ckd_status repair_files(repairing *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (bool repeat = true; repeat && status == CKD_OK;) {
@@ -249,7 +252,7 @@ static ckd_status check_members(bool *right, repairing *r, const parity_group *g
     return status;
 }
 
-/* A file cannot replace a directory: moves it aside. */
+/* Moves a directory aside, because a file cannot replace it. */
 static ckd_status move_directory_aside(const repairing *r, const char *path, ckd_error *err) {
     pathname aside;
     return dir_exists(path) ? damage_put_aside(&aside, r->store, DIR_PARITY, strrchr(path, '/') + 1, err)
@@ -285,7 +288,7 @@ static ckd_status publish_rows(bool *done, repairing *r, const bad_row *b, ckd_e
 
 /*
  * *reason: "" if the rows are made. The members were read before, perhaps hours ago. So the new rows are compared with
- * what is left of the old ones, which says what the members had.
+ * the remains of the old ones, whose hashes tell the former content of the members.
  */
 static ckd_status write_rows(const char **reason, repairing *r, const bad_row *b, ckd_error *err) {
     const parity_group *g = &b->s->group;
@@ -343,10 +346,7 @@ static ckd_status repair_rows(repairing *r, const bad_row *b, ckd_error *err) {
     return status;
 }
 
-/*
- * Moves parity files aside whose group is unknown. Nothing can be made of them. Their members get new parity
- * instead.
- */
+/* Moves parity files aside whose group is unknown. They are useless. Their members get new parity instead. */
 static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
     file_lock *lock;
     ckd_status status = CKD_OK;
@@ -460,7 +460,7 @@ static ckd_status report_spare(void *context, const char *path, const char *asid
     return status == CKD_OK ? repair_report(r, path, aside, size, err) : status;
 }
 
-/* Under the publish lock, as its holders write to the same folder. */
+/* Takes the publish lock, because its holders write to the same folder. */
 static ckd_status purge(repairing *r, ckd_error *err) {
     file_lock *lock;
     ckd_status status = store_lock_publish(&lock, r->store, err);

@@ -1,6 +1,6 @@
 /*
- * Chunk files in data/q. One that was moved there in doubt, as nobody could tell whether its checkpoint was committed,
- * or that could not be read at that time, may be intact. So a repair looks there before it gives a file up.
+ * Chunk files in data/q may be intact. A file goes there if it cannot be read at that time, or if nobody can tell
+ * whether its checkpoint was committed. So a repair looks there before it gives a file up.
  */
 #include <stdio.h>
 #include <stdlib.h>

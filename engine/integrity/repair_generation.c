@@ -1,7 +1,7 @@
 /*
- * Lists an older generation of a checkpoint again where a file of the newest one is damaged and cannot be rebuilt.
- * Compaction changes no value, and what it replaced stays until the newer files are known to be intact
- * (retain/replaced.c). The older generation is read through first. Its manifest is published as the next generation.
+ * Lists an older generation of a checkpoint again if a file of the newest one is damaged and cannot be rebuilt.
+ * Compaction changes no value, and the files that it replaced stay until the newer ones are known to be intact
+ * (retain/replaced.c). The older generation is read in full first. Its manifest is published as the next generation.
  */
 #include <stdlib.h>
 
@@ -56,7 +56,7 @@ static ckd_status check_whole(bool *whole, search *s, const manifest *m, ckd_err
     return status;
 }
 
-/* Takes the newest older generation that is whole. x: the newest of all; `end` ends its generations. */
+/* Takes the newest older generation that is whole. x: the newest of all; its generations end before `end`. */
 static ckd_status find_older(search *s, const manifest_entry *x, const manifest_entry *end, ckd_error *err) {
     ckd_status status = CKD_OK;
     bool whole = false;
@@ -73,7 +73,7 @@ static ckd_status find_older(search *s, const manifest_entry *x, const manifest_
     return status;
 }
 
-/* The reader lock keeps the files. A set that is read without the publish lock may be out of date when it is used. */
+/* The reader lock keeps the files. A set that was read without the publish lock may be outdated when it is used. */
 static ckd_status find_all(search *s, ckd_error *err) {
     manifest_set n = {0};
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -139,7 +139,7 @@ static void find_dropped(bool *dropped, const search *s, const manifest_set *n) 
     }
 }
 
-/* If it still listed the newest generation, this handle would not see the older one. */
+/* Updates the catalog. If it still listed the newest generation, this handle would not see the older one. */
 static void update_catalog(ckd_store *store) {
     ckd_error why = {0};
     if (store_refresh_catalog_locked(store, &why) != CKD_OK) {

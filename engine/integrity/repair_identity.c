@@ -1,4 +1,4 @@
-/* The store's identity, which all other files of the store repeat. */
+/* Repairs the store's identity, which all other files of the store repeat. */
 #include <stdio.h>
 
 #include "engine/integrity/repair.h"
@@ -21,7 +21,9 @@ static ckd_status check_id(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* The new file has no time of creation, which nobody knows. The damaged one stays until the new one takes its name. */
+/*
+ * The time of creation is not known, so the new file has none. The damaged one stays until the new one takes its name.
+ */
 static ckd_status write_again(pathname *aside, const ckd_store *store, ckd_error *err) {
     store_identity identity = {.id = store->id};
     pathname ready = path_in(store->path, "data/.tmp-identity"),
@@ -29,7 +31,7 @@ static ckd_status write_again(pathname *aside, const ckd_store *store, ckd_error
     bytes data = {0};
     store_identity_encode(&data, &identity);
     ckd_status status = data.failed ? err_nomem(err, METADATA_ENVELOPE_MIN, "the store's identity") : CKD_OK;
-    THEN(status, file_remove(ready.text, true, err)); /* a repair that died may have left them */
+    THEN(status, file_remove(ready.text, true, err)); /* perhaps left by a repair that died */
     THEN(status, file_remove(temp.text, true, err));
     THEN(status, file_create_durable(ready.text, temp.text, data.data, data.size, err));
     if (status == CKD_OK) {
@@ -42,7 +44,7 @@ static ckd_status write_again(pathname *aside, const ckd_store *store, ckd_error
     return status;
 }
 
-/* *found, *why: what is wrong with the identity if it was not replaced. */
+/* *found, *why: the error of the identity if it was not replaced. */
 static ckd_status replace(ckd_status *found, bool *done, pathname *aside, ckd_store *store, ckd_error *why,
                           ckd_error *err) {
     file_lock *lock;
@@ -50,7 +52,7 @@ static ckd_status replace(ckd_status *found, bool *done, pathname *aside, ckd_st
     if (status != CKD_OK) {
         return status;
     }
-    *found = identity_condition(store, why); /* another repair may have been quicker */
+    *found = identity_condition(store, why); /* another repair may have replaced it already */
     if (can_replace(*found)) {
         *found = check_id(store, why);
         *done = *found == CKD_OK;

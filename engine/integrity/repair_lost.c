@@ -1,5 +1,5 @@
 /*
- * Repair of checkpoints whose manifests are lost. Their chunk files may be damaged or missing, too. No manifest names
+ * Repairs checkpoints whose manifests are lost. Their chunk files may be damaged or missing, too. No manifest names
  * these files, but parity groups do: a group knows the size and the hash of each member.
  */
 #include <stdio.h>
@@ -76,8 +76,8 @@ static ckd_status confirm_named(const repairing *r, vanished *v, ckd_error *err)
 /* ---- missing files ---- */
 
 /*
- * Parity does not say which missing files were deleted on purpose. So these are rebuilt under temporary names, and
- * their records are looked at.
+ * Parity does not tell which missing files were deleted on purpose. So all are rebuilt under temporary names, and their
+ * records are examined.
  */
 typedef struct missing_file {
     const parity_set *set;
@@ -163,7 +163,9 @@ static void add_dependencies(bytes *ids, chunk *c, const ckd_id *checkpoint) {
     }
 }
 
-/* Adds what the records of the listed checkpoints in a file build on. Returns whether it has such records. */
+/*
+ * Adds the dependencies of the records that a file has of the listed checkpoints. Returns true if it has such records.
+ */
 static bool follow(bytes *ids, const char *path) {
     chunk *c;
     bool found = false;
@@ -182,7 +184,7 @@ static bool follow(bytes *ids, const char *path) {
     return found;
 }
 
-/* Repeats, as each file may say what another one is needed for. */
+/* Repeats, because the records of each file may show that another one is needed. */
 static ckd_status choose_wanted(missing_files *files, const repairing *r, const vanished *v, ckd_error *err) {
     bytes ids = {0};
     for (size_t i = 0; i < v->count; i++) {
@@ -266,8 +268,8 @@ static ckd_status settle_each(const missing_files *files, repairing *r, const va
 }
 
 /*
- * Removes rebuilt files again that no manifest names even now. The checkpoint did not come back, and would leave them
- * behind if it is given up. Their parity stays. A file that comes back after a power cut is of use to the next repair.
+ * Removes rebuilt files that no manifest names even now. Their checkpoint did not come back, and they would be left
+ * over if it is given up. Their parity stays. If a power cut brings a file back, the next repair can use it.
  */
 static ckd_status settle(const missing_files *files, repairing *r, ckd_error *err) {
     vanished v = {0};
@@ -284,7 +286,7 @@ static ckd_status settle(const missing_files *files, repairing *r, ckd_error *er
 
 /* ---- manifests ---- */
 
-/* A dry run rebuilds no files, so it does not know what they would be good for. */
+/* A dry run rebuilds no files, so it does not know which checkpoints they would bring back. */
 static bool may_rebuild_more(const repairing *r) {
     bool more = false;
     for (size_t i = 0; i < r->bad_count && !more; i++) {
@@ -319,7 +321,7 @@ static ckd_status repair_vanished(bool *done, repairing *r, const vanished *v, c
     return status;
 }
 
-/* Repeats, as a checkpoint may be a delta on one that came back. */
+/* Repeats, because a checkpoint may be a delta on one that came back. */
 static ckd_status repair_each(bool *done, repairing *r, const vanished *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (bool repeat = true; repeat && status == CKD_OK;) {
@@ -334,7 +336,7 @@ static ckd_status repair_each(bool *done, repairing *r, const vanished *v, ckd_e
     return status;
 }
 
-/* Its reasons no longer hold, and its messages are not repeated. */
+/* Drops the results of the first attempt: its reasons no longer hold, and its messages must not be repeated. */
 static void forget_first_try(repairing *r, vanished *v) {
     for (size_t i = 0; i < v->count; i++) {
         const ckd_checkpoint *c = &v->items[i];
@@ -344,15 +346,15 @@ static void forget_first_try(repairing *r, vanished *v) {
     v->doubtful_count = 0;
 }
 
-/* The newest first: of several lost checkpoints of one name it gets the name. */
+/* The newest first: among lost checkpoints of the same name, it gets the name. */
 static int by_age(const void *a, const void *b) {
     const ckd_checkpoint *x = a, *y = b;
     return (x->created_ns < y->created_ns) - (x->created_ns > y->created_ns);
 }
 
 /*
- * again: this is the second try, with rebuilt files. The first one may have brought back the checkpoint that the caller
- * named. *left: some checkpoints are still lost.
+ * again: this is the second attempt, with rebuilt files. The first one may have brought back the checkpoint that the
+ * caller named. *left: some checkpoints are still lost.
  */
 static ckd_status repair_manifests(bool *left, repairing *r, bool again, ckd_error *err) {
     vanished v = {0};
@@ -413,7 +415,7 @@ ckd_status repair_lost(repairing *r, ckd_error *err) {
         return status;
     }
     status = left ? repair_with_missing(r, err) : CKD_OK;
-    /* Only now is it known which files nothing names: some have a manifest again. */
+    /* Some files have a manifest again, so the files that nothing names are found again. */
     THEN(status, vanished_find(&v, r->store, err));
     THEN(status, vanished_add_damage(&v, r->store, &r->damage, err));
     vanished_free(&v);

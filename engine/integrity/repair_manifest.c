@@ -13,11 +13,11 @@
 #include "engine/integrity/internal.h"
 #include "engine/decode/decode.h"
 
-/* Where to look for files, each time further. */
+/* Where to look for files; each value looks further than the one before. */
 typedef enum search {
     UNNAMED,     /* own files: those that no manifest names */
     LIVE,        /* own files: the live ones, too */
-    ALL_DELETED, /* also files that only deleted checkpoints name whose time is over */
+    ALL_DELETED, /* also files named only by deleted checkpoints whose grace period is over */
     SEARCHES
 } search;
 
@@ -39,7 +39,7 @@ typedef struct selection {
     bool others;
 } selection;
 
-#define WRITERS_MAX 16u /* with more writers, their files are not tried separately */
+#define WRITERS_MAX 16u /* if there are more writers, their files are not tried separately */
 
 /* ---- its files ---- */
 
@@ -67,7 +67,7 @@ static ckd_status add_file(rewriting *w, const ckd_id *id, const selection *s, b
     if (chunk_open_bundled(&c, path_chunk(w->store->path, id, "").text, NULL) != CKD_OK) {
         return CKD_OK; /* its records will be missing */
     }
-    if (c->outer_count == 0) { /* an empty checkpoint's, or that of a rank without tensors */
+    if (c->outer_count == 0) { /* a file of an empty checkpoint, or of a rank without tensors */
         is_own = w->known->tensors == 0 && w->known->raw_bytes == 0;
     }
     for (size_t i = 0; i < c->outer_count && !is_own; i++) {
@@ -132,12 +132,11 @@ static ckd_status find_own(rewriting *w, const manifest_set *all, const selectio
 
 /*
  * Own files are files with records of the checkpoint that no manifest names. Compaction may have put some records into
- * files that other manifests name: with LIVE, these count, too. A child that is deleted may be the only one that names
- * such a file: ALL_DELETED. The checkpoint may build on records of any file. It may be a file without a manifest: one
- * that only this manifest named, or that of another manifest which vanished. If two records are equal, the first
- * counts. So such files come before live ones at first: a copy that only this manifest named would otherwise stay
- * behind without a manifest. With live_first they come last, as their copy may be the damaged one. The proof drops
- * files that are not read.
+ * files that other manifests name: with LIVE, these count, too. A deleted child may be the only checkpoint that names
+ * such a file: ALL_DELETED. The checkpoint may build on records of any file, even of one without a manifest, which only
+ * this manifest or another lost one named. If two records are equal, the first counts. So files without a manifest come
+ * before live ones at first; otherwise a copy that only this manifest named would be left over. With live_first they
+ * come last, because their copy may be the damaged one. The proof drops files that are not read.
  */
 static ckd_status find_files(rewriting *w, const selection *s, ckd_error *err) {
     const live_files *live = w->q->live;
@@ -264,7 +263,10 @@ static ckd_status prove(rewriting *w, ckd_error *err) {
 
 /* ---- publishing ---- */
 
-/* Somebody may have published the checkpoint since it was missed: a repair, or a rename, under another name. */
+/*
+ * Somebody may have published the checkpoint since it was found missing: another repair, or a rename under another
+ * name.
+ */
 static ckd_status check_not_listed(const rewriting *w, ckd_error *err) {
     ckd_checkpoint listed;
     ckd_error why = {0};
@@ -286,7 +288,7 @@ static ckd_status check_not_listed(const rewriting *w, ckd_error *err) {
 
 /*
  * Chooses the name and the next generation. If the step was saved again since, the later checkpoint keeps the name, and
- * this one goes to the run RUN.lost. It does not become a branch: a run that is resumed goes on with its newest branch.
+ * this one goes to the run RUN.lost. It does not become a branch, because a resumed run goes on with its newest branch.
  */
 static ckd_status choose_name(uint32_t *next, rewriting *w, ckd_error *err) {
     ckd_checkpoint *c = &w->m.checkpoint;
@@ -313,7 +315,7 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     bytes data = {0};
     ckd_status status = check_not_listed(w, err);
     THEN(status, choose_name(&next, w, err));
-    /* A new generation, as the old manifest may come back from somewhere. */
+    /* It gets a new generation, because the old manifest may be restored from elsewhere. */
     if (status == CKD_OK && next <= c->generation && c->generation == UINT32_MAX) {
         status = err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
                          (unsigned long long)c->step);
@@ -325,7 +327,7 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     }
     if (status == CKD_OK) {
         pathname temp = path_of(root, DIR_MANIFESTS, ".tmp-repair");
-        status = file_remove(temp.text, true, err); /* a repair that died may have left it */
+        status = file_remove(temp.text, true, err); /* perhaps left by a repair that died */
         THEN(status, file_publish_durable(NULL, path_manifest(root, c->run, c->step, c->generation).text,
                                           temp.text, data.data, data.size, err));
     }
@@ -387,7 +389,7 @@ static bool names_file(const manifest *m, const ckd_id *file) {
     return found;
 }
 
-/* Strays that the manifest leaves without a name, and that look like the rest of another lost checkpoint. */
+/* Counts strays that the manifest does not name, and that look like the rest of another lost checkpoint. */
 static size_t count_left(const rewriting *w) {
     const vanished *v = w->q->vanished;
     size_t left = 0;
@@ -414,9 +416,9 @@ static selection selection_at(size_t i, ckd_id *writer, const bytes *writers) {
 /*
  * A compaction that was cut off may have left the files of two generations, each of which holds the whole checkpoint.
  * One writer wrote all files of its generation. So the files of each writer are tried separately, and so are the files
- * of all others. The older generation may build on files of deleted checkpoints, which would seem to be the rest of
- * lost ones if nothing named them. So the selection counts that leaves the fewest such files. Reports the error of all
- * files together.
+ * of all others. The older generation may build on files of deleted checkpoints. If nothing named these, they would
+ * seem to be the rest of lost checkpoints. So the selection that leaves the fewest such files wins. If none succeeds,
+ * reports the error of all files together.
  */
 static ckd_status try_generations(rewriting *w, ckd_error *err) {
     ckd_id writer;

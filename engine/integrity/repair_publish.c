@@ -1,6 +1,6 @@
 /*
- * Gives rebuilt files their names. Damaged files stay until a user says that they are of no use: two half-damaged
- * copies may be all that is left.
+ * Gives rebuilt files their names. Damaged files stay until a user purges them, because two half-damaged copies may be
+ * all that is left.
  */
 #include <stdio.h>
 
@@ -52,7 +52,7 @@ ckd_status repair_purge(uint64_t *files, uint64_t *file_bytes_sum, const ckd_sto
         pathname p = path_of(store->path, DIR_DAMAGED, list.names[i]);
         size_t length = strlen(list.names[i]), end = strlen(VANISHED_END);
         if (length > end && strcmp(list.names[i] + length - end, VANISHED_END) == 0) {
-            continue; /* a checkpoint may still come back by it */
+            continue; /* a checkpoint may still come back with its help */
         }
         uint64_t size = file_bytes(p.text);
         status = dir_exists(p.text) ? dir_remove(p.text, err) : file_remove(p.text, true, err);

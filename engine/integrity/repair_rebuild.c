@@ -1,6 +1,6 @@
 /*
- * Rebuilds a member of a parity group, stripe by stripe. Each stripe has hashes of the members' pieces, which tell
- * the undamaged ones. So damaged files can help to repair each other if their damage is in different places.
+ * Rebuilds a member of a parity group, stripe by stripe. Each stripe has hashes of the members' pieces, which show
+ * which pieces are undamaged. So damaged files can help to repair each other if their damage is in different places.
  */
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@ typedef struct rebuilder {
     const ckd_store *store;
     const parity_group *g;
     size_t target;
-    size_t preferred; /* the row that is believed first, or the next one that is undamaged in the stripe */
+    size_t preferred; /* the row to trust first; if it is damaged in a stripe, the next undamaged one */
     bool contradicts; /* undamaged rows of some stripe have different hashes */
     rate_limiter *limiter;
     ckd_error *why;                    /* why the file cannot be rebuilt */
@@ -99,18 +99,18 @@ typedef struct stripe_view {
     uint64_t number, at, offset;
     unsigned valid[ERASURE_PARITY_MAX]; /* undamaged rows */
     size_t valid_count;
-    unsigned rows[ERASURE_PARITY_MAX]; /* those of them with the hashes that are believed */
+    unsigned rows[ERASURE_PARITY_MAX]; /* undamaged rows with the trusted hashes */
     size_t row_count;
     unsigned lost[ERASURE_DATA_MAX], intact[ERASURE_DATA_MAX]; /* indices of members */
     size_t lost_count, intact_count;
-    const uint8_t *says; /* the stripe whose hashes are believed; NULL: there is none */
+    const uint8_t *says; /* the stripe whose hashes are trusted; NULL: there is none */
     bool target_lost;
     size_t target_place; /* index in `lost` */
 } stripe_view;
 
 /*
- * Whether a member's piece is what it was. Without an intact row nothing tells; then only what the file lacks is lost,
- * so that no file is rebuilt beyond the bytes that exist.
+ * Whether a member's piece is unchanged. Without an intact row this cannot be told. Then all existing bytes count as
+ * unchanged, and only missing ones as lost.
  */
 static bool piece_is_intact(const rebuilder *r, const stripe_view *v, size_t i) {
     const parity_group *g = r->g;
@@ -154,7 +154,7 @@ static void sort_members(stripe_view *v, const rebuilder *r) {
     }
 }
 
-/* Takes the hashes of an undamaged row for the right ones, if there is one. Rows with others are not used then. */
+/* Trusts the hashes of an undamaged row, if there is one. Rows with other hashes are then not used. */
 static void believe(stripe_view *v, rebuilder *r, size_t which) {
     v->says = v->valid_count ? r->stripes[v->valid[which]] + v->offset : NULL;
     v->row_count = 0;
@@ -200,7 +200,7 @@ static ckd_status solve(const rebuilder *r, const stripe_view *v, ckd_error *err
                         err);
 }
 
-/* *piece: what the member has in this stripe, by the hashes that are believed. */
+/* *piece: the member's content in this stripe, according to the trusted hashes. */
 static ckd_status rebuild_piece(bool *possible, const uint8_t **piece, const rebuilder *r,
                                 const stripe_view *v, ckd_error *err) {
     *possible = true;
@@ -222,7 +222,7 @@ static ckd_status rebuild_piece(bool *possible, const uint8_t **piece, const reb
     return status;
 }
 
-/* If undamaged rows contradict each other, each is believed in turn. */
+/* If undamaged rows contradict each other, each is trusted in turn. */
 static ckd_status rebuild_stripe(bool *possible, rebuilder *r, uint64_t first, uint64_t stripe,
                                  ckd_error *err) {
     uint32_t size = parity_member_size(r->g, r->target, stripe);
@@ -327,7 +327,8 @@ static ckd_status attempt(bool *possible, rebuilder *r, const rebuild_request *q
 }
 
 /*
- * If undamaged rows contradict each other, one may give a file that is not the expected one: then another is preferred.
+ * If undamaged rows contradict each other, one may give a file that is not the expected one. Another row is then
+ * preferred.
  */
 ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_request *q, ckd_error *why,
                           ckd_error *err) {

@@ -1,14 +1,14 @@
 /*
- * Verifies a store little by little. It reads chunk files through, beginning with the one that was not verified for
- * the longest time; the catalog keeps the times. A file is opened under the reader lock and read without it. It may
- * be unlinked meanwhile, but nobody waits for a long read.
+ * Verifies a store little by little. It reads whole chunk files, beginning with the one that was verified least
+ * recently. The catalog keeps the times. A file is opened under the reader lock and read without it. It may be unlinked
+ * meanwhile, but nobody waits for a long read.
  */
 #include <stdlib.h>
 
 #include "engine/store/store.h"
 #include "engine/integrity/internal.h"
 
-/* How often verified files are recorded in the catalog. A crash loses this much. */
+/* How often verified files are recorded in the catalog. A crash loses at most the records of this time. */
 #define REMEMBER_NS (60 * UINT64_C(1000000000))
 
 typedef struct due_file {
@@ -126,8 +126,8 @@ ckd_status throttled_check_file(bool *right, bool *listed, throttled_check *c, c
         return status;
     }
     /*
-     * A file that was collected meanwhile is no damage. Its manifest may also have gone alone, as another one names the
-     * file now.
+     * A file that was collected meanwhile is no damage. Its manifest may also have gone alone, because another one
+     * names the file now.
      */
     bool needed = file_exists(path.text) || file_exists(path_chunk(c->store->path, &f->file.id, "").text);
     status = needed ? check(c, f, err) : CKD_OK;
@@ -179,7 +179,7 @@ ckd_status scrub_record(ckd_store *store, scrubbed_files *files, uint32_t timeou
     return status;
 }
 
-/* Records what was found. A failure is only a message: the caller must still learn of damage. */
+/* Records the results. A failure only causes a message, because the caller must still learn of damage. */
 static void remember(scrubbing *s, uint32_t timeout_ms) {
     ckd_error why = {0};
     ckd_status status = scrub_record(s->store, &s->damaged, timeout_ms, &why);
@@ -207,7 +207,7 @@ static ckd_status scrub_file(scrubbing *s, due_file *f, ckd_error *err) {
     if (!s->done.count) {
         s->done.at_ns = begun; /* begin of the first file: no file of the batch was verified earlier */
     }
-    f->verified_ns = right ? begun : 0; /* a damaged file comes first again */
+    f->verified_ns = right ? begun : 0; /* a damaged file comes first next time */
     file_ref file = f->listed->file;
     manifest single = {.files = &file, .file_count = 1};
     return scrub_times_add(right ? &s->done : &s->damaged, &single, err);
@@ -234,8 +234,8 @@ static ckd_status scrub_files(scrubbing *s, size_t *at, ckd_error *err) {
 }
 
 /*
- * Reads all parity files, as no times are kept for them. It begins with a random group, so that each group gets its
- * turn even if there is never time for all. It holds no reader lock: a file that is removed meanwhile is no damage.
+ * Reads all parity files, because no times are kept for them. It begins with a random group, so that each group gets
+ * its turn even if there is never time for all. It holds no reader lock: a file that is removed meanwhile is no damage.
  */
 static ckd_status scrub_parity(scrubbing *s, ckd_error *err) {
     parity_sets sets = {0};

@@ -1,7 +1,7 @@
 /*
  * Verification: checks every manifest and setting, every byte of the chunk files that they name, and the rebuilt values
- * of every block. The catalog's description of a checkpoint does not count, but a row without a manifest shows that the
- * manifest is lost (check_vanished). It goes on after damage, so that all damage is named.
+ * of every block. The catalog's description of a checkpoint is not checked, but a row without a manifest shows that the
+ * manifest is lost (check_vanished). The verification goes on after damage, so that it finds all damage.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "engine/integrity/verify_values.h"
 
 #define WINDOW_CHECKPOINTS (CHECKPOINT_VIEWS_MAX / 2) /* decoded together */
-#define WINDOW_BLOCKS      100000u /* no checkpoint is added to a window that has so many; each takes about 1 KB */
+#define WINDOW_BLOCKS      100000u /* a window with this many gets no further checkpoint; each takes about 1 KB */
 
 /* A checkpoint of the window: its files are checked, its values are not decoded yet. */
 typedef struct window_entry {
@@ -62,8 +62,8 @@ static ckd_status progress(verification *v, uint64_t done, ckd_error *err) {
 /* ---- chunk files: every record's header and payload ---- */
 
 /*
- * Damage in a file is attributed to checkpoints by their dependencies, unless all values are decoded. Decoding shows
- * which checkpoints are affected.
+ * Is damage in a file attributed to checkpoints by their dependencies? If all values are decoded, decoding shows which
+ * checkpoints are affected.
  */
 static bool by_dependencies(const verification *v) {
     return v->options->quick || v->options->sample > 0;
@@ -119,7 +119,7 @@ static bool in_sample(const verification *v, const view *w, size_t number) {
     return (double)(hash64(key, sizeof(key)) >> 11) < v->options->sample * 0x1p53;
 }
 
-/* Lists what is to be decoded of a checkpoint, all of it or a sample. */
+/* Lists the values of a checkpoint to decode: all of them, or a sample. */
 static ckd_status list_values(verification *v, window_entry *e, const view *w, ckd_error *err) {
     value_target *t = &e->target;
     size_t all = w->block_count + w->blob_count;
@@ -210,7 +210,7 @@ static ckd_status report_finding(verification *v, const window_entry *e, const v
                       e->checkpoint, err);
 }
 
-/* Damage is named in the order of the checkpoints, whatever the order in which it was found. */
+/* Reports damage in the order of the checkpoints, whatever the order in which it was found. */
 static ckd_status report_window(verification *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->window_count && status == CKD_OK; i++) {
@@ -254,8 +254,8 @@ static ckd_status finish_window(verification *v, ckd_error *err) {
 }
 
 /*
- * A checkpoint that decodes whole chains opens a view of each ancestor. So nothing else joins its window; afterwards
- * the views are closed.
+ * Decoding whole chains opens a view of each ancestor. So such a checkpoint has a window of its own, after which the
+ * views are closed.
  */
 static bool window_is_full(const verification *v) {
     bool alone = by_dependencies(v) || !v->window[v->window_count - 1].target.shares;
@@ -285,7 +285,7 @@ static ckd_status read_files(verification *v, ckd_error *err) {
     return status;
 }
 
-/* Deleted checkpoints must come back whole. Their values are not decoded. */
+/* Checks that deleted checkpoints could come back whole. Their values are not decoded. */
 static ckd_status check_trash(verification *v, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < v->files.count && !v->options->run && status == CKD_OK; i++) {
@@ -333,8 +333,8 @@ ckd_status catalog_condition(const ckd_store *store, ckd_error *why) {
     bool journal = file_bytes(path_in(store->path, FILE_CATALOG "-journal").text) > 0;
     if (status != CKD_E_CORRUPT || journal) {
         /*
-         * It is fine, missing (the next writer makes it), in use by a writer, or has the journal of one that died (the
-         * next writer rolls it back). The manifests are what counts.
+         * The catalog is fine, missing (the next writer makes it), in use by a writer, or has the journal of a dead
+         * writer (the next writer rolls it back). Only the manifests count.
          */
         return CKD_OK;
     }
@@ -384,8 +384,8 @@ static void keep_wanted(const verification *v, ckd_checkpoint *items, size_t *co
 }
 
 /*
- * Checkpoints whose manifests are gone, although nobody deleted them. A file that no manifest names may be of any run,
- * so only a verification of the whole store reports it.
+ * Checkpoints whose manifests are gone, although nobody deleted them. A file that no manifest names may belong to any
+ * run, so only a verification of the whole store reports it.
  */
 static ckd_status check_vanished(verification *v, ckd_error *err) {
     vanished lost = {0};

@@ -1,4 +1,4 @@
-/* Which checkpoints find the records that their chains lead to in the same files. Reads indexes, and no payload. */
+/* Finds out which checkpoints read the records of their chains from the same files. Reads indexes, and no payload. */
 #include <stdlib.h>
 
 #include "engine/integrity/verify_values.h"
@@ -67,7 +67,7 @@ ckd_status record_places_agree(bool *agree, record_places *p, view_cache *views,
                                ckd_error *err) {
     agreement a = {.known = p, .agree = true};
     const view *root;
-    ckd_error why = {.offset = CKD_NO_OFFSET}; /* decoding finds damage, and says where it is */
+    ckd_error why = {.offset = CKD_NO_OFFSET}; /* decoding will find damage and report its place */
     ckd_status status = views_get(&root, views, checkpoint, &why);
     THEN(status, closure_visit(views, root, look_at, &a, &why));
     *agree = status == CKD_OK && a.agree;

@@ -1,9 +1,9 @@
 /*
- * Tasks whose destination is a device. The host makes what to send for each block: its chain, or values that it
- * decoded. The device makes the values of all blocks in their place. If it cannot, the host decodes them all.
+ * Tasks whose destination is a device. The host prepares the data to send for each block: its chain, or values that the
+ * host decoded. The device makes the values of all blocks in their place. If it cannot, the host decodes them all.
  *
- * Tasks of a call go through in groups. The pool makes what to send for one group while a thread of its own lets the
- * device work on the group before: neither waits for the other.
+ * The tasks of a call are handled in groups. The pool prepares the data of one group while a separate thread has the
+ * device work on the previous group, so neither waits for the other.
  */
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ typedef struct device_task {
     span_decode span;
 } device_task;
 
-/* Whether the device decodes the block, as nothing else needs its values. */
+/* Whether the device decodes the block, because nothing else needs its values. */
 static bool for_device(const device_task *w, const decoder *d, const view_block *b) {
     const ckd_load *load = w->load;
     /* the rounded copy, which the device computes itself */
@@ -75,7 +75,7 @@ static ckd_status end_lease(ckd_load *load, device_lease *lease, ckd_status stat
     return status;
 }
 
-/* Notes what became of the span. */
+/* Records the result for the span. */
 static void take_results(ckd_load *load, load_task *task, const span_decode *s, device_attempt *out) {
     out->mismatch = s->mismatch;
     out->done = out->status == CKD_OK && !s->mismatch;
@@ -144,12 +144,12 @@ ckd_status load_task_find_device(load_task *task, ckd_load *load, const ckd_load
 
 #define GROUP_TASKS 256u /* at most */
 
-/* A task of a group. It stays where it is, as its span points into it. */
+/* A task of a group. It must not move, because its span points into it. */
 typedef struct group_task {
     load_task task;
     device_task *work;
     device_attempt attempt;
-    pthread_mutex_t mutex; /* of `attempt`, while threads make what to send */
+    pthread_mutex_t mutex; /* guards `attempt` while threads prepare data */
 } group_task;
 
 typedef struct device_group {
@@ -158,7 +158,7 @@ typedef struct device_group {
     uint64_t size; /* of host memory for what is sent */
 } device_group;
 
-/* `filling`: takes tasks. `running`: the device works on it, in `thread`. */
+/* `filling`: the group that takes tasks. `running`: the group that the device works on, in `thread`. */
 struct load_devices {
     ckd_load *load;
     device_group *filling, *running;
@@ -204,7 +204,7 @@ static void *run_group(void *context) {
     return NULL;
 }
 
-/* Waits for the group that the device works on. Tasks that it could not do are the host's. */
+/* Waits for the group that the device works on. The host takes over tasks that the device could not do. */
 static ckd_status end_running(load_devices *d, ckd_error *err) {
     device_group *g = d->running;
     ckd_status status = CKD_OK;
@@ -224,7 +224,10 @@ static ckd_status end_running(load_devices *d, ckd_error *err) {
     return status;
 }
 
-/* A block of the group. A failure is the task's, whose blocks the host then decodes: it reports what is wrong. */
+/*
+ * Prepares a block of the group. A failure fails only the device's attempt: the host then decodes the task's blocks and
+ * reports the cause.
+ */
 static ckd_status make_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     const device_group *g = context;
     size_t i = 0;
@@ -242,7 +245,7 @@ static ckd_status make_block(void *context, size_t index, uint32_t worker, ckd_e
     return CKD_OK;
 }
 
-/* Makes what to send for the group, and hands it to the device when that has done the group before. */
+/* Prepares the data of the group, and hands it to the device once that has finished the previous group. */
 static ckd_status start_group(load_devices *d, ckd_error *err) {
     device_group *g = d->filling;
     float_mode mode = float_mode_enter();

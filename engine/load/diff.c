@@ -7,11 +7,11 @@
 #include "engine/decode/decode.h"
 #include "engine/load/diff.h"
 
-#define ROUND_BYTES (UINT64_C(16) << 20) /* of values for each thread, between two reports of progress */
-/* Blocks of B that were cut in another way than those of A are kept for the next block of A, up to so many bytes. */
+#define ROUND_BYTES (UINT64_C(16) << 20) /* bytes of values for each thread between two progress reports */
+/* If B was cut in another way than A, its blocks are kept for the next block of A, up to this many bytes. */
 #define CACHED_BYTES (UINT64_C(32) << 20)
 
-/* A block of A, and what the values of B differ in. */
+/* A block of A, and its differences from the values of B. */
 typedef struct block_pair {
     const view_tensor *a, *b;
     size_t item; /* of the result */
@@ -123,7 +123,7 @@ static ckd_status progress(comparison *c, uint64_t done, ckd_error *err) {
     return stop ? err_set(err, CKD_E_CANCELLED, "the comparison was cancelled") : CKD_OK;
 }
 
-/* Compares some series, and then reports progress. `series` moves on. */
+/* Compares the next few series, advances `series`, and reports progress. */
 static ckd_status compare_some(comparison *c, size_t *left, ckd_error *err) {
     size_t count = 0;
     uint64_t size = 0;

@@ -1,6 +1,6 @@
 /*
- * Executes a task of a load: decodes its blocks, in parallel, into host memory or on the device that they are for. A
- * device decodes what suits it (device_task.c). The host decodes the rest, and everything if the device fails.
+ * Executes a task of a load: decodes its blocks, in parallel, into host memory or on the destination device. A device
+ * decodes the blocks that suit it (device_task.c). The host decodes the rest, and everything if the device fails.
  */
 #include <stdlib.h>
 

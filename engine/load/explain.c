@@ -1,7 +1,7 @@
 /*
- * Plans the reads of a load without reading: the blocks that intersect, and everything they build on, each once. A
- * depth-first search finds them. Then shares are passed from the requested blocks down to the roots. Each block passes
- * the part of its elements that is needed on to the blocks it builds on.
+ * Plans the reads of a load without reading values. The plan has the blocks that intersect, and everything they build
+ * on, each once. A depth-first search finds them. Then shares are passed from the requested blocks down to the roots.
+ * Each block passes the part of its elements that is needed on to the blocks it builds on.
  */
 #include <stdlib.h>
 
@@ -183,7 +183,7 @@ static ckd_status visit_request(load_plan *x, const ckd_load_request *request, c
 
 /*
  * The fraction of a block that is needed. Requests, and blocks that were cut differently, need different parts, which
- * add up. Blocks that were cut alike need the same part, so the largest counts.
+ * add up. Blocks that were cut alike need the same part, so only the largest counts.
  */
 static double wanted_of(const load_node *n) {
     double fraction = n->parts > n->max ? n->parts : n->max;

@@ -103,7 +103,7 @@ ckd_status ckd_load_begin_with(ckd_load **out, ckd_store *store, const ckd_id *c
     status = store_lock_reader(&load->reader_lock, store, err);
     if (status == CKD_OK) {
         status = views_get(&load->view, &load->views, checkpoint, err);
-        load->views.values_only = true; /* only the loaded checkpoint needs its measures */
+        load->views.values_only = true; /* only the loaded checkpoint's measures are needed */
         load->views.deleted_too = true; /* a compaction may give the checkpoint other ancestors meanwhile */
     }
     THEN(status, list_tensors(load, err));

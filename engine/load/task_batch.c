@@ -1,6 +1,6 @@
 /*
- * Executes tasks for host memory together: one list of their blocks, and one run of the pool. Tensors of one block
- * then keep all threads busy, too.
+ * Executes tasks for host memory together: one list of their blocks, and one run of the pool. So even tensors of a
+ * single block keep all threads busy.
  */
 #include <stdlib.h>
 
@@ -16,10 +16,10 @@ typedef struct listed_block {
     load_task *task;
     uint64_t copied;
     size_t at, lead; /* its index in the list; that of the first block that is rebuilt with it */
-    bool is_last;    /* of the chain: it is rebuilt from the others */
+    bool is_last;    /* the last block of its chain, rebuilt from the others */
 } listed_block;
 
-/* A task: the listed blocks that a thread takes at a time, from `first` to where the next item begins. */
+/* An item is a run of listed blocks that a thread takes at a time: from its `first` to that of the next item. */
 typedef struct work_list {
     ckd_load *load;
     listed_block *blocks;
@@ -41,7 +41,7 @@ static ckd_status decode_item(void *context, size_t index, uint32_t worker, ckd_
 
 /* ---- blocks that are rebuilt together ---- */
 
-/* A block in the order of what it is rebuilt with. */
+/* A block, ordered by the blocks that it is rebuilt with. */
 typedef struct companion {
     size_t group, at;
 } companion;

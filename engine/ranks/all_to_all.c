@@ -9,8 +9,8 @@
 /* ---- failing ---- */
 
 /*
- * Encodes rank, status, and whether a text follows. It is smaller than every number, so the minimum is the failure of
- * the lowest rank.
+ * Encodes rank, status, and whether a text follows. The result is smaller than every number that ranks agree on, so the
+ * minimum is the failure of the lowest rank.
  */
 static uint64_t failure_of(const collective *t, ckd_status status, bool text) {
     return (uint64_t)t->rank << 9 | (uint64_t)status << 1 | text;
@@ -94,7 +94,7 @@ ckd_status collective_begin(collective *t, const ckd_transport *transport, ckd_e
     t->small_out = calloc(world, sizeof(*t->small_out));
     uint8_t *sizes = calloc(world, 16);
     bool all = t->out && t->received && t->small_items && t->small_in && t->small_out && sizes;
-    /* A rank without this memory cannot take part in anything more, not even to say why. */
+    /* A rank without this memory cannot take part in any further exchange, not even to report the reason. */
     uint64_t number = all ? ALL_WELL : failure_of(t, CKD_E_NOMEM, false);
     ckd_status status = t->transport.all_reduce_min(t->transport.context, &number, err);
     t->sizes = sizes;
@@ -136,7 +136,7 @@ static uint64_t size_of(const ckd_buffers *p) {
     return size;
 }
 
-/* Exchanges the sizes that each rank will send to each other. A rank that failed sends nothing. */
+/* Exchanges the sizes of the data that the ranks will send to each other. A rank that failed sends nothing. */
 static ckd_status exchange_sizes(collective *t, bool succeeded, ckd_error *err) {
     clear_small(t);
     for (uint32_t r = 0; r < t->world; r++) {

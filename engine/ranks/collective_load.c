@@ -1,4 +1,4 @@
-/* Collective loads: what this rank requests, and what other ranks need as well; then the rounds. */
+/* Collective loads: the requests of this rank, the payloads that other ranks need as well, and then the rounds. */
 #include <stdlib.h>
 
 #include "engine/ranks/internal.h"
@@ -6,8 +6,8 @@
 
 #define LIST_VERSION UINT32_C(0x314c444b) /* version of everything that ranks send each other here */
 /*
- * Up to this many payloads, one directory rank sees all and balances them best. With more, several see a part each, so
- * that no list grows too long for one of them.
+ * Up to this many payloads, one directory rank sees all and balances them best. With more payloads, several directory
+ * ranks see a part each, so that no list grows too long for one of them.
  */
 #define SEEN_BY_ONE (UINT64_C(1) << 18)
 
@@ -248,7 +248,7 @@ static ckd_status open_list(ckd_bytes *entries, collective_load *j, uint32_t ran
                      : CKD_OK;
 }
 
-/* On rank 0, which sees all ranks' requests. */
+/* Called on rank 0, which sees the requests of all ranks. */
 static ckd_status refuse_unexpected(const collective_load *j, const bool *requested, ckd_error *err) {
     load_differences differences = {NULL, 0, 0};
     ckd_status status = load_find_unexpected(&differences, j->load, requested, err);

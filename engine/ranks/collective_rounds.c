@@ -1,7 +1,7 @@
 /*
  * The rounds of a collective load. In each, ranks agree on the position up to which they exchange payloads. The rank
- * that has the most to hold limits it. Then each rank reads what others need, sends it, takes what arrives, and decodes
- * the blocks whose turn it is.
+ * that has to hold the most limits this position. Then each rank reads what others need, sends it, takes what arrives,
+ * and decodes the blocks whose turn it is.
  */
 #include <stdlib.h>
 
@@ -14,8 +14,8 @@ static uint64_t size_of(const collective_load *j, const send_entry *d) {
 }
 
 /*
- * Returns the position before the next payload that does not fit. Turns that need nothing from that one on can also be
- * decoded.
+ * Returns the position before the next payload that does not fit. Turns that need no payload from that one on can also
+ * be decoded.
  */
 static uint64_t next_end(const collective_load *j) {
     const send_entry *d = j->send_entries;
@@ -62,7 +62,7 @@ static ckd_status read_one(void *context, size_t index, uint32_t worker, ckd_err
     free(p->data[index]);
     p->data[index] = NULL;
     if (n->materialized && status != CKD_E_NOMEM) {
-        return CKD_OK; /* a load by one rank does without the copy, too */
+        return CKD_OK; /* the load of a single rank also goes on without the copy */
     }
     if (status == CKD_E_CORRUPT && err) {
         err->offset = n->record->offset;
@@ -133,7 +133,7 @@ static ckd_status read_for_others(parcels *p, uint64_t end, ckd_error *err) {
     return status == CKD_OK ? pack(p, err) : status;
 }
 
-/* This rank needs the payloads, too: they stay at hand, unless the round failed. */
+/* This rank needs the payloads, too. They stay in memory, unless the round failed. */
 static void end_parcels(parcels *p, bool good) {
     for (size_t i = 0; i < p->count; i++) {
         if (p->data[i] && good) {

@@ -1,7 +1,7 @@
 /*
  * How ranks exchange bytes without a communication library: through files in the store's directory. A message appears
- * by a rename. Its receivers read it, and its sender removes it once it knows that they have. A waiting rank checks
- * whether the ranks it waits for are alive (watch.c).
+ * by a rename. Its receivers read it, and its sender removes it once it knows that they have read it. A waiting rank
+ * checks whether the ranks it waits for are alive (watch.c).
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -47,9 +47,9 @@ static ckd_status send(rank_files *f, uint64_t number, const ckd_bytes *data, ck
 }
 
 /*
- * A rank that could not send, or not read an answer, takes part in no further exchange, but lives on. The others would
- * wait for it, so it leaves, and they find it gone. Nothing is decided by that. Rank 0 sends when its commit has ended,
- * and the others look for a manifest. Without another rank's part, rank 0 cannot commit.
+ * A rank that could not send, or could not read an answer, takes part in no further exchange, but lives on. The others
+ * would wait for it, so it leaves, and they notice that it is gone. This decides nothing about a commit. Rank 0 sends
+ * when its commit has ended, and the others look for a manifest. Rank 0 cannot commit without the parts of all others.
  */
 static ckd_status leave_if_failed(rank_files *f, ckd_status status) {
     if (status != CKD_OK) {
@@ -124,7 +124,7 @@ static ckd_status gather_once(void *context, ckd_error *err) {
         }
     }
     f->turn += LOOKED_AT;
-    ckd_status status = waiting ? rank_group_error(f, err) : CKD_OK; /* others may know who will not come */
+    ckd_status status = waiting ? rank_group_error(f, err) : CKD_OK; /* others may know which rank is dead */
     return waiting == 0 || status != CKD_OK
                ? status
                : err_set(
@@ -172,7 +172,7 @@ typedef struct reception {
 
 /*
  * A dead rank that has not sent its message to rank 0 ends the group for all. Rank 0, even if busy, will notice it,
- * too. If rank 0 has answered meanwhile, that rank was just faster than this one.
+ * too. If rank 0 has answered meanwhile, the missing rank had only finished earlier than this one.
  */
 static ckd_status look_at_others(reception *r, ckd_error *err) {
     rank_files *f = r->f;
@@ -215,7 +215,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     if (status == CKD_OK) {
         forget(f, r.number);
     }
-    /* After a timeout the caller gives up the save, which the others see. */
+    /* After a timeout the caller gives up the save, and the others notice that. */
     return status == CKD_E_BUSY ? status : leave_if_failed(f, status);
 }
 

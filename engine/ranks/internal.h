@@ -142,8 +142,9 @@ typedef struct rank_message {
 ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over, const void *data,
                              size_t size);
 /*
- * The same in memory that is used again for each message. An error, or RANK_MESSAGE_SURE bytes, need no memory, as a
- * rank that sent nothing would leave the others waiting. If longer data find no memory, the message is that error.
+ * The same in memory that is used again for each message. An error, or RANK_MESSAGE_SURE bytes, need no new memory: a
+ * rank that sent nothing would leave the others waiting. If there is no memory for longer data, the message is that
+ * error.
  */
 #define RANK_MESSAGE_SURE 512u
 bool rank_message_reserve(bytes *to); /* false: out of memory */
@@ -164,15 +165,15 @@ ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error 
 /* Returns the error that ended the group, if one is recorded. */
 ckd_status rank_group_error(const rank_files *f, ckd_error *err);
 /*
- * Records the group's end for the others. The first record counts: a rank that leaves because another one died looks
- * dead itself. Returns the status of the record that counts, with its error in *why.
+ * Records the group's end for the others. The first record counts, because a rank that leaves after another one's death
+ * looks dead itself. Returns the status of the record that counts, with its error in *why.
  */
 ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why);
 /* Returns whether the rank is neither alive nor has sent this message. */
 bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
 /*
- * Checks a few ranks other than 0, different ones each time. STATE, naming the rank, if one is missing whose message of
- * this number is due.
+ * Checks a few ranks other than 0, different ones each time. STATE, naming the rank, if one whose message of this
+ * number is due is missing.
  */
 ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err);
 /* For ranks that are busy before the next exchange: fails if the group is over, or ends it if a rank is dead. */

@@ -1,4 +1,6 @@
-/* The ranks of a group as files in data/r: entering, finding each other, leaving, and removing what dead ranks left. */
+/*
+ * The ranks of a group as files in data/r: entering, finding each other, leaving, and removing the files of dead ranks.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +11,7 @@
 
 #define ENTER_MS 5000 /* limit for taking the lock: others test it by holding it for a moment */
 #define BACK_NS \
-    UINT64_C(500000000) /* a rank that leaves during a join and stays away this long is not waited for */
+    UINT64_C(500000000) /* others do not wait for a rank that leaves during a join and stays away this long */
 
 pathname path_message(const ckd_store *store, const ckd_id *sender, uint64_t number, const char *suffix) {
     char hex[CKD_ID_TEXT], name[CKD_ID_TEXT + 32];

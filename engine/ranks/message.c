@@ -49,7 +49,7 @@ ckd_bytes rank_message_write(ckd_status status, const ckd_error *why, bool over,
     return (ckd_bytes){to.data, to.size};
 }
 
-/* Not reader_string: a path may contain any bytes, and that must not lose the error that names it. */
+/* Does not use reader_string: a path may contain any bytes, and an error that names such a path must not be lost. */
 static void take_text(reader *at, char *out, size_t capacity) {
     size_t size = reader_u16(at);
     const char *text = reader_take(at, size);

@@ -1,5 +1,5 @@
 /*
- * Decides which rank writes a region that several ranks hold. Regions with one holder come first, as they leave no
+ * Decides which rank writes a region that several ranks hold. Regions with one holder come first, because they leave no
  * choice. Then the largest comes first, each going to the holder with the least to write so far (Graham, "Bounds on
  * multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969).
  */

@@ -146,7 +146,7 @@ static ckd_status read_regions(planner *p, tensor_work *w, ckd_error *err) {
         }
         if (elements != 0) {
             put_key(p->keys.words + i * p->keys.stride, &w->shape, &d.region);
-        } /* in an empty tensor all regions are the same */
+        } /* all regions of an empty tensor are the same */
         p->sorted[w->used++] = i;
     }
     qsort_r(p->sorted, w->used, sizeof(*p->sorted), sort_order, &p->keys);
@@ -257,7 +257,7 @@ static ckd_status plan_tensor(planner *p, const planned_tensor *t, ckd_error *er
     w.shape = d.shape;
     w.element = ckd_dtype_size(d.dtype);
     w.family = role_name_family(t->name, t->name_size, &w.family_size);
-    if (!w.family) { /* a number stands for the parameter */
+    if (!w.family) { /* the parameter is known only by its number */
         w.family = t->name;
         w.family_size = t->name_size;
     }

@@ -1,6 +1,7 @@
 /*
- * Collective saves over any transport. Everything is built from one exchange. Each rank sends bytes or its error. Rank
- * 0 combines all bytes into an answer. Every rank receives the answer, or the error of the first rank that had one.
+ * Collective saves over any transport. All steps consist of one kind of exchange. Each rank sends bytes or its error.
+ * Rank 0 combines all bytes into an answer. Every rank receives the answer, or the error of the first rank that had
+ * one.
  */
 #include <stdlib.h>
 
@@ -18,7 +19,7 @@ struct ckd_ranks {
     plan_cache *plans;
     bytes message, reply;  /* what this rank sends, and rank 0's answer */
     ckd_bytes *all, *sent; /* rank 0: one for each rank */
-    bool broken;           /* an exchange did not complete: ranks do not know where the others are */
+    bool broken;           /* an exchange did not complete: ranks do not know each other's state */
     ckd_error lost;        /* if broken: why */
 };
 
@@ -120,7 +121,7 @@ typedef struct exchange {
     void *context;
     ckd_bytes message; /* contains the answer; rank 0's belongs to the group, others release it */
     ckd_bytes answer;
-    bool commits; /* rank 0's result stands, whether the others learn it or not */
+    bool commits; /* rank 0's result counts even if the others do not learn it */
     bool agreed;  /* all ranks have the same result */
     bool over;    /* some rank is at another point: the group ends with this exchange */
 } exchange;
@@ -153,7 +154,7 @@ static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathe
     }
     x->over = gathered != CKD_OK;
     x->message = rank_message_put(&g->reply, status, &why, x->over, answer.data, answer.size);
-    if (status == CKD_OK) { /* unless the answer found no memory */
+    if (status == CKD_OK) { /* not if there was no memory for the answer */
         rank_message m = rank_message_read(&x->message, &why);
         x->answer = m.inside;
         status = m.status;
@@ -329,7 +330,7 @@ typedef struct beginning {
     ckd_save *save;
 } beginning;
 
-/* Rank 0 begins first, so that only one rank fails where all would. */
+/* Rank 0 begins first. If it fails, no other rank needs to try. */
 static ckd_status begin_first(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
     beginning *b = context;
     for (uint32_t r = 1; r < b->g->world; r++) {
@@ -436,7 +437,7 @@ static ckd_status read_info(ckd_checkpoint *info, const ckd_store *store, const 
 
 /*
  * Finds the manifest of this step that has this id: its checkpoint is committed. NOT_FOUND: there is none, and all
- * manifests of the step could be read. Other errors: one that cannot be read may be the one.
+ * manifests of the step could be read. Other errors: an unreadable manifest may be this one.
  */
 static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const ckd_id *id, uint64_t step,
                              ckd_error *err) {
@@ -463,7 +464,7 @@ static ckd_status find_by_id(ckd_checkpoint *info, const ckd_store *store, const
 /*
  * Whether the checkpoint is committed. Rank 0 holds the publish lock from its claim to the end of its commit, and may
  * take back a manifest that it could not make durable. So the answer is only final under that lock, or if rank 0 has
- * ended or will not begin. The name must be durable, too, as rank 0 may have died before it was.
+ * ended or will not begin. The name must also be made durable, because rank 0 may have died before it was.
  */
 static ckd_status find_committed(commitment *c, const ckd_id *id, uint64_t step, bool ended, ckd_error *err) {
     const ckd_store *store = c->g->store;
@@ -542,7 +543,7 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
                         : save->group.stop.poll ? save->group.stop.poll(save->group.stop.context, &why)
                                                 : CKD_OK;
     THEN(status, ckd_save_seal(&part, save, &why));
-    if (status != CKD_OK) { /* comes first: it frees space for the message on a full disk */
+    if (status != CKD_OK) { /* comes first, because it frees space for the message on a full disk */
         ckd_save_abort(save);
         c.save = NULL;
     }

@@ -9,23 +9,26 @@
 ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
 
 /*
- * All ranks call it, each with the status of its work; `why` belongs to an error. If all are well, `data` becomes that
- * of rank 0; `size` is the same on all, and may be 0. Else all get the error of the first rank that has one. Errors
- * besides: STATE (an earlier exchange was not completed), those of the transport.
+ * All ranks call it, each with the status of its work; `why` belongs to an error. If all succeeded, `data` becomes that
+ * of rank 0; `size` is the same on all ranks, and may be 0. Otherwise all get the error of the first rank that failed.
+ * Further errors: STATE (an earlier exchange was not completed), those of the transport.
  */
 ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
                        ckd_error *err);
 /*
- * Can the ranks go on with this group? Errors: why an exchange was not completed. No further one will be, and the others may
- * wait for this rank until it leaves.
+ * Can the ranks go on with this group? Errors: the reason why an exchange was not completed. No further exchange will
+ * complete then, and the others may wait for this rank until it leaves.
  */
 ckd_status ranks_check(const ckd_ranks *g, ckd_error *err);
-/* As ckd_ranks_join. stop: of waiting for the other ranks in the store's directory; NULL: only the timeout ends it. */
+/*
+ * As ckd_ranks_join. stop: may end the wait for the other ranks in the store's directory; NULL: only the timeout ends
+ * it.
+ */
 ckd_status ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                       const cancel_check *stop, ckd_error *err);
 /*
- * As ckd_ranks_leave, for a rank that comes to no further exchange, whatever the others do. Rank 0 does not wait for
- * them, so that they find it gone.
+ * As ckd_ranks_leave, for a rank that will take part in no further exchange, whatever the others do. Rank 0 does not
+ * wait for them, so they notice that it is gone.
  */
 void ranks_break_off(ckd_ranks *g);
 

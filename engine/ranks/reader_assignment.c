@@ -1,9 +1,9 @@
 /*
  * Decides which rank reads which payload. Each rank sends its needed payloads to their directory ranks, which follow
- * from the payloads' ids. A directory rank sees which payloads several ranks need, and says who reads them. Reading is
- * balanced by bytes, including what ranks read for themselves. The largest payload comes first; the rank with the least
- * so far reads it (Graham, "Bounds on multiprocessing timing anomalies", 1969). If several directory ranks see a part
- * each, every part is balanced, and so is their sum, because ids spread evenly.
+ * from the payloads' ids. A directory rank sees which payloads several ranks need, and decides who reads them. Reading
+ * is balanced by bytes, including what ranks read for themselves. The largest payload comes first; the rank with the
+ * least so far reads it (Graham, "Bounds on multiprocessing timing anomalies", 1969). If several directory ranks see a
+ * part each, every part is balanced, and so is their sum, because ids spread evenly.
  */
 #include <stdlib.h>
 

@@ -1,10 +1,10 @@
 /*
- * Checks that ranks make by themselves through the store's directory, whether they wait or are busy. They find out if a
- * rank has died, and which came first: rank 0's commit, or another rank giving it up.
+ * Checks that ranks make by themselves through the store's directory, whether they wait or are busy. They find out
+ * whether a rank has died, and which came first: rank 0's commit, or the decision of another rank to give it up.
  *
- * A rank checks another one by trying its lock. Each rank checks a few at a time, beginning behind itself, so that all
- * ranks are checked equally often whatever their number. A rank that finds another one missing records it in a file
- * that all ranks check.
+ * A rank checks another one by trying its lock. Each rank checks a few at a time, beginning with the rank after itself.
+ * So all ranks are checked equally often, whatever their number. A rank that finds another one missing records it in a
+ * file that all ranks check.
  */
 #include <stdio.h>
 
@@ -18,8 +18,8 @@ ckd_status rank_died(uint32_t rank, uint32_t world, const char *when, ckd_error 
 }
 
 /*
- * Names a file after the rank's id, so that it goes when that rank is gone. Files of the whole group carry rank 0's id:
- * without rank 0 there is no group.
+ * Names a file after the rank's id, so that it is removed once that rank is gone. Files of the whole group carry rank
+ * 0's id: without rank 0 there is no group.
  */
 static pathname path_of_group(const rank_files *f, uint32_t rank, const char *what) {
     char hex[CKD_ID_TEXT], name[2 * CKD_ID_TEXT + 16];
@@ -47,7 +47,7 @@ ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why
     ckd_bytes message = rank_message_write(status, why, true, NULL, 0);
     if (message.data) {
         pathname temp = path_of_group(f, f->rank, "over.tmp"), p = path_of_group(f, 0, "over");
-        /* If this fails for another reason, the others find out by themselves. */
+        /* If this fails for another reason, the others find the dead rank by themselves. */
         if (rank_file_publish(&p, &temp, &message, NULL) == CKD_E_EXISTS) {
             ckd_status recorded = rank_group_error(f, &earlier);
             status = recorded == CKD_OK ? status : err_from(why, recorded, &earlier);
@@ -64,8 +64,8 @@ bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
 }
 
 /*
- * Ranks leave once rank 0 is gone. So if rank 0 is gone too by now, it was the first, and it is the one to name. This
- * rank may have looked at it just before it went.
+ * Ranks leave once rank 0 is gone. So if rank 0 is gone by now, too, it was the first, and the error names it. This
+ * rank may have checked it just before it went.
  */
 ckd_status rank_find_missing(rank_files *f, uint64_t number, ckd_error *err) {
     for (uint32_t i = 0; i < LOOKED_AT && i < f->world; i++) {
@@ -119,8 +119,8 @@ static uint32_t decide(uint32_t *decider, const rank_files *f, const ckd_id *che
     ckd_bytes own = {data, sizeof(data)}, existing;
     ckd_status status = rank_file_publish(&p, &temp, &own, err);
     /*
-     * The file's content decides, whatever happened to ours. On a network file system, a step reported as failed may
-     * have succeeded.
+     * The content of the file decides, whether or not ours was written. On a network file system, a step reported as
+     * failed may have succeeded.
      */
     if (rank_file_read(&existing, &p, status == CKD_OK || status == CKD_E_EXISTS ? err : NULL) != CKD_OK) {
         return 0;

@@ -1,14 +1,14 @@
 /*
  * Deleting and restoring make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"), and complete
- * manifests of early versions. Chunk files are never removed here, as other checkpoints may build on a deleted one. A
- * file stays as long as a manifest names it.
+ * manifests of early versions. Chunk files are never removed here, because other checkpoints may build on a deleted
+ * one. A file stays as long as a manifest names it.
  */
 #include <stdlib.h>
 
 #include "engine/store/store.h"
 #include "engine/retain/retain.h"
 
-/* Updates the catalog and evicts materialized copies. A failure is no failure of the deletion. */
+/* Updates the catalog and evicts materialized copies. If this fails, the deletion still counts. */
 static void update_derived(ckd_store *store) {
     ckd_error why = {0};
     if (store_refresh_catalog_locked(store, &why) != CKD_OK) {
@@ -19,7 +19,7 @@ static void update_derived(ckd_store *store) {
     materialized_evict(store);
 }
 
-/* A try that failed may have given the tombstone its name, so another one replaces it. */
+/* A failed attempt may have given the tombstone its name. The next attempt then replaces it. */
 static ckd_status bury(const ckd_store *store, const tombstone *t, ckd_error *err) {
     ckd_error why;
     ckd_status status;
@@ -56,7 +56,7 @@ static ckd_status delete_chosen(ckd_store *store, manifest_set *n, uint64_t undo
                        .deleted_ns = now,
                        .until_ns = until};
         memcpy(t.run, c->run, sizeof(t.run));
-        vanished_forget(store, &c->id); /* first: after a crash in between, a repair must not bring it back */
+        vanished_forget(store, &c->id); /* first, so that after a crash in between no repair brings it back */
         status = bury(store, &t, err);
     }
     return status;
@@ -69,7 +69,10 @@ typedef struct selection {
     bool in_trash; /* now */
     uint32_t timeout_ms;
     uint64_t undo_s;
-    /* By id: why it cannot be restored. The others are restored then. NULL: one that cannot be is an error. */
+    /*
+     * By id: why a checkpoint cannot be restored; the others are restored. NULL: a checkpoint that cannot be restored
+     * is an error.
+     */
     ckd_error *left;
 } selection;
 
@@ -99,7 +102,7 @@ static ckd_status change_locked(ckd_store *store, const selection *s, change_fn 
 /*
  * The catalog, by which policies choose, may lack what other processes published. It may also list a checkpoint whose
  * manifest is lost. A deletion makes such a row doubtful, so the loss is recorded first. *in_step: false if the file
- * may have such rows still.
+ * may still have such rows.
  */
 static ckd_status refresh_catalog(bool *in_step, ckd_store *store, ckd_error *err) {
     pthread_mutex_lock(&store->mutex);
@@ -236,7 +239,7 @@ static ckd_status check_return(const ckd_store *store, const manifest_set *n, co
     return status == CKD_OK ? check_files(store, &x->m, err) : status;
 }
 
-/* Keeps a failure that concerns one checkpoint alone. Any other one is returned. */
+/* Records a failure that concerns one checkpoint alone, and returns any other failure. */
 static ckd_status keep_why(ckd_error *left, ckd_status status, const ckd_error *why, ckd_error *err) {
     bool alone = status == CKD_E_EXISTS || status == CKD_E_NOT_FOUND;
     *left = alone ? *why : (ckd_error){.offset = CKD_NO_OFFSET};
@@ -264,7 +267,7 @@ static ckd_status undelete_chosen(ckd_store *store, manifest_set *n, uint64_t un
         const manifest_entry *x = &n->items[i];
         status = x->chosen && !x->superseded ? check_return(store, n, x, err) : CKD_OK;
     }
-    /* The checkpoints that it depends on may stay in the trash, so its manifest must name their files. */
+    /* Its dependencies may stay in the trash, so its manifest must name their files. */
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         manifest_entry *x = &n->items[i];
         bool own_only = x->chosen && !x->superseded && x->was_own_only;

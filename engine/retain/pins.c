@@ -75,7 +75,7 @@ static ckd_status publish_change(ckd_store *store, const setting_change *c, ckd_
     if (status != CKD_OK) {
         return status;
     }
-    /* The process that set it may have died before it was durable. */
+    /* The process that wrote the setting may have died before it was durable. */
     if (same) {
         return dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
     }

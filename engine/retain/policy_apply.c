@@ -9,8 +9,8 @@
 #include "engine/retain/retain.h"
 
 /*
- * After a commit, files that were verified in the last seven days are not read again: a save must not cost the
- * reading of a whole chain.
+ * After a commit, files that were verified in the last seven days are not read again, because a save must not read a
+ * whole chain.
  */
 #define TRUSTED_S (7 * 24 * 3600)
 
@@ -33,9 +33,9 @@ typedef struct policy_application {
     apply_limits limits;
     ckd_prune *plan; /* the last plan; in the end the one that was carried out */
     uint64_t plan_undo_s;
-    safety_reading read; /* what must be undamaged before anything is deleted */
-    bool is_old;         /* the plan is out of date: other checkpoints must be read now */
-} policy_application;
+    safety_reading read; /* the checkpoints that must be undamaged before anything is deleted */
+    bool is_old;         /* the plan is outdated: other checkpoints must be read */
+} application;
 
 static ckd_status plan_again(policy_application *a, ckd_error *err) {
     ckd_prune_free(a->plan);
@@ -46,7 +46,9 @@ static bool plan_deletes(const policy_application *a) {
     return a->plan->deleted && a->plan->deleted >= a->request->at_least;
 }
 
-/* Chooses by the present state, if everything that must be undamaged was read. The caller holds the publish lock. */
+/*
+ * Chooses by the present state, if all checkpoints that must be undamaged were read. The caller holds the publish lock.
+ */
 static ckd_status choose_deletions(void *context, deletion_choice *out, ckd_error *err) {
     policy_application *a = context;
     ckd_status status = plan_again(a, err);
@@ -138,7 +140,7 @@ static ckd_status stored_request(prune_request *out, bool *applies, const ckd_st
     return status;
 }
 
-/* Removes what was deleted now or before, if its grace period has ended and nobody holds the lock. */
+/* Removes checkpoints deleted now or earlier, if their grace period has ended and nobody holds the lock. */
 static void collect_unless_locked(ckd_store *store) {
     file_lock *lock;
     if (store_lock_publish_within(&lock, store, 0, NULL) == CKD_OK) {

@@ -7,7 +7,7 @@
 #include "engine/store/store.h"
 #include "engine/retain/retain.h"
 
-#define SAFE 2 /* healthy checkpoints of a run that always stay, the newest */
+#define SAFE 2 /* how many of the newest healthy checkpoints of a run always stay */
 
 /* The checkpoints of one run, by step. */
 typedef struct run_items {
@@ -19,7 +19,7 @@ static bool better(const ckd_policy *p, const ckd_checkpoint *a, const ckd_check
     return p->highest_is_best ? a->metric > b->metric : a->metric < b->metric;
 }
 
-/* Searches one best after the other, as few are kept. Among equals the newest wins. */
+/* Searches for one best checkpoint after the other, because few are kept. Among equals the newest wins. */
 static void keep_best(const run_items *run, const ckd_policy *p) {
     for (uint32_t k = 0; k < p->keep_best; k++) {
         ckd_retained *best = NULL;
@@ -115,7 +115,7 @@ static uint64_t seconds_before(uint64_t ns, uint64_t seconds) {
 
 /* Applies the rules to checkpoints of a run, by step. There is at least one. */
 static ckd_status mark_kept(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
-    /* A newest checkpoint from the future, due to a wrong clock, must not make all others old. */
+    /* A wrong clock may date the newest checkpoint in the future. This must not make all others old. */
     uint64_t newest = run->items[run->count - 1].checkpoint.created_ns;
     uint64_t since = seconds_before(now, p->keep_new_s);
     uint64_t within = seconds_before(newest < now ? newest : now, p->keep_within_s);
@@ -134,8 +134,9 @@ static ckd_status mark_kept(const run_items *run, const ckd_policy *p, uint64_t 
 }
 
 /*
- * Suspect checkpoints count for no rule, and no rule keeps them: else a run whose values have become NaN would push out
- * its last healthy checkpoints. Only the newest of the run stays if it is suspect, until a healthy one follows.
+ * Suspect checkpoints count for no rule, and no rule keeps them. Otherwise a run whose values have become NaN would
+ * push out its last healthy checkpoints. Only the newest of the run stays if it is suspect, until a healthy one
+ * follows.
  */
 static ckd_status mark_healthy(const run_items *run, const ckd_policy *p, uint64_t now, ckd_error *err) {
     ckd_retained *healthy = calloc(run->count, sizeof(*healthy));
@@ -198,14 +199,14 @@ static ckd_status add_up(ckd_prune *plan, ckd_store *store, const char *run, ckd
 /* ---- planning ---- */
 
 /*
- * Whether a run loses checkpoints only by a policy that names it: those that a repair brought back under another name
- * would otherwise go at once.
+ * Whether only a policy that names the run applies to it. Otherwise checkpoints that a repair brought back under
+ * another name would be deleted at once.
  */
 static bool is_spared(const prune_request *r, const setting_list *n, const char *run) {
     return r->stored ? !settings_policy(n, run) : !r->policy.run && is_returned_name(run);
 }
 
-/* Lists the checkpoints that the policies are about. */
+/* Lists the checkpoints to which the policies apply. */
 static ckd_status list_items(ckd_prune *plan, ckd_store *store, const prune_request *r, const setting_list *n,
                              ckd_error *err) {
     ckd_checkpoint_list *list;

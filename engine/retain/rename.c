@@ -88,8 +88,8 @@ static ckd_status check_entries(const renaming *r, ckd_error *err) {
 }
 
 /*
- * The new name is free if no checkpoint has it. After an interruption whose record became unreadable, it also is if
- * only checkpoints of the run have it already. own: as for check_found.
+ * Checks that the new name is free, so that no checkpoint has it. If an interrupted rename left an unreadable record,
+ * checkpoints of the run itself may have the name already. own: as for check_found.
  */
 static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_error *err) {
     for (size_t i = 0; i < r->set.count; i++) {
@@ -223,8 +223,8 @@ static ckd_status publish_all(renaming *r, ckd_error *err) {
 }
 
 /*
- * Keeps the timings, which only the catalog knows. After a failure, a later refresh makes the catalog agree with the
- * manifests. The caller holds the mutex; recovery may not, and does without this.
+ * Moves the catalog's rows, which alone have the timings. After a failure, a later refresh makes the catalog agree with
+ * the manifests. The caller holds the mutex. Recovery may not hold it, and skips this step.
  */
 static void move_rows(const renaming *r) {
     catalog *c = r->store->catalog;
@@ -277,8 +277,8 @@ static ckd_status publish_setting(const renaming *r, const stored_setting *setti
 }
 
 /*
- * Gives the run's setting the new name, and leaves the old one. An interruption may have left such a copy; the later of
- * two settings counts.
+ * Copies the run's setting to the new name, and keeps the old one. An interruption may have left such a copy; the later
+ * of the two settings counts.
  */
 static ckd_status copy_setting(const renaming *r, metadata_kind kind, ckd_error *err) {
     setting_list all = {0};
@@ -320,8 +320,8 @@ static ckd_status publish_record(const renaming *r, ckd_error *err) {
 }
 
 /*
- * Everything after the record is durable. May be repeated. The caller holds the exclusive reader lock. Until it is
- * done, the settings have both names, so that a policy finds its rules whichever name a checkpoint has.
+ * Does everything that follows once the record is durable. May be repeated. The caller holds the exclusive reader lock.
+ * Until it is done, the settings have both names, so that a policy finds its rules whichever name a checkpoint has.
  */
 static ckd_status complete(renaming *r, bool with_catalog, ckd_error *err) {
     ckd_status status = copy_setting(r, METADATA_POLICY, err);
@@ -349,7 +349,7 @@ static ckd_status complete_interrupted(ckd_store *store, const stored_setting *s
 }
 
 static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_error *err) {
-    /* A record whose writer died may not be durable. Without it, half a run would have the new name. */
+    /* A record whose writer died may not be durable. If it were lost, half a run would have the new name. */
     ckd_status status = dir_sync(path_in(store->path, DIR_SETTINGS).text, err);
     for (size_t i = 0; i < all->count && status == CKD_OK; i++) {
         ckd_error why = {0};

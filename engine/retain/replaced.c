@@ -1,7 +1,7 @@
 /*
- * A compaction proves the files that it writes. But it may be killed before it removes what they replace, or a reader
- * may keep it from that, and they may rot meanwhile. The generation before is then all that is left of the values. So
- * files that this compaction has not written are read through before what they replaced is removed.
+ * A compaction proves the files that it writes. But it may be killed before it removes the old files, or a reader may
+ * prevent the removal. If the new files rot meanwhile, only the previous generation has the values. So files that this
+ * compaction has not written are read in full before the files that they replaced are removed.
  *
  * That happens under the publish lock, with all readers excluded. So one call reads little more than CHECK_BYTES.
  */
@@ -101,9 +101,9 @@ static bool same_order(const manifest *newer, const manifest *older) {
 }
 
 /*
- * A file of both generations is needed either way. If the newer one names all files of the older, none is removed. If
- * it names fewer, and no new one, or others first, it reads records in other files than the older one did. It is not
- * known in which.
+ * A file that both generations name is needed anyway. If the newer generation names all files of the older one, no file
+ * is removed. If it names fewer but no new one, or names them in another order, it reads some records from other files
+ * than the older one did. It is not known from which, so all are read.
  */
 static ckd_status check_newer(bool *intact, checked_files *checked, const ckd_store *store,
                               const manifest *newer, const manifest *older, ckd_error *err) {

@@ -59,7 +59,7 @@ ckd_status delete_checkpoints(ckd_store *store, deletion_choose_fn choose, void 
                               ckd_error *err);
 
 /*
- * Says of each deleted checkpoint whether ckd_store_undelete would refuse it, apart from files that are gone. left: by
+ * Tells for each deleted checkpoint whether ckd_store_undelete would refuse it, except because files are gone. left: by
  * id, the reason, or the status CKD_OK; also for one that is not in the trash. Errors: as manifest_set_read.
  */
 ckd_status undelete_check(ckd_error *left, const ckd_store *store, const ckd_id *ids, size_t count,
@@ -71,7 +71,7 @@ ckd_status undelete_check(ckd_error *left, const ckd_store *store, const ckd_id 
  */
 ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err);
 
-/* Chunk files of which a process knows the condition. Zero-initialised. */
+/* Chunk files whose condition a process knows. Zero-initialised. */
 typedef struct checked_files {
     hash_set intact, damaged; /* by hash64 of their ids */
     uint64_t read;            /* bytes of files that were read under the present locks */

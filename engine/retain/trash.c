@@ -2,7 +2,7 @@
  * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. Parity groups with the
  * files go first. Then the tombstones record that the grace period has ended: a checkpoint that has lost a file must
  * not seem to be restorable. Then chunk files go, then manifests, then tombstones. Each directory is synced before the
- * next. No checkpoint comes back by itself until its tombstone is gone.
+ * next. As long as its tombstone exists, no checkpoint comes back by itself.
  */
 #include "engine/retain/retain.h"
 #include "engine/store/store.h"
@@ -18,7 +18,7 @@ typedef struct file_use {
     ckd_id id;
     uint64_t size;
     bool stays;  /* a remaining manifest names it */
-    bool needed; /* that manifest is of a listed checkpoint, or of one that can be restored */
+    bool needed; /* that manifest belongs to a listed checkpoint, or to one that can be restored */
 } file_use;
 
 typedef struct file_uses {
@@ -41,7 +41,7 @@ static bool may_be_collected(const manifest_entry *x, uint64_t now) {
     return x->in_trash && !x->in_use && !x->is_protected && x->tombstone.until_ns <= now;
 }
 
-/* Collects the files of all manifests. The manifests of chosen entries go. */
+/* Collects the files of all manifests. The manifests of chosen entries count as removed. */
 static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     size_t total = 0, used = 0;
@@ -60,8 +60,8 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
         }
     }
     qsort(out->items, used, sizeof(file_use), by_file);
-    /* Among equals, one that is needed comes first, then one that stays. */
-    for (size_t i = 0; i < used; i++) {
+    for (size_t i = 0; i < used;
+         i++) { /* among entries of one file, a needed one comes first, then one that stays */
         if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
             out->items[out->count++] = out->items[i];
         }
@@ -71,7 +71,10 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
 
 /* ---- checkpoints that may go ---- */
 
-/* Chooses the checkpoints that may be collected. all: even if their grace period has not ended. */
+/*
+ * Chooses deleted checkpoints whose grace period has ended, or with `all` every deleted one. It spares those whose
+ * files a living writer may read, and those on which an incomplete manifest depends (is_protected).
+ */
 static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = manifest_set_mark_in_use(n, store, err);
@@ -127,10 +130,10 @@ static bool remove_one(const ckd_store *store, const file_uses *files) {
 }
 
 /*
- * On a full disk, something must be removed before a tombstone can be written. If nothing else can go, that is a chunk
- * file of the trash. A crash then leaves an entry that lacks a file, which verify reports until the trash is emptied.
- * If there is no file to remove either, the old tombstone stays for now. That is safe: the files that only its
- * checkpoint names are gone already, or there are none. *late: it is to be replaced when the manifests have made room.
+ * On a full disk, something must be removed before a tombstone can be written. If nothing else can go, a chunk file of
+ * the trash is removed. A crash then leaves an entry that lacks a file, which verify reports until the trash is
+ * emptied. If there is no file to remove either, the old tombstone stays for now. That is safe, because no file is left
+ * that only its checkpoint names. *late: the tombstone must be replaced once the removal of manifests has made room.
  */
 static ckd_status replace_tombstone(bool *late, const ckd_store *store, const tombstone *t,
                                     const file_uses *files, ckd_error *err) {
@@ -196,16 +199,16 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
     bool late = false;
     ckd_status status = remove_files(&late, store, n, files, force, err);
     THEN(status, remove_manifests(store, n, err));
-    if (status == CKD_OK && late) { /* else they would say that the manifests are lost */
-        status = end_grace_periods(&late, store, n, files, err);
+    if (status == CKD_OK && late) { /* otherwise they would make the manifests look lost */
+        status = end_time(&late, store, n, files, err);
     }
     return status;
 }
 
 /*
- * Whether a tombstone without a manifest stays. It does if its checkpoint could still be restored, unless `all`: then
- * the manifest was not collected, but is lost, and verify reports it. One that another version wrote, or that the disk
- * does not give now, always stays, as it may say the same. A damaged one never will.
+ * Whether a tombstone without a manifest stays. Unless `all`, it stays if its checkpoint could still be restored: the
+ * manifest was not collected but lost, and verify reports it. A tombstone of another version, or one that the disk
+ * cannot read now, always stays, because it may say the same. A damaged one goes.
  */
 static ckd_status check_tombstone(bool *stays, const ckd_store *store, const manifest_name *name, bool all,
                                   ckd_error *err) {
@@ -270,7 +273,7 @@ typedef struct collection {
     bool all;             /* also what could still be restored */
     bool dry;             /* only counts */
     bool force;           /* whatever needs a repair */
-    bool keep_tombstones; /* as the catalog is not in step; a later collection removes them */
+    bool keep_tombstones; /* because the catalog is not in step; a later collection removes them */
 } collection;
 
 /* Removes expired checkpoints. The caller holds the publish lock and, unless `dry`, the exclusive reader lock. */
@@ -293,7 +296,7 @@ static ckd_status collect(ckd_collected *out, const ckd_store *store, const coll
     if (status == CKD_OK && !dry && !force && out->checkpoints) {
         status = vanished_check_removal(store, err);
     }
-    /* Manifests that stay must not need those that go. */
+    /* Manifests that stay must not need manifests that go. */
     if (status == CKD_OK && !dry) {
         status = out->checkpoints ? manifest_set_upgrade_dependents(&n, store, err) : CKD_OK;
         if (status == CKD_OK && out->checkpoints) {
@@ -385,10 +388,10 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     }
     status = store_lock_unlinker(&readers, &a->wait, a->store, err);
     if (status == CKD_OK) {
-        /* A try that ends with BUSY must not count what the next one counts again. */
+        /* After BUSY the next attempt counts again, so this attempt's counts must not add up. */
         ckd_collected replaced = {0}, trash = {0};
         collection how = {.all = a->all, .force = a->force};
-        /* First, as it rolls back what an update that failed left in the catalog. The removals read its rows. */
+        /* This comes first, because it rolls back a failed update of the catalog, whose rows the removals read. */
         how.keep_tombstones = !store_refresh_usable_catalog(a->store);
         a->checked->more = false;
         a->checked->read = 0;
@@ -411,7 +414,7 @@ static ckd_status try_collect(void *context, ckd_error *err) {
     return status;
 }
 
-/* Files of newer generations are read under the locks. Between two parts of them, others get the locks. */
+/* Files of newer generations are read under the locks, in parts. Between two parts, others get the locks. */
 static ckd_status collect_in_parts(attempt *a, uint32_t timeout_ms, ckd_error *err) {
     ckd_status status = CKD_OK;
     do {
@@ -476,7 +479,10 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files
     if (status != CKD_E_BUSY) {
         return err_from(err, status, &why);
     }
-    /* Without a lock, whose holder must not make a finished compaction fail. Nothing depends on the number. */
+    /*
+     * Counts without a lock, so that a lock's holder cannot make a finished compaction fail. Nothing depends on the
+     * number.
+     */
     status = remove_replaced(&result, store, NULL, false, &why);
     *left = result.files;
     return err_from(err, status == CKD_E_NOMEM ? status : CKD_OK, &why);
@@ -509,7 +515,10 @@ ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err) {
     }
     ckd_error why = {0};
     checked_files checked = {0};
-    /* A deletion may have died before the catalog, and its tombstone is about to go. An update may have failed. */
+    /*
+     * A deletion may have died before it updated the catalog, or the update may have failed, and its tombstone is about
+     * to go.
+     */
     collection how = {.keep_tombstones = !store_refresh_usable_catalog(store)};
     ckd_status status =
         replaced ? remove_replaced(&(ckd_collected){0}, store, &checked, false, &why) : CKD_OK;

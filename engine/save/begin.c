@@ -1,4 +1,4 @@
-/* How a save begins, whether it is open, and how it ends: its files are removed or stay, and everything is released. */
+/* The beginning and the end of a save. At the end its files are removed or stay, and everything is released. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,8 +12,8 @@
 #define DEFAULT_STAGING       (UINT64_C(256) << 20)
 
 /*
- * Makes the intent durable before the chunk file exists, and locks it. Others look for intents under the publish lock,
- * which the caller holds, so they see it locked.
+ * Makes the intent durable before the chunk file exists, and locks it. The caller holds the publish lock. Others look
+ * for intents under this lock, so they always see the new one locked.
  */
 static ckd_status write_intent(ckd_save *save, ckd_error *err) {
     file_ref file = {.id = save->output.file_id, .rank = save->options.rank};
@@ -72,7 +72,7 @@ static ckd_status prepare_coding(ckd_save *save, ckd_error *err) {
     save->coding.staging = o->staging_bytes ? o->staging_bytes : DEFAULT_STAGING;
     save->coding.grid = save_default_grid();
     save->coding.scratch = path_in(save->store->path, "data");
-    /* tiles take all of it, rows of a matrix a part */
+    /* lossy tiles take the whole limit, the rows of a matrix a part of it */
     save->registry.steps.limit = lossy ? 0 : save->coding.staging - save_held_bytes(save->coding.staging);
     save->registry.steps.scratch = save->coding.scratch.text;
     save->coding.budget.newest_limit =
@@ -109,7 +109,7 @@ static ckd_status choose_ids(ckd_save *save, ckd_error *err) {
     return status == CKD_OK ? ckd_id_new(&save->output.file_id, err) : status;
 }
 
-/* Reports why the catalog does not list a manifest that has the name of this save's. */
+/* Reports why the catalog does not list an existing manifest that has the name of this save's manifest. */
 static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     const save_target *t = &save->target;
     manifest_list list;
@@ -159,7 +159,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     status = store_refresh_catalog_locked(store, err);
     THEN(status, save_resolve_target(&save->target, store, &save->options, err));
     THEN(status, launch_check_begin(save, err));
-    /* a retry has the id of the checkpoint with which it is compared */
+    /* a retry has the id of the existing checkpoint, with which it is compared */
     if (status == CKD_OK && !save->target.compare) {
         status = save_check_id_unused(save, err);
     }
@@ -184,7 +184,7 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     ckd_status status = chunk_writer_create_in(&save->output.writer, p.text, &identity,
                                                save->pipeline.workspace->writing, err);
     if (status == CKD_OK && save_coarsest_fidelity(save) > CKD_EXACT) {
-        /* small deltas: their headers would be as large as they are */
+        /* small deltas, whose headers would be as large as the deltas */
         chunk_writer_gather(save->output.writer);
     } else if (status == CKD_OK) {
         /* an optimizer's step count of each parameter: many small tensors */

@@ -1,7 +1,7 @@
 /*
- * Where a save cuts a large matrix into blocks, so that any rows and columns of it can be loaded without much of the
- * rest. A block is a stretch of a region's order. So panels of some columns are regions of their own, whose blocks
- * are some of their rows.
+ * Decides where a save cuts a large matrix into blocks, so that a load of some rows or columns reads little else. A
+ * block is a stretch of a region's order. So panels of some columns are regions of their own, whose blocks are some of
+ * their rows.
  *
  * Rows and columns are cut where shards are likely to begin, as torch.chunk cuts. These are eighths (and finer powers
  * of two), thirds, fifths, sevenths and sixths of the tensor's, unless two cuts would be too close. Further cuts keep
@@ -92,8 +92,8 @@ uint64_t save_block_elements(const ckd_save *save, const ckd_tensor *tensor) {
 }
 
 /*
- * Returns true if the parent has this region whole. It then stays whole, as deltas are cheapest between
- * blocks that are cut alike.
+ * Returns true if the parent has this region whole. It then stays whole, because deltas are cheapest between blocks
+ * that are cut alike.
  */
 static bool whole_in_parent(const tensor_context *t) {
     for (size_t i = 0; t->parent && i < t->parent->shard_count; i++) {
@@ -146,8 +146,8 @@ static bool may_copy_whole_master(const save_registry *registry, const tensor_co
 }
 
 /*
- * Only tensors that are exact, here and in the deltas to come, and that no optimizer predicts: its steps rely on
- * blocks of the usual size.
+ * Only tensors are cut that are exact in this save and in later deltas. Tensors with an optimizer are not cut, because
+ * its steps rely on blocks of the usual size.
  */
 bool save_is_cut(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t, uint64_t elements) {
     uint32_t ndim = t->shape.ndim;
@@ -176,9 +176,9 @@ bool save_is_cut_lossy(const ckd_save *save, const tensor_context *t, uint64_t e
 /* ---- panels and their blocks ---- */
 
 /*
- * Returns the parent's shard that begins where the panel does and has the same rows; NULL: none. The panel is then
- * cut like it, as that makes deltas cheapest. Lossy blocks are not deltas on exact ones for long, and are larger than
- * these.
+ * Returns the parent's shard that begins where the panel does and has the same rows; NULL: none. The panel is then cut
+ * like it, because deltas are cheapest between blocks that are cut alike. A lossy panel does not follow an exact
+ * parent: its blocks are larger, and only its first delta is on exact blocks.
  */
 static const view_shard *parent_panel(const ckd_save *save, const tensor_context *t, const ckd_region *box,
                                       uint64_t first) {

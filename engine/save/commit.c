@@ -60,7 +60,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     content_index_free(&save->registry.dedup_index);
     save_names_free(&save->registry.names);
     save->output.sealed = (file_ref){.id = save->output.file_id, .rank = save->options.rank};
-    save->state = SAVE_FAILED; /* unless all goes well: a failed sync is never retried on the same file */
+    save->state = SAVE_FAILED; /* until all has succeeded: a failed sync is never retried on the same file */
     status = measures_append(&save->lossy.measures, &save->registry.nonfinite, err);
     THEN(status, measures_write_all(&save->lossy.measures, save->output.writer, &save->checkpoint, err));
     if (status != CKD_OK) {
@@ -77,7 +77,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
     save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun_ns);
-    save_make_room(save, status); /* does not help this save, but the caller's next one */
+    save_may_retry(save, status); /* makes space for the caller's next save, not for this one */
     THEN(status, name_parent(save, err));
     bytes data = {0};
     if (status == CKD_OK) {
@@ -193,7 +193,7 @@ static void describe(const ckd_save *save, manifest *m) {
                           .metric = save->metric_name[0] ? save->options.metric : NAN};
     memcpy(c->run, t->run, sizeof(c->run));
     memcpy(c->metric_name, save->metric_name, sizeof(c->metric_name));
-    if (c->kind == CKD_DELTA) { /* another rank may have found a parent where this rank had none */
+    if (c->kind == CKD_DELTA) { /* another rank may have found a parent although this rank had none */
         c->parent = t->has_origin ? t->origin.id : m->dependencies[0];
     }
     m->branch_origin = t->branch_origin;
@@ -206,8 +206,8 @@ static ckd_status older_file_gone(const pathname *file, ckd_error *err) {
 }
 
 /*
- * A rank may have died since, and recovery may have removed its file; another process may have removed a file on
- * which the save depends. Under the publish lock, the files that are there stay.
+ * A rank may have died meanwhile, and recovery may have removed its file. Another process may have removed a file on
+ * which the save depends. Under the publish lock, the files that still exist will stay.
  */
 static ckd_status check_files(const ckd_save *save, const manifest *m, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -237,7 +237,7 @@ static ckd_status add_dependencies_files(ckd_save *save, manifest *m, ckd_error 
 
 /*
  * Adds the files on which blocks may depend: the parent's. If this rank has no readable parent, other ranks may have
- * one: then those of all dependencies.
+ * one, so the files of all dependencies are added.
  */
 static ckd_status add_parents_files(ckd_save *save, manifest *m, ckd_error *err) {
     if (save->sources.parent) {
@@ -274,8 +274,9 @@ static ckd_status open_draft(view **out, ckd_save *save, manifest *m, ckd_error 
 
 /*
  * Names the files that the checkpoint reads. A rank that began before or after a deletion may have another parent than
- * this one. The files of all dependencies are only named if something is missing without them. A file that a repair has
- * just put back is found the second time. A file that is gone has an error of its own: the save can then be repeated.
+ * this one. So if something is missing, the files of all dependencies are named as well and the search is repeated. The
+ * second search also finds a file that a repair has just put back. A file that is gone gives an error of its own, after
+ * which the save can be repeated.
  */
 static ckd_status find_files(view **out, ckd_save *save, manifest *m, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, gone = {.offset = CKD_NO_OFFSET};
@@ -323,8 +324,8 @@ static ckd_status complete_manifest(ckd_save *save, manifest *m, suspect_verdict
 /* ---- publishing ---- */
 
 /*
- * A manifest that was named, but may not be durable, is not committed. If it cannot be removed durably, recovery
- * decides.
+ * A manifest that has its name but may not be durable does not count as committed. If it cannot be removed durably,
+ * recovery decides.
  */
 static ckd_status publish_manifest(ckd_save *save, manifest *m, ckd_error *err) {
     const char *root = save->store->path;
@@ -378,13 +379,13 @@ static ckd_status add_to_catalog(ckd_save *save, const manifest *m, ckd_error *e
     return status;
 }
 
-/* After the commit point: whatever happens here, the checkpoint stays. */
+/* Called after the commit point: whatever happens here, the checkpoint stays. */
 static void update_catalog(ckd_save *save, const manifest *m) {
     ckd_store *store = save->store;
     ckd_error why = {0};
     ckd_status status = add_to_catalog(save, m, &why);
-    /* SQLite finds the disk full before it syncs: its transaction left nothing */
-    if (save_make_room(save, status)) {
+    /* SQLite notices a full disk before it syncs, so its transaction left nothing behind */
+    if (save_may_retry(save, status)) {
         status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {

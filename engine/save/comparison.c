@@ -5,7 +5,7 @@
 #include "engine/common/common.h"
 
 struct compared_tensor {
-    bool seen; /* also set for one without elements */
+    bool seen; /* also set for a region without elements */
     coverage regions;
 };
 
@@ -20,7 +20,7 @@ static ckd_status differs(const ckd_save *save, const char *what, const char *na
 }
 
 ckd_status save_compare_begin(ckd_save *save, ckd_error *err) {
-    save->sources.views.use_materialized = false; /* a copy would hide damage, and it is evicted some day */
+    save->sources.views.use_materialized = false; /* copies would hide damage, and may be evicted */
     ckd_status status =
         views_get(&save->sources.existing, &save->sources.views, &save->target.existing.id, err);
     if (status != CKD_OK) {

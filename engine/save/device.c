@@ -24,8 +24,8 @@ typedef struct coded_block {
     const record *parent;
     bool duplicate; /* this save has its values already */
     bool wants[PAYLOAD_KINDS], has[PAYLOAD_KINDS];
-    bool may_lose;    /* a delta was planned, and may lose */
-    bool with_values; /* the pipeline needs its values all the same */
+    bool may_lose;    /* a delta was planned, but may not be the smallest */
+    bool with_values; /* the pipeline needs its values nevertheless */
     uint64_t planned[PAYLOAD_KINDS];
     bytes payload[PAYLOAD_KINDS];
     bytes part[2]; /* samples of values and differences, for the byte codecs */
@@ -78,8 +78,8 @@ void save_device_free(ckd_save *save) {
 /* ---- choosing blocks ---- */
 
 /*
- * Returns the parent's block, if this one is worth trying: it is large enough to sample, and its standalone size can
- * be estimated. Else NULL.
+ * Returns the parent's block if a delta is worth trying. For that, the block must be large enough to sample, and its
+ * standalone size must be known roughly. Else NULL.
  */
 static const record *parent_of(const tensor_context *t, uint64_t first, uint64_t count) {
     unsigned width = (unsigned)ckd_dtype_size(t->tensor->dtype);
@@ -433,8 +433,8 @@ static save_device *device_state_for(ckd_save *save, const tensor_context *t) {
 }
 
 /*
- * No delta is tried for the next blocks if all of these have lost. A delta that was left to the host has not: sparse
- * streams are the host's alone, and far smaller where few values have changed.
+ * No delta is tried for the next blocks if all of these have lost. A delta left to the host does not count as lost:
+ * only the host writes sparse streams, which are far smaller if few values have changed.
  */
 static void record_results(ckd_save *save, const save_device *s, unchanged_blocks *u) {
     bool won = false;

@@ -95,8 +95,8 @@ static bool may_be_rounded(const ckd_save *save, const tensor_context *t) {
 }
 
 /*
- * Tensors with an optimizer are read, as steps need the values of moments. So are those with values that are not finite
- * in the parent, which must be counted; of others an unchanged block has none.
+ * Tensors with an optimizer are always read, because steps need the values of moments. So are tensors whose parent has
+ * values that are not finite, because these must be counted. In other tensors an unchanged block has no such values.
  */
 static bool worth_a_look(const ckd_save *save, const ckd_tensor *tensor, const tensor_context *t) {
     return tensor->read == device_read && !atomic_load(&save->store->devices_differ) && !tensor->optimizer &&

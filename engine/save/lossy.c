@@ -48,7 +48,7 @@ static ckd_status measure_on_device(const save_panel *panel, const lossy_tile *t
     return status == CKD_OK ? lossy_device_measure(t->input.device, err) : status;
 }
 
-/* Returns true if the column part is written once for all blocks of the tile, as there are several. */
+/* Returns true if the tile has several blocks, so that the column part is written once for all of them. */
 static bool shares_columns(const lossy_tile *t) {
     return t->plan.lattice.shared_rows || (lossy_block_count(&t->shape, 0) < t->shape.count &&
                                            (t->plan.lattice.own.step || t->plan.lattice.own.rank));
@@ -120,7 +120,7 @@ static ckd_status save_exactly(lossy_region *r, const lossy_tile *t, ckd_error *
 }
 
 /*
- * Waits for the blocks of a part on a device to be written, as the device holds one part at a time. Then compares
+ * Waits until the blocks of a part on a device are written, because the device holds one part at a time. Then compares
  * directions.
  */
 static ckd_status finish_on_device(lossy_region *r, region_part *p, const tile_part *part, ckd_error *err) {
@@ -222,8 +222,8 @@ static ckd_status find_blocks_in_save(bool *all, const lossy_region *r, const re
 }
 
 /*
- * Sets *all if this save has all of a tile on a device already, as it has the masters from which the tile is rounded.
- * The tile's blocks then only name these; it needs neither a parent nor a plan.
+ * Sets *all if this save already has all values of a tile on a device, because it has the masters from which they are
+ * rounded. The tile's blocks then only name the masters, and need neither a parent nor a plan.
  */
 static ckd_status find_in_save(bool *all, inflight_tile *inflight, lossy_region *r, ckd_error *err) {
     ckd_save *save = r->save;
@@ -266,8 +266,8 @@ static load_budget budget_for(const lossy_region *r) {
 }
 
 /*
- * Loads and prepares a tile: from the device's memory, if it is there and can be coded there. Else, or if that fails,
- * from the host's.
+ * Loads and prepares a tile: in the device's memory if the tile is there and can be coded there. Otherwise, or if that
+ * fails, in the host's memory.
  */
 static ckd_status load_and_prepare(bool *worth, tile_parent *from, inflight_tile *inflight, lossy_region *r,
                                    ckd_error *err) {
@@ -425,7 +425,7 @@ static ckd_status save_next_tile(lossy_region *r, lossy_tile *cut, ckd_error *er
     int64_t gained = pool_saved_ns(save->store->pool);
     status = load_and_prepare(&worth, &from, inflight, r, err);
     gained = pool_saved_ns(save->store->pool) - gained;
-    waited = save->pipeline.waited_ns - waited; /* blocks that were coded meanwhile count for themselves */
+    waited = save->pipeline.waited_ns - waited; /* blocks that were coded meanwhile are counted elsewhere */
     int64_t worked = (int64_t)(clock_monotonic_ns() - begun_ns - waited) + gained;
     /* the pool also counts the waits of the store's other saves */
     save_add_analysis(save, worked > 0 ? (uint64_t)worked : 0);

@@ -158,7 +158,7 @@ static ckd_status find_largest(lossy_tile *t, ckd_error *err) {
 
 /* ---- tiles on a device ---- */
 
-/* Copies the halves of a tile on a device: to where they are kept, or, of the other moment, to the device. */
+/* Copies halves of a tile on a device: its own to their place on the host, or the other moment's to the device. */
 static ckd_status copy_halves(const lossy_tile *t, const moment_stats *k, bool to_device, ckd_error *err) {
     ckd_status status = CKD_OK;
     uint64_t all = 2 * k->count;
@@ -260,7 +260,7 @@ ckd_status pair_record_block(const inflight_tile *inflight, const lossy_tile *t,
     if (!is_first_of_pair(inflight, t) || recorded) {
         return CKD_OK;
     }
-    /* Analysis brings the values of other blocks of a device to the host. */
+    /* The analysis copies the values of other device blocks to the host. */
     const float *decoded =
         job->output.lossy || t->input.device ? job->scratch.lossy.decoded : t->input.now + at;
     return record_decoded(inflight, t, at, job->input.count, decoded, err);

@@ -1,6 +1,6 @@
 /*
- * Statistics of moments that a lossy save keeps for the tensors that come after them. They are the steps of their
- * weights, how far errors of the first moments turn an optimizer's step, and how large they make it.
+ * Statistics of moments that a lossy save keeps for later tensors. They serve three purposes: the quantisation steps of
+ * the weights, how far errors of the first moments turn an optimizer's step, and how large they make it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static uint64_t hash_of(const char *weight, const tile_shape *shape) {
     return hash64(key, sizeof(key));
 }
 
-/* Not if there are no buckets yet. */
+/* Must not be called while there are no buckets. */
 static moment_stats **bucket_of(const moment_table *t, uint64_t hash) {
     return &t->buckets[hash & (t->size - 1)];
 }
@@ -177,8 +177,8 @@ moment_stats *find_moment_stats(const ckd_save *save, const tile_shape *shape,
 /* ---- exact moments beside a lossy one ---- */
 
 /*
- * Moments whose role is exact while the role of the other moment is lossy never become tiles, but the other moment is
- * coded against their values.
+ * Returns true for a moment whose role is exact while the other moment's role is lossy. It never becomes a tile, but
+ * the other moment is coded against its values.
  */
 static bool is_beside_lossy(const ckd_save *save, const record_tensor *described) {
     ckd_role role = described->role,

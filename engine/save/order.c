@@ -1,18 +1,17 @@
 /*
  * The stages of the pipeline that run in block order, one thread at a time: decisions, and the registration by which
- * later blocks know earlier ones. An analysis runs beside those of other blocks, yet depends on some of their
- * results:
+ * later blocks know earlier ones. An analysis runs beside those of other blocks, yet depends on some of their results:
  *
- * - Values that this save has already. A block that has the values of a decided block (encode.h, `in_flight`)
- *   waits until that one is registered, and is then analysed again. Two blocks analysed concurrently may not see each
- *   other: before a block is decided, its analysis is repeated if its values were registered meanwhile.
- * - Whether deltas of the tensor win. This is guessed from the blocks decided so far; after a wrong guess the
- *   analysis is repeated.
- * - The number of checkpoints that copies name. They are counted as blocks are decided. The analysis of a copy that
- *   is then one too many is repeated.
+ * - Values that this save has already. A block that has the values of a decided block (encode.h, `in_flight`) waits
+ *   until that one is registered, and is then analysed again. Two blocks analysed concurrently may not see each other:
+ *   before a block is decided, its analysis is repeated if its values were registered meanwhile.
+ * - Whether deltas of the tensor win. This is guessed from the blocks decided so far; after a wrong guess the analysis
+ *   is repeated.
+ * - The number of checkpoints that copies name. They are counted as blocks are decided. The analysis of a copy that is
+ *   then one too many is repeated.
  * - The optimizer's moments. A tensor with an optimizer begins when the pipeline is empty.
- * - The rest of the load budget. Decisions use it. The parent of a lossy tile is chosen by the budget of two tiles
- *   before (lossy.c).
+ * - The rest of the load budget. Decisions use it. The parent of a lossy tile is chosen by the budget as it was two
+ *   tiles earlier (lossy.c).
  */
 #include "engine/save/internal.h"
 #include "engine/encode/encode.h"
@@ -21,7 +20,7 @@
 #include "engine/decode/decode.h"
 
 #define SKIP_AFTER \
-    4u /* deltas that lost in a row; after that, a delta is tried for one block in RETRY_EVERY of the tensor only */
+    4u /* deltas that lost in a row; after that, only one block in RETRY_EVERY of the tensor tries a delta */
 #define RETRY_EVERY 8u
 
 static save_slot *slot_of(save_pipeline *p, uint64_t block) {
@@ -87,7 +86,7 @@ ckd_status save_analyse(ckd_save *save, block_job *job, const save_slot *slot, c
     return block_lossy_analyse(job, &rj->lossy->tile, c, &rj->context, &save->coding.budget, err);
 }
 
-/* Largest error of values that may stand for the block's. */
+/* Largest allowed error of stored values that may replace the block's own. */
 static double bound_of(const region_job *rj) {
     return rj->lossy ? lossy_copy_bound(&rj->lossy->tile) : -1;
 }

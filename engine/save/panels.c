@@ -1,8 +1,8 @@
 /*
  * Saves the panels of a large exact matrix. Values from a read function come by rows, and a panel needs a slice of
- * each. So the rows of many blocks are held, and the panels are saved from them one after the other: a band. As many
- * rows as the staging memory has room for make a band, and most matrices are one. The order of blocks, and so the chunk
- * file, is the same wherever the values are.
+ * each. So the rows of many blocks are held, and the panels are saved from them one after the other: a band. A band has
+ * as many rows as fit into the staging memory, and most matrices are a single band. The order of blocks, and so the
+ * chunk file, is the same wherever the values are.
  */
 #include <string.h>
 
@@ -11,8 +11,8 @@
 #include "engine/save/internal.h"
 
 #define HELD_SHARE 4                    /* held rows may take 1/HELD_SHARE of the staging limit */
-#define HELD_MAX   (UINT64_C(64) << 20) /* bytes: more would not make reads any larger */
-#define BAND_ROWS  512u                 /* for which a band has room at least: blocks have fewer rows */
+#define HELD_MAX   (UINT64_C(64) << 20) /* bytes; more would not make reads any larger */
+#define BAND_ROWS  512u                 /* a band has room for at least these; blocks have fewer rows */
 
 uint64_t save_held_bytes(uint64_t staging) {
     return staging / HELD_SHARE < HELD_MAX ? staging / HELD_SHARE : HELD_MAX;
@@ -24,14 +24,14 @@ uint64_t save_held_bytes(uint64_t staging) {
 typedef struct held_rows {
     uint8_t *values; /* NULL: none are held */
     uint64_t column, width;
-    uint64_t first, end, max; /* those held, and how many there is room for */
+    uint64_t first, end, max; /* rows held: first ... end - 1; max: room */
 } held_rows;
 
 typedef struct panel_source {
     const ckd_tensor *tensor;
     size_t element;
     const save_panel *panel;
-    held_rows *held; /* NULL: the caller has all values in memory, or a tile of them is read alone */
+    held_rows *held; /* NULL: all values are in the caller's memory, or a tile of them is read by itself */
 } panel_source;
 
 /* Reads further rows. Whole ones are read together. */
@@ -146,7 +146,7 @@ static bool next_band(held_rows *band, const save_panel *panels, size_t count, s
     return first < rows;
 }
 
-/* Panels side by side, of which enough rows have room. */
+/* Returns how many neighbouring panels can be held together with enough rows. */
 static size_t group_of(uint64_t *width, const save_panels *panels, size_t first, uint64_t limit) {
     size_t count = 0;
     *width = 0;
@@ -183,7 +183,7 @@ ckd_status save_in_panels(ckd_save *save, const ckd_tensor *tensor, const tensor
         held.max = room / (held.width * element);
         held.max = held.max < 1 ? 1 : held.max < rows ? held.max : rows;
         bool fits = held.width * element <= room;
-        /* a row that does not fit is read block by block */
+        /* if not even one row fits, values are read block by block */
         if (!tensor->data && tensor->read != device_read && fits) {
             held.values =
                 bytes_scratch(&save->input.rows, held.max * held.width * element, "rows of a tensor", err);

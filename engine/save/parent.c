@@ -20,9 +20,9 @@ typedef struct tile_load {
 } tile_load;
 
 /*
- * Returns the parent block's values from the caller's memory, contiguous, if their hash is the store's: then the
- * block need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile (values outside the
- * tile may be overwritten meanwhile). scratch: for a block that is not contiguous there.
+ * Returns the parent block's values from the caller's memory, contiguous, if their hash matches the store's. The block
+ * then need not be decoded. NULL: the hash differs, or the block is not wholly inside the tile; values outside the tile
+ * may be overwritten meanwhile. scratch: for a block that is not contiguous in that memory.
  */
 static ckd_status find_decoded(const void **values, const tile_load *l, const region_span *block,
                                const record *r, bytes *scratch, ckd_error *err) {
@@ -46,7 +46,7 @@ static ckd_status find_decoded(const void **values, const tile_load *l, const re
     return CKD_OK;
 }
 
-/* Loads one of the parent's blocks, however it is cut. */
+/* Loads the overlapping part of one of the parent's blocks, however that was cut. */
 static ckd_status load_block(void *context, size_t index, uint32_t worker, ckd_error *err) {
     tile_load *l = context;
     /* 0: the saving thread itself */

@@ -6,7 +6,7 @@
 
 #include "engine/save/internal.h"
 
-#define DEEP_UP_TO 4u /* threads with three places each; with more threads, memory counts more */
+#define DEEP_UP_TO 4u /* up to so many threads have three places each; beyond that, memory matters more */
 
 uint32_t pipeline_slots(uint32_t threads) {
     return threads == 1 ? 1 : threads <= DEEP_UP_TO ? 3 * threads : 2 * threads + DEEP_UP_TO;
@@ -142,7 +142,7 @@ static bool waits_for_masters(save_pipeline *p, uint64_t block) {
     return false;
 }
 
-/* Tasks that free slots come first: blocks in order, then the blocks that are nearest to their end. */
+/* Prefers tasks that free slots: first the stages in block order, then the blocks that are nearest to their end. */
 static task next_task(save_pipeline *p) {
     task none = {.due = false};
     if (p->status != CKD_OK || p->wants_space) {

@@ -2,11 +2,11 @@
 #include "engine/save/lossy.h"
 
 #define ANCESTOR_BITS \
-    0.5 /* bits an element, roughly, by which a delta on an ancestor is larger than a delta on the parent */
+    0.5 /* a delta on an ancestor takes roughly this many bits per element more than one on the parent */
 #define LOSSY_BASE_LOAD 1.5 /* in base loads */
 
 #define LEVELS_AFTER_RESUME 24  /* if second moments have no quantisation levels otherwise: three octaves */
-#define SECOND_FROM         2.0 /* bits per parameter; with fewer, there are none for single second moments */
+#define SECOND_FROM         2.0 /* bits per parameter; below that, single second moments get none */
 
 ckd_fidelity save_fidelity_of(const ckd_save_options *o, ckd_role role) {
     ckd_fidelity by_role = o->role_fidelity[role];
@@ -40,8 +40,8 @@ bool save_is_first_after_resume(const ckd_save *save) {
 
 /*
  * Refines the parameters after a resume. A delta's losses are made up by the next deltas of its chain, but a resume
- * makes them permanent. Training that saves once between two resumes would lose a part of its progress each time, so
- * the first save after a resume is nearly exact.
+ * makes them permanent. A training run that saves only once between resumes would lose part of its progress each time.
+ * So the first save after a resume is nearly exact.
  */
 static void refine_after_resume(quant_params *r) {
     r->weight *= 0.03125;

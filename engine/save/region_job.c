@@ -3,8 +3,8 @@
 #include "engine/save/device.h"
 
 /*
- * Returns a region job whose blocks are all written, to be used again: a million small tensors then need no more of
- * them than are in progress. NULL: there is none.
+ * Returns a region job whose blocks are all written, for reuse; NULL: there is none. So even a million small tensors
+ * need only as many region jobs as are in progress at a time.
  */
 static region_job *written_region_job(save_pipeline *p) {
     region_job *rj = p->first_pushed;

@@ -1,10 +1,10 @@
 /*
  * Finds out whether a checkpoint that is about to be committed is suspect: values of the model or the optimizer have
- * become NaN or infinite. The coordinator judges for all ranks, as it has the figures of all their files.
+ * become NaN or infinite. The coordinator judges for all ranks, because it has the figures of all their files.
  *
- * The reference is the last healthy checkpoint before. Values that were not finite there may be meant so, such as the
- * minus infinities of an attention mask. A weight that the reference lacks, or has in another shape, may have them from
- * the start, too; a moment or a master may not.
+ * The reference is the last healthy checkpoint before this one. Values that were not finite there may be intended, such
+ * as the minus infinities of an attention mask. A weight that the reference lacks, or has in another shape, may have
+ * had such values from the start; a moment or a master may not.
  */
 #include <stdio.h>
 
@@ -16,7 +16,7 @@ typedef struct reference {
     view_cache views;
     const view *view;
     bool strict;  /* the parent is suspect, and there is no healthy one: nothing is excused */
-    bool counted; /* known not to be of an early version, which did not count the values of exact tensors */
+    bool counted; /* known not to be of an early version; those did not count values of exact tensors */
 } reference;
 
 static void open_reference(reference *r, const ckd_save *save) {
@@ -58,7 +58,10 @@ static ckd_status count_values(uint64_t *count, reference *r, const view_tensor 
     return status;
 }
 
-/* Returns the tensor of the reference; NULL: it has none of this name and shape. A larger mask has more infinities. */
+/*
+ * Returns the reference's tensor of this name and shape; NULL: none. The shape must be equal because a larger mask has
+ * more infinities.
+ */
 static const view_tensor *find_before(const reference *r, const view_tensor *t) {
     const view_tensor *before = r->view ? view_find(r->view, t->tensor->name) : NULL;
     bool same = before && before->shape->ndim == t->shape->ndim &&
@@ -66,7 +69,7 @@ static const view_tensor *find_before(const reference *r, const view_tensor *t) 
     return same ? before : NULL;
 }
 
-/* Have more values of the tensor, of which `now` are not finite, become so since the reference? */
+/* Has the tensor more values that are not finite (`now` of them) than in the reference? */
 static bool has_grown(reference *r, const view_tensor *t, uint64_t now) {
     const view_tensor *before = find_before(r, t);
     if (!before) {
@@ -83,7 +86,7 @@ static bool has_grown(reference *r, const view_tensor *t, uint64_t now) {
     return now > then;
 }
 
-/* Where a checkpoint's values have become NaN or infinite. */
+/* The tensors of a checkpoint whose values have become NaN or infinite. */
 typedef struct finding {
     uint64_t tensors;
     const view_tensor *first; /* in the order saved */
@@ -118,7 +121,7 @@ void suspect_judge(suspect_verdict *out, const ckd_save *save, const view *v) {
     finding f = {.first = NULL};
     open_reference(&r, save);
     find(&f, &r, v, true);
-    r.counted = f.tensors > 0; /* then the verdict no longer depends on it */
+    r.counted = f.tensors > 0; /* the verdict no longer depends on `counted` */
     find(&f, &r, v, false);
     if (f.first) {
         out->reasons = CKD_SUSPECT_NONFINITE;

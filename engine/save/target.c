@@ -1,6 +1,6 @@
 /*
- * The target of a save: its run, its parent, and what happens if the step exists already. Also detects two launches
- * that save to one run by mistake.
+ * Determines the target of a save: its run, its parent, and the action if the step exists already. Also detects two
+ * launches that save to one run by mistake.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -102,7 +102,7 @@ static ckd_status newest_of(ckd_checkpoint *out, bool *found, catalog *c, const 
     return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
-/* Finds the run's newest step by the names of manifests: an unreadable manifest counts, as its name is taken. */
+/* Finds the run's newest step by the names of manifests. An unreadable manifest counts, because its name is taken. */
 static bool newest_step(uint64_t *step, const manifest_list *manifests, const char *run) {
     bool found = false;
     for (size_t i = 0; i < manifests->count; i++) {
@@ -345,8 +345,8 @@ ckd_status save_date(ckd_checkpoint *c, const ckd_save *save, ckd_error *err) {
 /* ---- another launch ---- */
 
 /*
- * A session's saves follow each other, so the run's newest checkpoint must be its own. Checked under the publish lock,
- * when a save begins and again before its manifest is published.
+ * The saves of a session form one sequence, so the run's newest checkpoint must be the session's own. Checked under the
+ * publish lock, when a save begins and again before its manifest is published.
  */
 static ckd_status find_newest(ckd_checkpoint *out, bool *found, const ckd_save *save, ckd_error *err) {
     return newest_of(out, found, save->store->catalog, save->target.run, UINT64_MAX, err);

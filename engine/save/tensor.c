@@ -71,8 +71,8 @@ uint64_t ckd_save_in_doubt(const ckd_save *save) {
 }
 
 /*
- * Finds the parameter to which the tensor belongs. If the given role differs from the name's, the name does not tell
- * the parameter either.
+ * Finds the parameter to which the tensor belongs. If the given role differs from the role that the name suggests, the
+ * name is not trusted for the parameter either.
  */
 static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd_tensor *t, ckd_error *err) {
     const record_tensor *tensor = context->tensor;
@@ -89,7 +89,7 @@ static ckd_status find_weight(tensor_context *context, ckd_save *save, const ckd
                                                            : role_name_family(tensor->name, length, &size);
     context->weight = weight;
     if (!weight || (weight != t->weight && weight + size == tensor->name + length)) {
-        return CKD_OK; /* the weight's name ends where the tensor's name does, and the save keeps that */
+        return CKD_OK; /* the weight's name is the end of the tensor's name, which the save keeps */
     }
     size = t->weight ? strlen(t->weight) : size;
     char *copy = arena_alloc(&save->registry.arena, size + 1);
@@ -285,7 +285,10 @@ static bool device_keeps_values(const ckd_save *save, const ckd_tensor *t) {
            save_fidelity(save, role) == CKD_EXACT;
 }
 
-/* Whether the store can still give what the device has of the parent. A parent of another shape is not used at all. */
+/*
+ * Whether the store still has intact records of the parent's values that the device has. A parent of another shape is
+ * not used at all.
+ */
 static bool parent_is_intact(ckd_save *save, const ckd_tensor *t, const ckd_region *region,
                              uint64_t elements) {
     const view *parent = save->sources.parent;
@@ -314,7 +317,7 @@ static ckd_status save_beside_parent(ckd_save *save, const ckd_tensor *t, const 
     values->parent_values = counts ? reference->memory : NULL;
     save->device.named_elements = 0;
     ckd_status status = save_region(save, t, err);
-    /* it will be known again, so nothing is a delta on it */
+    /* its blocks will be duplicates again, so no delta will need its values */
     bool already_saved = save->device.named_elements == values->elements;
     if (status == CKD_OK && !already_saved) {
         /* All blocks have been looked at. Values that are not cached now are decoded by the next save. */

@@ -10,13 +10,13 @@
 /* ---- choosing the parent ---- */
 
 /*
- * The next delta may make a tile's chain cost more than the load budget allows. Then the tile goes back to an ancestor
- * whose chain takes only this share of the budget. The delta on the ancestor is larger, but far smaller than a lossy
- * base. So lossy bases are rare, and loads stay bounded.
+ * The next delta may make a tile's chain cost more than the load budget allows. The tile is then coded against an
+ * ancestor whose chain takes only this share of the budget. The delta on the ancestor is larger, but far smaller than a
+ * lossy base. So lossy bases are rare, and loads stay bounded.
  *
- * Any of several such ancestors will do. All tiles prefer the same ones, whatever the rest of their chains, so that a
- * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as
- * random, but the same in every run.
+ * Usually several ancestors qualify. All tiles prefer the same ones, whatever their chains are otherwise, so that a
+ * load opens few checkpoints. They prefer the checkpoint with the smallest hash (lot_of), which is as good as random,
+ * but the same in every run.
  */
 #define LIGHT        0.09
 #define LIGHT_CHOICE 8 /* ancestors to choose among */
@@ -89,8 +89,9 @@ static bool ranks_before(const tile_parent *a, const tile_parent *b) {
 }
 
 /*
- * Whether all of the tile can be read. The parent's manifest names only files that a load of the parent reads. Where
- * the parent's block stands alone, the ancestor's block, or what it builds on, may be in others.
+ * Whether all of the tile can be read. The parent's manifest names only files that a load of the parent reads. If the
+ * parent's block builds on nothing, the ancestor's block and the records below it may be in files that it does not
+ * name.
  */
 static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
                      const tensor_context *context) {
@@ -99,8 +100,8 @@ static bool has_tile(const tile_parent *p, ckd_save *save, const lossy_tile *t,
 }
 
 /*
- * Goes from the parent, whose chain is not light, back to an ancestor with a light one. If there is none, to the
- * oldest.
+ * Goes back from the parent, whose chain is not light, to an ancestor with a light chain; if there is none, to the
+ * oldest ancestor.
  */
 static void choose_ancestor(tile_parent *p, ckd_save *save, const lossy_tile *t,
                             const tensor_context *context, const load_cost *base) {
@@ -204,7 +205,7 @@ static ckd_status begin_on_device(ckd_save *save, lossy_tile *t, const lossy_dev
             return err_nomem(err, sizeof(*all->device), "a tile of a tensor");
         }
     }
-    t->input.device = all->device; /* even if the call below fails: the device must be left again */
+    t->input.device = all->device; /* set even if the call below fails, so that the tile leaves the device */
     return lossy_device_begin(all->device, t, values, err);
 }
 

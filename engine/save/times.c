@@ -7,7 +7,7 @@
 
 void save_stage_add(save_stage *stage, uint64_t ns) {
     uint64_t now = clock_monotonic_ns();
-    /* threads end in another order than they began */
+    /* threads may end in another order than they began */
     if (stage->begun_ns == 0 || now - ns < stage->begun_ns) {
         stage->begun_ns = now - ns;
     }
@@ -41,7 +41,7 @@ void save_put_times(rank_part *to, const ckd_save *save) {
     to->began_ns = clock_wall_ns() - (clock_monotonic_ns() - origin);
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
         const save_stage *times = stages[i].times;
-        /* a stage that seems to begin before the rank does: the clock ran on while its times were added up */
+        /* a stage may seem to begin before its rank, because the clock ran on while its times were added up */
         if (times->begun_ns) {
             uint64_t begin = times->begun_ns > origin ? times->begun_ns - origin : 0;
             uint64_t end = times->ended_ns > origin ? times->ended_ns - origin : 0;
@@ -79,8 +79,8 @@ static uint64_t end_of(const save_rank *rank) {
 }
 
 /*
- * When a rank began, in ns since 1970 by the coordinator's clock. The rank's own clock may differ. If its part seems
- * to be ready after all parts had arrived, or more than an hour before, it is taken as ready just then.
+ * When a rank began, in ns since 1970 by the coordinator's clock. The rank's own clock may differ. If its part seems to
+ * be ready after all parts had arrived, or more than an hour before, it counts as ready at the moment of arrival.
  */
 static uint64_t begin_of(const save_rank *rank, uint64_t publish_ns) {
     const uint64_t hour = UINT64_C(3600000000000);

@@ -1,6 +1,4 @@
-/*
- * Reads the values of a block: from the memory of the caller or through its read function, or later from a device.
- */
+/* Reads the values of a block: from the caller's memory, through the caller's read function, or later from a device. */
 #include "engine/device/device.h"
 #include "engine/save/internal.h"
 

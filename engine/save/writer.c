@@ -1,17 +1,18 @@
 /*
- * Writes encoded blocks into the chunk file. A block is registered first, in order (order.c: save_register_block):
- * later blocks then know it. Its bytes may then be written by any thread, in order.
+ * Writes encoded blocks into the chunk file. A block is first registered, in order (order.c: save_register_block), so
+ * that later blocks know it. Its bytes may then be written by any thread, in order.
  *
- * Also makes space for a save on a disk that is nearly full. A failed write into the chunk file cannot be repeated, as
- * the values of earlier tensors are gone. So materialized copies are removed before the disk is full. Small files
- * that did not fit are written again, as new files. If the file system does not foretell its limit (quotas, some
- * network file systems), the save fails. But the copies are gone then, and the next save has their space.
+ * Also makes space for a save on a disk that is nearly full. A failed write into the chunk file cannot be repeated,
+ * because the values of earlier tensors are gone. So materialized copies are removed before the disk is full. Small
+ * files that did not fit are written again, as new files. Some file systems do not report how much space is left
+ * (quotas, some network file systems). There the save fails, but it has removed the copies, and the next save has their
+ * space.
  */
 #include "engine/store/store.h"
 #include "engine/save/internal.h"
 
 #define HEADER_BYTES 512u /* of a record, roughly, without its tensor's name */
-/* Besides the blocks: 1 MiB of each file that is buffered and not on the disk yet; manifest, intents, catalog. */
+/* Space for everything besides the blocks: 1 MiB of each file that is still buffered; manifest, intents, catalog. */
 #define SLACK (UINT64_C(4) << 20)
 
 void save_append_free(save_append *a) {
@@ -253,7 +254,7 @@ bool save_make_room(ckd_save *save, ckd_status status) {
     return status == CKD_E_NOSPACE && save_drop_copies(save);
 }
 
-/* An answer about free space holds for so long, and for so many more bytes, if there is much more space than that. */
+/* An answer about free space remains valid for this time and this many bytes, if there is much more space than that. */
 #define ANSWER_NS    UINT64_C(1000000000)
 #define ANSWER_BYTES (UINT64_C(64) << 20)
 

@@ -16,7 +16,7 @@ static void disconnect(ckd_session *s) {
     s->agent.connected = s->agent.joint = false;
 }
 
-/* The agent has gone, or shows no sign of life. It saves the states that it holds when it can. */
+/* Called when the agent has gone or shows no sign of life. It will save the states that it holds when it can. */
 static void give_up(ckd_session *s, ckd_status status, const ckd_error *why) {
     disconnect(s);
     store_message(s->saver.store, "%s: this session saves by itself from now on",
@@ -30,7 +30,7 @@ static const char *wanted(const ckd_session *s) {
     return where && where[0] && strcmp(where, "0") != 0 ? where : NULL;
 }
 
-/* The agent may just have saved what the launch before this one left in memory, which the catalog then lists. */
+/* The agent may just have saved a state that the previous launch left in memory. The catalog must then list it. */
 static ckd_status connect_to(ckd_session *s, const char *where, ckd_error *err) {
     char path[LOCAL_PATH_MAX + 1];
     const ckd_ranks_options *ranks = s->options.ranks;
@@ -42,7 +42,7 @@ static ckd_status connect_to(ckd_session *s, const char *where, ckd_error *err) 
     return status;
 }
 
-/* All ranks have an agent, or none uses one: a checkpoint is made by all agents, or by all sessions. */
+/* Either all ranks use an agent or none does, because a checkpoint is made either by all agents or by all sessions. */
 static ckd_status agree_on_agents(ckd_session *s, ckd_status own, ckd_error *why, ckd_error *err) {
     ckd_id group = {{0}};
     s->agent.timeout_ms = s->options.ranks->timeout_ms;
@@ -53,7 +53,7 @@ static ckd_status agree_on_agents(ckd_session *s, ckd_status own, ckd_error *why
     s->agent.joint = status == CKD_OK;
     s->agent.group = group;
     (void)store_refresh_catalog(s->saver.store,
-                                NULL); /* rank 0's agent may have stored what others' memory had */
+                                NULL); /* rank 0's agent may have stored states from the memory of others */
     return status;
 }
 
@@ -73,7 +73,7 @@ ckd_status session_agent_open(ckd_session *s, ckd_error *lost) {
     return s->saver.ranks ? ranks_check(s->saver.ranks, lost) : CKD_OK;
 }
 
-/* An agent that lives, and could not store what only other nodes have, goes on trying. */
+/* A living agent that could not store states which only other nodes have goes on trying. */
 static ckd_status say_goodbye(ckd_session *s, ckd_error *err) {
     slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;
     slot_reply reply;
@@ -119,7 +119,10 @@ void session_agent_free(ckd_session *s, bool in_child) {
     s->agent.count = 0;
 }
 
-/* Once an answer is missed, the next one may be that one, late. Ranks find out at their next save. */
+/*
+ * After a missing answer, the next answer to arrive may be that one, late. So the link is broken. Ranks find out at
+ * their next save.
+ */
 static ckd_status ask(slot_message *answer, slot_reply *reply, ckd_session *s, const slot_message *request,
                       ckd_error *err) {
     *answer = (slot_message){.fd_count = 0};
@@ -196,7 +199,9 @@ static ckd_status join(ckd_session *s, ckd_error *err) {
     return status;
 }
 
-/* No agent waits for one whose session has got no memory: they join once all have. */
+/*
+ * Agents join their group only once all sessions have memory, so that none waits for an agent whose session got none.
+ */
 static ckd_status take_memory_jointly(ckd_session *s, uint32_t count, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status own = take_memory(s, count, &why);
@@ -208,7 +213,7 @@ static ckd_status take_memory_jointly(ckd_session *s, uint32_t count, ckd_error 
     return ranks_agree(s->saver.ranks, own, &why, NULL, 0, err);
 }
 
-/* Under shared.mutex. Without memory of the agent's, the session notes it when it gets some. */
+/* Under shared.mutex. If the session has no memory of the agent yet, it marks the doubt when it gets some. */
 static void note_doubt(ckd_session *s) {
     if (s->agent.first && s->agent.probation.failed) {
         slot_doubt(s->agent.first, &s->agent.probation.of);
@@ -266,7 +271,7 @@ static void set_text(char *to, uint8_t *has, size_t size, const char *text) {
 static void make_request(slot_request *r, ckd_session *s, const save_stage *copied, bool one_step) {
     const launch_record *launch = &s->saver.launch;
     uint8_t has_run;
-    memset(r, 0, sizeof(*r)); /* the padding, too: it is hashed */
+    memset(r, 0, sizeof(*r)); /* clears the padding, too, because it is hashed */
     memcpy(&r->options, &s->save, sizeof(r->options));
     set_text(r->run, &has_run, sizeof(r->run), s->save.run);
     set_text(r->parent_run, &r->has_parent, sizeof(r->parent_run), s->save.parent_run);
@@ -293,7 +298,7 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
     }
     uint8_t first = found; /* rank 0's, for all */
     if (ranks_agree(s->saver.ranks, CKD_OK, NULL, &first, sizeof(first), NULL) != CKD_OK) {
-        return found && ranks_check(s->saver.ranks, NULL) != CKD_OK; /* no rank saves anything any more */
+        return found && ranks_check(s->saver.ranks, NULL) != CKD_OK; /* no rank can save anything any more */
     }
     if (first && !found) {
         *saved = (ckd_checkpoint){.id = *id, .step = s->save.step};
@@ -302,7 +307,10 @@ bool session_agent_find_saved(ckd_checkpoint *saved, ckd_session *s, const ckd_i
     return first;
 }
 
-/* Agents of several ranks save under one id, which all ranks compute: those that die may not have talked before. */
+/*
+ * Agents of several ranks save under one id. Each rank computes it, because ranks that die may not have talked to each
+ * other before.
+ */
 static ckd_status next_id(ckd_id *out, ckd_session *s, ckd_error *err) {
     struct {
         ckd_id group;
@@ -320,7 +328,7 @@ static ckd_status next_id(ckd_id *out, ckd_session *s, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Makes the slot good, once it is copied. */
+/* Makes the slot good once the state is copied. */
 static ckd_status publish(shared_slot *to, ckd_session *s, session_slot *from, const ckd_id *id,
                           bool one_step, ckd_error *err) {
     save_stage copied;
@@ -354,8 +362,8 @@ static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shar
 }
 
 /*
- * If a rank's agent is lost, or cannot talk to the others any more (STATE), no rank goes on with its own. All have
- * their answers then, so an agent that lives commits nothing later.
+ * If the agent of one rank is lost, or can no longer talk to the others (STATE), no rank goes on with its own agent. By
+ * then all ranks have their answers, so a living agent commits nothing later.
  */
 static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *answer) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, err;
@@ -390,15 +398,15 @@ bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *
     if (*status != CKD_OK && !s->agent.joint) {
         return true;
     }
-    /* also of a slot that is not good: the other ranks' agents must not wait for it */
+    /* asks even if the slot is not good, because the other ranks' agents must not wait for it */
     ckd_status answered = ask_for_save(saved, s, to, &why);
     if (!agents_are_lost(s, answered, &why)) {
         *status = *status == CKD_OK ? err_from(err, answered, &why) : *status;
         return true;
     }
     /*
-     * A save may have been committed, or still be. If not, the session saves the same state itself. A store has one
-     * checkpoint of an id, so of two saves one succeeds.
+     * The save may have been committed, or may still be. Otherwise the session saves the same state itself. A store has
+     * only one checkpoint of an id, so only one of two saves succeeds.
      */
     *status = CKD_OK;
     if (session_agent_find_saved(saved, s, &id)) {
@@ -442,7 +450,7 @@ static ckd_status copy_items(bool *found, ckd_session *s, const shared_slot *fro
     return status;
 }
 
-/* Errors: NOT_FOUND, and all others of which the user should know. */
+/* Errors: NOT_FOUND, and errors that the user should be told of. */
 static ckd_status take_values(bool *found, ckd_session *s, const ckd_checkpoint *from, ckd_error *err) {
     slot_message request = {.kind = SLOT_RECALL}, answer;
     slot_reply reply;
@@ -481,7 +489,7 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
     ckd_error err;
     bool found = false;
     ckd_status status = take_values(&found, s, from, &err);
-    if (s->agent.link.broken && !s->agent.joint) { /* of ranks, the next save finds it */
+    if (s->agent.link.broken && !s->agent.joint) { /* with ranks, the next save notices it */
         give_up(s, status, &err);
     } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(s->saver.store,
@@ -491,7 +499,10 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
     return status == CKD_OK && found;
 }
 
-/* All ranks take their values from memory, or none does: stored ones may be lossy, and replicas must not differ. */
+/*
+ * Either all ranks take their values from memory or none does. Stored values may be lossy, and replicas must not
+ * differ.
+ */
 bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool tries) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pthread_mutex_lock(&s->shared.mutex);
@@ -514,14 +525,14 @@ bool session_agent_restore(ckd_session *s, const ckd_checkpoint *from, bool trie
 }
 
 /*
- * The values had their hashes, so memory has kept them. They may have been damaged before they were hashed, or while
- * the trainer took them over.
+ * The values matched their hashes, so they did not change in the agent's memory. But they may have been damaged before
+ * they were hashed, or while the trainer took them over.
  */
 void session_agent_doubt(ckd_session *s, uint64_t step) {
     pthread_mutex_lock(&s->shared.mutex);
     uint64_t from = s->agent.probation.step;
     bool doubts = s->agent.probation.lasts && step <= from + PROBATION_STEPS;
-    if (doubts) { /* an alarm of a later step may come first */
+    if (doubts) { /* the alarm of a later step may be raised first */
         s->agent.probation.lasts = false;
         s->agent.probation.failed = true;
         note_doubt(s);

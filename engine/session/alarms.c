@@ -1,6 +1,6 @@
 /*
  * Alarms: figures of a session that are unlike those before. An alarm is a message, a count in the session's state, and
- * one in the slot of this process in the supervisor's memory. It marks nothing, and ends nothing.
+ * one in the slot of this process in the supervisor's memory. It marks no checkpoint, and ends nothing.
  */
 #include "engine/session/alarms.h"
 
@@ -14,7 +14,7 @@
 
 #define WEIGHTS_MAX     (UINT64_C(16) << 20) /* bytes of the weights that are compared */
 #define WEIGHTS_SLICE   4096
-#define STEPS_UNCHANGED 8 /* scalers of mixed precision leave out some steps in a row */
+#define STEPS_UNCHANGED 8 /* loss scalers of mixed precision may skip some steps in a row */
 
 __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ckd_alarm what, uint64_t step,
                                                               const char *format, ...) {
@@ -82,8 +82,8 @@ static bool is_weight(const session_item *item) {
 }
 
 /*
- * Returns false if the snapshot has no weights, or some on a device: those that are not may be frozen. Large weights
- * are sampled: every nth slice counts.
+ * Returns false if the snapshot has no weights, or has some on a device: the others may be frozen. Large weights are
+ * sampled by every nth slice.
  */
 static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
     uint64_t total = 0;
@@ -106,7 +106,7 @@ static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_s
     return total > 0;
 }
 
-/* Weights that were trained before, and are trained no more: a frozen optimizer, or a rank that is stuck. */
+/* Raises an alarm if weights that were trained before no longer change: the optimizer is frozen, or a rank is stuck. */
 static void judge_weights(ckd_session *s, const session_slot *slot) {
     save_alarms *a = &s->saver.alarms;
     uint64_t weights;
@@ -132,7 +132,8 @@ static void judge_weights(ckd_session *s, const session_slot *slot) {
 /* ----------------------------------------------------------------------------------------- the size and the time */
 
 /*
- * Saves that are less far apart differ less, so a small one of these says nothing, nor does a large one farther apart.
+ * Saves that are closer together differ less. So a small delta after a short distance means nothing, nor does a large
+ * one after a long distance.
  */
 static void judge_size(ckd_session *s, const session_slot *slot, const ckd_checkpoint *saved) {
     save_alarms *a = &s->saver.alarms;
@@ -201,7 +202,7 @@ void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_chec
 
 void session_alarms_restored(ckd_session *s, uint64_t step) {
     save_alarms *a = &s->saver.alarms;
-    s->trainer.alarms = (metric_alarms){.observed = step}; /* the loss of an earlier step is higher */
+    s->trainer.alarms = (metric_alarms){.observed = step}; /* an earlier step has a higher loss */
     a->last_step = 0;
     a->has_weights = a->has_changed = a->unchanged = false;
 }

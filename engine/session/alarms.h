@@ -8,7 +8,7 @@
 struct ckd_session;
 struct session_slot;
 
-/* The trainer's thread has this. */
+/* Only the trainer's thread uses this. */
 typedef struct metric_alarms {
     sensor_history metric;
     uint64_t observed; /* the last step whose metric was judged; 0: none */
@@ -30,7 +30,7 @@ typedef struct save_times {
     uint64_t apart_ns;                      /* pauses, and waits for the trainer */
 } save_times;
 
-/* After a restore of this step: the next save does not follow the last one. */
+/* Called after a restore of this step: the next save does not continue from the last one. */
 void session_alarms_restored(struct ckd_session *s, uint64_t step);
 /* Judges the metric of a step, once. */
 void session_judge_metric(struct ckd_session *s, uint64_t step, double metric);

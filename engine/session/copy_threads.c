@@ -12,7 +12,7 @@ struct copy_threads {
     uint32_t active;       /* threads that are copying it */
     bool ending, reported; /* reported: `began` was called for the current snapshot */
     bool held;             /* training needs the processors */
-    bool urgent;           /* the current snapshot is copied all the same */
+    bool urgent;           /* the current snapshot is copied even while threads are held */
     copy_started_fn began;
     void *context;
     uint32_t count;
@@ -27,7 +27,7 @@ static void wait_while_held(copy_threads *c) {
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* Waits before each slice, with none in hand: a fence never waits for a thread that is held. */
+/* Waits before it takes a slice, so that a fence never waits for a thread that is held. */
 static void copy_slices(copy_threads *c, snapshot *s) {
     do {
         wait_while_held(c);
@@ -44,7 +44,10 @@ static void *copy_main(void *context) {
             pthread_cond_wait(&c->work, &c->mutex);
             continue;
         }
-        /* It is not active yet: a thread that begins the next snapshot may hold what `began` waits for. */
+        /*
+         * The thread is not active yet, because the thread that begins the next snapshot may hold a lock that `began`
+         * waits for.
+         */
         if (!c->reported) {
             c->reported = true;
             pthread_mutex_unlock(&c->mutex);
@@ -93,9 +96,9 @@ ckd_status copy_threads_start(copy_threads **out, uint32_t threads, copy_started
 
 void copy_threads_begin(copy_threads *c, snapshot *s, bool may_be_held) {
     pthread_mutex_lock(&c->mutex);
-    c->urgent = true; /* threads that are held have nothing to do for the last one any more */
+    c->urgent = true; /* held threads have nothing left to do for the last snapshot */
     pthread_cond_broadcast(&c->work);
-    while (c->active > 0) { /* they find nothing left of the last one */
+    while (c->active > 0) { /* they find no slice left of the last snapshot */
         pthread_cond_wait(&c->idle, &c->mutex);
     }
     snapshot_start(s);

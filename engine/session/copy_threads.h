@@ -21,7 +21,7 @@ void copy_threads_begin(copy_threads *c, snapshot *s, bool may_be_held);
 void copy_threads_wake(copy_threads *c);
 /* While `held`, threads take up no further slice of a snapshot that may be held. Callable from any thread. */
 void copy_threads_hold(copy_threads *c, bool held);
-/* The current snapshot is waited for: it is copied even while the threads are held. */
+/* Somebody waits for the current snapshot, so the threads copy it even while they are held. */
 void copy_threads_hurry(copy_threads *c);
 /*
  * Ends the threads. Their snapshot must be copied. In a child of the process that started them it only frees memory.

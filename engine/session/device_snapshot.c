@@ -309,7 +309,7 @@ device_snapshot_size device_snapshot_sizes(const device_snapshot *s) {
  * as many blocks as the largest. Copies over the bus do not share launches; they would keep kernels busy for long.
  */
 
-/* Returns where a source is copied to first. */
+/* Returns the first destination of a source's copy. */
 static uint8_t *copy_of(const device_snapshot *s, size_t i) {
     const source_place *p = &s->places[i];
     const snapshot_part *part = p->part;

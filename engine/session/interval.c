@@ -7,7 +7,7 @@
 #define CLEAN_ENOUGH     4   /* iterations without a save before their mean is trusted */
 #define CLEAN_MEMORY     64  /* the mean forgets iterations older than about this many */
 #define COST_MEMORY      0.5 /* weight of the previous expected cost when a new cost is known */
-#define ACCOUNT_COSTS    1.0 /* unspent time is capped at this many saves: no bursts after a pause */
+#define ACCOUNT_COSTS    1.0 /* cap on unspent time, in costs of a save: prevents bursts after a pause */
 #define PAUSE_STEPS      8   /* An iteration of at least this many steps' time, */
 #define PAUSE_S          1   /* and this many seconds, contains something else: a validation, a debugger. */
 #define PAUSES_MAX       4   /* consecutive ones */
@@ -40,7 +40,7 @@ static void add_clean(interval *v, double seconds) {
         if (++v->pauses < PAUSES_MAX) {
             return;
         }
-        v->clean = WARM_UP + 1; /* not pauses: iterations have become longer */
+        v->clean = WARM_UP + 1; /* these are no pauses: iterations have become longer */
         v->step_s = 0;
         samples = 1;
     }

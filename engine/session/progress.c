@@ -1,4 +1,4 @@
-/* How far training is, in memory that the supervisor of this process has made. */
+/* Reports the progress of training in memory that the supervisor of this process has made. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ _Static_assert(sizeof(ckd_progress_header) <= CKD_PROGRESS_SLOTS_AT, "the slots 
 
 /* Attached once per process; a forked child has inherited it. */
 static ckd_progress_header *segment;
-/* The slot of the process that took it last: of a parent, in a forked child. */
+/* The slot taken last; in a forked child it may be the parent's. */
 static ckd_progress_slot *taken;
 
 static ckd_progress_slot *own_slot(void) {
@@ -50,7 +50,7 @@ static bool is_expected(const ckd_progress_header *h, uint64_t size, uint64_t to
            h->slot_count <= (size - CKD_PROGRESS_SLOTS_AT) / sizeof(ckd_progress_slot);
 }
 
-/* Attaching to a segment has no effect on it, so a wrong one may be looked at. */
+/* Attaching to a segment does not change it, so looking at a wrong one is harmless. */
 static ckd_progress_header *attach(void) {
     const char *name = secure_getenv("CKPTDELTA_PROGRESS");
     int id, end = 0;
@@ -87,7 +87,7 @@ static ckd_progress_slot *take_slot(ckd_progress_header *h) {
     return NULL;
 }
 
-/* If two threads of a process are here at once, one of them leaves its slot as that of a process that has ended. */
+/* If two threads of a process do this at the same time, one of them leaves its slot behind, marked as ended. */
 static ckd_progress_slot *take_own(void) {
     ckd_progress_slot *before = __atomic_load_n(&taken, __ATOMIC_ACQUIRE);
     ckd_progress_header *h = __atomic_load_n(&segment, __ATOMIC_ACQUIRE);
@@ -136,7 +136,7 @@ int ckd_progress_begin(const char *run, uint32_t rank) {
 
 /* ------------------------------------------------------------------------------------------------------ writing */
 
-/* A step takes the time since the last one, unless training has restarted in between. */
+/* Records the duration of a step: the time since the last one. Not called if training has restarted in between. */
 static void time_step(ckd_progress_slot *slot, uint64_t now) {
     uint64_t since = READ(slot->step_ns) + READ(slot->apart_ns), timed = READ(slot->timed);
     uint64_t ms = now > since ? (now - since) / 1000000 : 0;
@@ -170,7 +170,7 @@ void ckd_progress_step(uint64_t step) {
     WRITE(slot->step, step);
     WRITE(slot->step_ns, now);
     __atomic_store_n(&slot->steps, steps + 1,
-                     __ATOMIC_RELEASE); /* the first step is there before it is counted */
+                     __ATOMIC_RELEASE); /* the first step's fields are set before it is counted */
 }
 
 ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {

@@ -75,7 +75,7 @@ static bool conflict(const session_item *a, const session_item *b) {
            (a->bytes > 0 && b->bytes > 0 && regions_overlap(&g, &first, &second));
 }
 
-/* Every save would find this error, and fail. */
+/* Refuses items that would make every save fail. */
 static ckd_status check_new(const session_item *item, const ckd_session *s, ckd_error *err) {
     const char *name = item->tensor.name;
     for (size_t i = name_place(s, name); s->names[i]; i = (i + 1) % s->name_capacity) {
@@ -126,8 +126,8 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
 }
 
 /*
- * Copies the description, which the caller owns only during the call. A missing backend, or an address that is not the
- * device's, thus shows now rather than at the first save.
+ * Copies the description, which the caller owns only during the call. A missing backend, or an address of another
+ * device, is thus reported now rather than at the first save.
  */
 static ckd_status take_device(session_item *item, ckd_error *err) {
     const ckd_device *from = item->tensor.device;
@@ -196,7 +196,7 @@ static void report_doubts(ckd_session *s, size_t count, const char *first) {
     pthread_mutex_unlock(&s->saver.store_turn);
 }
 
-/* Ranks hold different tensors but must agree on roles. With ranks, each name is therefore taken by itself. */
+/* Ranks hold different tensors but must agree on roles. With ranks, the role therefore depends on each name alone. */
 ckd_status session_find_roles(ckd_session *s, bool lossy, ckd_error *err) {
     if (s->saver.ranks) {
         return CKD_OK;

@@ -70,7 +70,7 @@ static bool has_bytes(const ckd_session *s) {
     return found;
 }
 
-/* in_memory: the values were taken from there. Bytes are rank 0's, whatever the other ranks have. */
+/* in_memory: the values were taken from the agent's memory. Registered bytes are rank 0's on all ranks. */
 static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, bool in_memory, ckd_error *err) {
     if (in_memory && (s->save.rank == 0 || !has_bytes(s))) {
         return CKD_OK;
@@ -95,7 +95,7 @@ static ckd_status load_into(ckd_session *s, const ckd_checkpoint *from, bool in_
 }
 
 /*
- * Makes later saves record that they were resumed from it. The next one is a delta on it, in a branch if the run has
+ * Makes later saves record that they were resumed from it. The next save is a delta on it, in a branch if the run has
  * gone further.
  */
 static void resume_from(ckd_session *s, const ckd_checkpoint *from, const ckd_id *newest) {
@@ -125,8 +125,8 @@ static bool is_candidate(const ckd_checkpoint_list *list, size_t i, uint64_t ste
 /*
  * Finds the checkpoint that was committed last (at `step`, unless that is CKD_LATEST). It looks in the requested run
  * and in branches (RUN~2, ...) that continued the run after a restore of an older step. In a run the highest step is
- * the newest: the clock may have been set back. Between runs only the times of their newest checkpoints can decide,
- * because abandoned steps may be higher. A save is dated later than these (save_date).
+ * the newest: the clock may have been set back. Between runs only the dates of their newest checkpoints can decide,
+ * because abandoned steps may be higher. save_date dates each save later than these.
  */
 static ckd_status find_last(ckd_checkpoint *out, ckd_session *s, uint64_t step, ckd_error *err) {
     char own_root[CKD_RUN_MAX + 1], root[CKD_RUN_MAX + 1];
@@ -175,8 +175,8 @@ static ckd_status find_step(ckd_checkpoint *out, ckd_session *s, uint64_t step, 
 }
 
 /*
- * If options allow it and there is an older checkpoint, sets *from to it and returns true. If not, the caller keeps the
- * error of the damaged one.
+ * If options allow it and there is an older checkpoint, sets *from to it and returns true. Otherwise the caller keeps
+ * the error of the damaged checkpoint.
  */
 static bool take_older(ckd_checkpoint *from, const ckd_session *s, const ckd_error *why) {
     ckd_checkpoint older;
@@ -231,7 +231,7 @@ typedef struct place {
 
 static ckd_status find_place(place *out, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_checkpoint newest;
-    /* the previous launch may have died after this one opened the store, and before its last save was in the catalog */
+    /* the previous launch may have died after this one opened the store, with its last save not in the catalog */
     ckd_status status = store_refresh_catalog(s->saver.store, err);
     THEN(status, step == CKD_LATEST ? find_latest(&out->from, s, err) : find_step(&out->from, s, step, err));
     THEN(status, ckd_store_find(&newest, s->saver.store, out->from.run, CKD_LATEST, err));
@@ -273,8 +273,8 @@ static ckd_status take_place(place *out, ckd_session *s, const uint8_t chosen[PL
 }
 
 /*
- * Rank 0 chooses, as ranks may see different states of the store: one that is being saved to, on a network file system.
- * No rank goes on before all have loaded that checkpoint.
+ * Rank 0 chooses, because ranks may see different states of a store on a network file system while it is being saved
+ * to. No rank goes on before all have loaded that checkpoint.
  */
 static ckd_status load_together(place *p, ckd_session *s, uint64_t step, ckd_error *err) {
     ckd_ranks *ranks = s->saver.ranks;
@@ -338,7 +338,7 @@ ckd_status ckd_session_restore(ckd_checkpoint *from, ckd_session *s, uint64_t st
     if (status == CKD_OK) {
         session_alarms_restored(s, found.step);
         s->trainer.last_step =
-            found.step; /* the next step must be higher; a trainer that went back starts over */
+            found.step; /* the next step must be higher than this one, even if training went back */
         s->trainer.left_ns = 0;
         if (from) {
             *from = found;

@@ -1,6 +1,6 @@
 /*
  * The saver thread. It opens the store, so that the store's workers inherit its priority, and makes checkpoints of
- * snapshots. It saves tensors that are copied while others are still being copied.
+ * snapshots. It saves tensors as soon as they are copied, while others are still being copied.
  */
 #include "engine/session/session.h"
 
@@ -151,7 +151,7 @@ static ckd_status save_items(ckd_session *s, session_slot *slot, const ckd_plan 
                              bool one_step, ckd_error *err) {
     ckd_status status = session_device_check(s, slot, err);
     size_t tensors = 0;
-    /* the snapshot's; its slot is not staged again before the save has ended */
+    /* they are the snapshot's, whose slot is not staged again before the save has ended */
     save->input.buffers_are_stable = true;
     for (size_t i = 0; i < s->item_count && status == CKD_OK; i++) {
         const session_item *item = &s->items[i];
@@ -190,7 +190,10 @@ ckd_status session_await_fence(save_stage *copied, ckd_session *s, session_slot 
                 : CKD_OK;
 }
 
-/* A run that has gone further belongs to another training, unless it was restored from, or a branch was requested. */
+/*
+ * A run that has gone further belongs to another training run, unless this one was restored from it or a branch was
+ * requested.
+ */
 static ckd_status look_whether_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_checkpoint newest;
     if (s->on_duplicate != CKD_DUPLICATE_ERROR ||
@@ -205,7 +208,7 @@ static ckd_status look_whether_run_is_new(ckd_session *s, const session_slot *sl
         s->run, (unsigned long long)newest.step);
 }
 
-/* Ranks look at different times. If one refuses the save, the others must not wait for its part. */
+/* Ranks check this at different times. If one refuses the save, the others must not wait for its part. */
 static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     pthread_mutex_lock(&s->shared.mutex);
@@ -374,7 +377,8 @@ static void save_staged(ckd_session *s, session_slot *slot) {
 /* ---------------------------------------------------------------------------------------------------- the thread */
 
 /*
- * The run's newest checkpoint at this time is not another launch's doing. Only rank 0 follows; other ranks rely on it.
+ * The run's newest checkpoint at this time does not count as another launch's. Only rank 0 checks; other ranks rely on
+ * it.
  */
 static void begin_launch_check(ckd_session *s) {
     ckd_checkpoint newest;

@@ -92,7 +92,7 @@ bool sensor_observe(sensor_reading *reading, sensor_history *h, const sensor_rul
     sensor_reading r = sensor_judge(h, rule, value);
     bool alarmed = r.verdict > SENSOR_NORMAL, first = alarmed && !h->alarmed;
     h->alarmed = alarmed;
-    if (isfinite(value)) { /* also one that is unlike the others: if it stays, it becomes normal */
+    if (isfinite(value)) { /* even if it is unlike the others: a lasting change becomes normal */
         h->values[h->count++ % SENSOR_WINDOW] = value;
     }
     if (reading) {

@@ -1,8 +1,8 @@
 /*
  * Is a figure unlike those before it? Pure arithmetic, without a clock. Internal to engine/.
  *
- * The median of the last figures says what is normal, and their median absolute deviation (MAD) how much they vary.
- * Both stay as they are if up to half of the figures are outliers.
+ * The median of the last figures is what counts as normal. Their median absolute deviation (MAD) is how much they vary.
+ * Outliers hardly change either, as long as they are less than half of the figures.
  */
 #ifndef ENGINE_SENSORS_H
 #define ENGINE_SENSORS_H
@@ -20,8 +20,8 @@ typedef struct sensor_history {
 
 /* A figure is unlike the others if it is farther from their median than each of these. */
 typedef struct sensor_rule {
-    uint32_t window;     /* so many of the last figures count: fewer follow a trend more closely */
-    uint32_t warm_up;    /* so many figures are needed */
+    uint32_t window;     /* how many of the last figures count; fewer follow a trend more closely */
+    uint32_t warm_up;    /* how many figures are needed for a verdict */
     bool high, low;      /* the sides on which a figure is bad */
     double deviations;   /* MADs */
     double above, below; /* shares of the median */
@@ -33,20 +33,20 @@ typedef enum sensor_verdict {
     SENSOR_NORMAL = 1,
     SENSOR_HIGH = 2,
     SENSOR_LOW = 3,
-    SENSOR_NO_NUMBER = 4 /* NaN; also an infinity, if it is on no bad side or there are too few figures */
+    SENSOR_NO_NUMBER = 4 /* NaN; also an infinity on no bad side, or before the warm-up has ended */
 } sensor_verdict;
 
 typedef struct sensor_reading {
     sensor_verdict verdict;
     double median;
-    double limit; /* where the figure would have been normal; of a normal one, the upper limit */
+    double limit; /* the limit that the figure exceeds; for a normal figure, the upper limit */
 } sensor_reading;
 
-/* Infinities are on one of the sides. */
+/* Judges a figure. An infinity is high or low by its sign. */
 sensor_reading sensor_judge(const sensor_history *history, const sensor_rule *rule, double value);
 /*
- * Judges a figure and adds it to the history. Returns true if it is the first of those in a row that are unlike the
- * others. reading: may be NULL.
+ * Judges a figure and adds it to the history. Returns true if it is unlike the others and the one before it was not.
+ * reading: may be NULL.
  */
 bool sensor_observe(sensor_reading *reading, sensor_history *history, const sensor_rule *rule, double value);
 /* The median of the history; 0: it is empty. */
@@ -54,7 +54,10 @@ double sensor_median(const sensor_history *history);
 
 /* The figures that a session watches. docs/run.md has the figures, and DECISIONS.md the reasons. */
 extern const sensor_rule sensor_size, sensor_time;
-/* By the name of the metric: a loss is bad if it is high, an accuracy if it is low, and any other on both sides. */
+/*
+ * Chooses the rule by the name of the metric. A loss is bad if it is high, an accuracy if it is low, and any other
+ * metric on both sides.
+ */
 sensor_rule sensor_metric(const char *name);
 
 #endif

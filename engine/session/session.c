@@ -124,7 +124,7 @@ static ckd_status copy_options(ckd_session *s, const char *path, const ckd_sessi
     interval_init(&s->trainer.interval, s->options.every_steps, s->options.every_s, s->options.overhead,
                   s->options.mtbf_s);
     if (s->options.ranks) {
-        s->trainer.interval.overhead = 0; /* ranks do not use the default either */
+        s->trainer.interval.overhead = 0; /* ranks do not use the default overhead either */
     }
     s->path = path ? strdup(path) : NULL;
     return s->path ? CKD_OK
@@ -159,7 +159,7 @@ static ckd_status start_saver(ckd_session *s, ckd_error *err) {
 /* Called by a copy thread when a snapshot has begun. */
 static void wake_saver(void *context) {
     ckd_session *s = context;
-    /* the thread that began the snapshot has counted it in `used` by the time this lock is taken */
+    /* once this lock is taken, the thread that began the snapshot has counted it in `used` */
     pthread_mutex_lock(&s->shared.mutex);
     pthread_cond_broadcast(&s->shared.changed);
     pthread_mutex_unlock(&s->shared.mutex);

@@ -65,7 +65,7 @@ typedef struct session_slot {
     uint64_t waited_ns; /* how long it waited for copies and the fence */
     uint64_t handed_ns; /* with ranks, when this rank had done its part; 0: it has not */
     bool fenced; /* the trainer has released it: it is complete and of one step, and its stall is known */
-    bool torn;   /* it never becomes consistent: the save is dropped */
+    bool torn;   /* it can never become consistent, so the save is dropped */
     bool held;   /* its copies wait for idle time, until a fence */
 } session_slot;
 
@@ -109,8 +109,8 @@ typedef struct session_shared {
     uint32_t first, used; /* staged slots, as a ring */
     ckd_phase phase;
     bool idle_since_step; /* training has said since the last step that it is idle */
-    bool idles;           /* it did so between the two steps before */
-    bool idle_too_short;  /* a fence found that the last snapshot which waited for idle time was not copied */
+    bool idles;           /* it was idle at some time between the last two steps */
+    bool idle_too_short;  /* a fence found that the idle time had not sufficed to copy the last snapshot */
     uint32_t waiting;     /* number of calls that wait for saves */
     bool ending;
     ckd_status failed; /* of a save; not reported yet */
@@ -136,7 +136,10 @@ typedef struct session_saver {
     ckd_id reference_id;
     launch_record launch; /* of rank 0 and of sessions without ranks */
     cached_values cached;
-    /* the last save failed as if files of its parent were gone, which cached values hide: the next one uses none */
+    /*
+     * the last save failed as if files of its parent were gone; cached values would hide that, so the next save uses
+     * none
+     */
     bool parent_in_doubt;
     save_alarms alarms;
     uint64_t unthrottled_ns; /* duration of the last save without its pauses; 0: not known */

@@ -96,7 +96,7 @@ void snapshot_free(snapshot *s, bool in_child) {
     if (!s) {
         return;
     }
-    if (s->memory && !in_child) { /* the locks are made last; a child has only the address of the memory */
+    if (s->memory && !in_child) { /* otherwise there are no locks; a child has no mapping, only its address */
         pthread_mutex_destroy(&s->mutex);
         pthread_cond_destroy(&s->copied);
         snapshot_memory_free(s->borrowed ? NULL : s->memory, s->size);

@@ -76,7 +76,7 @@ static bool fits_one_more(const ckd_session *s) {
     return used <= budget && host_part(s) <= budget - used;
 }
 
-/* In an agent's memory: the last state that is whole stays while others are copied or saved. */
+/* Makes the slots in an agent's memory, so that the last complete state stays while others are copied or saved. */
 static ckd_status make_agent_slots(ckd_session *s, uint32_t count, ckd_error *err) {
     ckd_status status = CKD_OK;
     while (status == CKD_OK && s->shared.slot_count < count) {
@@ -86,7 +86,7 @@ static ckd_status make_agent_slots(ckd_session *s, uint32_t count, ckd_error *er
     return status;
 }
 
-/* At the first step, so that nothing is allocated later: makes one snapshot, and more if they fit. */
+/* Called at the first step, so that nothing is allocated later. Makes one snapshot, and more if they fit. */
 static ckd_status make_slots(ckd_session *s, ckd_error *err) {
     ckd_status status = s->sources ? CKD_OK : make_sources(s, err);
     if (status != CKD_OK || s->shared.slot_count > 0) {
@@ -309,7 +309,7 @@ static void measure_iteration(ckd_session *s, uint64_t now) {
     s->trainer.busy_since_step = under_way(s);
 }
 
-/* Waits until a save or a copy has gone on. Saves do not pause meanwhile. The caller holds the mutex. */
+/* Waits until a save or a copy has made progress. Saves do not pause meanwhile. The caller holds the mutex. */
 static void wait_for_saves(ckd_session *s) {
     s->shared.waiting++;
     session_agent_show_phase(s);
@@ -382,7 +382,7 @@ static void publish_figures(ckd_session *s) {
     pthread_mutex_unlock(&s->shared.mutex);
 }
 
-/* Copies wait for idle time only if the last iteration had some. Otherwise all would be left to the fence. */
+/* Copies wait for idle time only if the last iteration had some. Otherwise the fence would have to copy everything. */
 static void record_idle_time(ckd_session *s) {
     pthread_mutex_lock(&s->shared.mutex);
     s->shared.idles = s->shared.idle_since_step;
@@ -484,7 +484,7 @@ ckd_status ckd_session_wait(ckd_session *s, ckd_wait until, ckd_error *err) {
         ckd_progress_phase before = session_enter(s, CKD_PROGRESS_SAVING);
         session_drain(s);
         (void)session_enter(s, before);
-        /* the caller asked for it: it counts neither as training nor as loss */
+        /* the caller asked for this wait, so it counts neither as training nor as loss */
         s->trainer.fence_ns += clock_monotonic_ns() - begun;
     }
     return session_report_failure(s, err);

@@ -42,7 +42,9 @@ typedef struct slot_layout {
 
 /* Encodes items, of which tensor, bytes and is_bytes are set. Errors: NOMEM. */
 ckd_status slot_layout_make(slot_layout *out, const slot_item *items, size_t count, ckd_error *err);
-/* Takes what another process has encoded, and trusts none of it. Empties `encoded`. Errors: INVALID, NOMEM. */
+/*
+ * Decodes a layout that another process has encoded, and trusts none of it. Empties `encoded`. Errors: INVALID, NOMEM.
+ */
 ckd_status slot_layout_read(slot_layout *out, bytes *encoded, ckd_error *err);
 bool slot_layout_equal(const slot_layout *a, const slot_layout *b);
 /*
@@ -59,7 +61,7 @@ typedef struct slot_request {
     ckd_save_options options; /* its pointers mean nothing in another process; the strings are below */
     char run[CKD_RUN_MAX + 1], parent_run[CKD_RUN_MAX + 1], resumed_run[CKD_RUN_MAX + 1], metric_name[32];
     uint8_t has_parent, has_resumed, has_metric;
-    uint8_t one_step; /* one step after its parent: the optimizers predict */
+    uint8_t one_step; /* the state is one step after its parent, so the optimizers can predict it */
     uint8_t launch_has_last, launch_own;
     char launch_run[CKD_RUN_MAX + 1];
     ckd_id launch_last, launch_tried;
@@ -73,16 +75,22 @@ typedef struct shared_slot {
     const slot_layout *layout;
 } shared_slot;
 
-/* The writer: the values may change from now on, and the slot is no longer good. */
+/* Called by the writer: the values may change from now on, and the slot is no longer good. */
 void slot_begin(shared_slot *s);
-/* The writer: the values are complete. optimizers: by item; NULL: none. One store makes the slot good. */
+/*
+ * Called by the writer: the values are complete. optimizers: by item; NULL: none. A single memory store makes the slot
+ * good.
+ */
 void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimizer *optimizers);
-/* The writer: training is busy, so that copies of its states wait a little. Says nothing about the slot itself. */
+/*
+ * Called by the writer: while training is busy, copies of its states wait a little. Does not concern the slot itself.
+ */
 void slot_set_busy(shared_slot *s, bool busy);
 bool slot_is_busy(const shared_slot *s);
 /*
- * The writer: training has gone wrong soon after it restored this checkpoint's values from an agent's memory. The next
- * launch is to load them instead. Says nothing about the slot itself, and stays until another checkpoint is named.
+ * Called by the writer: training went wrong soon after it restored this checkpoint's values from an agent's memory. The
+ * next launch must load them instead. Does not concern the slot itself. The mark stays until another checkpoint is
+ * named.
  */
 void slot_doubt(shared_slot *s, const ckd_id *checkpoint);
 bool slot_doubts(const shared_slot *s, const ckd_id *checkpoint);
@@ -100,24 +108,21 @@ ckd_status slot_read(slot_content *out, const shared_slot *s, ckd_error *err);
 void slot_content_free(slot_content *c);
 /* Compares all values with their hashes. Errors: CORRUPT, naming the tensor. */
 ckd_status slot_verify(const shared_slot *s, const slot_content *c, ckd_error *err);
-/* Copies an item's values, and compares the copy with their hashes. Errors: CORRUPT. */
+/* Copies an item's values, and compares the hashes of the copy. Errors: CORRUPT. */
 ckd_status slot_copy_item(void *to, const shared_slot *s, const slot_content *c, const slot_item *item,
                           ckd_error *err);
 
 /* ---- slot_save.c ---- */
 /*
- * Makes a checkpoint of a good slot, unless the store has one of its id already, which is success. The values are
- * verified after they were read and before the commit. ranks: the slots of a group make one checkpoint; NULL: this one
- * does. Collective in a group: a rank whose slot is not good calls ranks_agree with its error instead. Errors: CORRUPT
- * (the slot), those of ckd_save_begin to ckd_save_commit, or of ckd_ranks_plan to ckd_ranks_commit.
+ * Makes a checkpoint of a good slot. Succeeds at once if the store has a checkpoint with its id already. The values are
+ * verified after they were read and before the commit. ranks: the slots of a group become one checkpoint; NULL: this
+ * slot becomes one. Collective in a group: a rank whose slot is not good calls ranks_agree with its error instead.
+ * Errors: CORRUPT (the slot), those of ckd_save_begin to ckd_save_commit, or of ckd_ranks_plan to ckd_ranks_commit.
  */
 ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, const shared_slot *s,
                      const slot_content *c, ckd_error *err);
 
-/*
- * Plans a joint save of what the slots of a group hold. The group keeps the plan. Collective. Errors: those of
- * ckd_ranks_plan.
- */
+/* Plans a joint save of the slots of a group. The group keeps the plan. Collective. Errors: those of ckd_ranks_plan. */
 ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err);
 
 /* ---- slot_part.c: what one rank has of a state, in a store that only the caller writes to ---- */
@@ -135,25 +140,28 @@ typedef struct slot_part {
     const shared_slot *slot;
     const slot_content *content;
     const ckd_plan
-        *plan; /* of all ranks: a part has what its rank writes, so that all parts together are one state */
+        *plan; /* of all ranks: a part has the values that its rank writes; all parts together are a state */
     slot_peer who; /* its run is not used */
     bool base;     /* an exact copy depends on no other checkpoint */
 } slot_part;
 /*
  * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the
- * slot, and the newest checkpoint there before its step as its parent: a copy of the state, not of its lineage. Errors:
- * those of slot_save.
+ * slot. Its parent is the newest checkpoint there before its step, because only the state is copied, not its lineage.
+ * Errors: those of slot_save.
  */
 ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
 /* Bytes of its values; without a plan, of the whole slot. */
 uint64_t slot_part_bytes(const slot_part *p);
 #define SLOT_PART_PREFIX "part." /* of the runs that parts have */
-/* The run and the id that a part has in the store: those of the state may be there for other ranks, too. */
+/*
+ * The run and the id that a part has in the store. They differ from those of the state, because the store may hold
+ * parts of other ranks, too.
+ */
 void slot_part_run(char out[CKD_RUN_MAX + 1], const char *run, uint32_t rank);
 ckd_id slot_part_id(const ckd_id *checkpoint, uint32_t rank);
 /*
- * Makes an exact checkpoint of a part, unless the store has it already, which is success. out: as if it were the joint
- * checkpoint. Errors: those of slot_save.
+ * Makes an exact checkpoint of a part. Succeeds at once if the store has it already. out: described as if it were the
+ * joint checkpoint. Errors: those of slot_save.
  */
 ckd_status slot_part_save(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
 
@@ -243,12 +251,12 @@ ckd_status slots_socket_path(char out[LOCAL_PATH_MAX + 1], const char *store, co
 /* A connection to an agent. */
 typedef struct slot_link {
     int fd;           /* -1: there is none */
-    bool broken;      /* an answer did not come, or not whole: only slots_disconnect is of use */
+    bool broken;      /* an answer did not come, or only in part: nothing but slots_disconnect is allowed */
     uint32_t wait_ms; /* how long the agent may show no sign of life */
     char path[LOCAL_PATH_MAX + 1];
 } slot_link;
 
-/* Returns how long to wait: as wanted; 0: as CKPTDELTA_AGENT_WAIT in the environment has it, in seconds; or 20 s. */
+/* Returns how long to wait. wanted_s 0: the seconds in the environment's CKPTDELTA_AGENT_WAIT, or else 20. */
 uint32_t slots_wait_ms(double wanted_s);
 /*
  * Connects and says hello. Errors: NOT_FOUND (no agent), UNSUPPORTED, BUSY (it does not

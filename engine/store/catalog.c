@@ -1,7 +1,7 @@
 /*
  * Chooses the catalog that a handle uses: the file, or, if the file is unusable, one in memory made from the manifests.
  * No load or commit depends on the file: a writer continues without it and tries it again the next time. Only recovery
- * asks it for more than the manifests tell: whether a dead writer had committed.
+ * asks it for something that the manifests cannot tell: whether a dead writer had committed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #define SQLITE_TIMEOUT_MS 1000
 
 /*
- * Drops our catalog if a rebuild, by any process, has put another file in its place. Asks by name only: closing any
- * descriptor of the file would drop SQLite's locks on it.
+ * Drops our catalog if a rebuild, by any process, has put another file in its place. Uses only the file's name, because
+ * closing any descriptor of the file would drop SQLite's locks on it.
  */
 static void drop_replaced_file(ckd_store *store) {
     if (store->catalog && !store->catalog_in_memory &&
@@ -116,9 +116,9 @@ static ckd_status fill_new_file(reconcile_result *result, ckd_store *store, ckd_
 }
 
 /*
- * Moves the old catalog aside. Its old name goes durably before its journal does, and the journal before the new
- * catalog gets the name. So after a crash at any point, no journal is applied to another database, and none that is
- * needed is lost.
+ * Moves the old catalog aside. First its old name is removed durably, then its journal, and only then does the new
+ * catalog get the name. So a crash at any point neither leads to a journal being applied to another database, nor loses
+ * a journal that is needed.
  */
 static ckd_status put_aside(const ckd_store *store, ckd_error *err) {
     pathname p = path_in(store->path, FILE_CATALOG), journal = path_in(store->path, FILE_CATALOG "-journal");
@@ -182,7 +182,10 @@ ckd_status store_rebuild_catalog(ckd_store *store, bool on_request, ckd_error *e
     bool ignored;
     ckd_error why = {0};
     ckd_status status = vanished_save_found(store, &why);
-    /* Nothing more can be kept of a damaged catalog. Any other one stays until its lost checkpoints are kept. */
+    /*
+     * No further rows of a damaged catalog can be kept. Any other catalog stays until its lost checkpoints are
+     * recorded.
+     */
     if (status == CKD_E_NOMEM || (status != CKD_OK && on_request)) {
         return err_from(err, status, &why);
     }
@@ -218,7 +221,7 @@ bool store_refresh_usable_catalog(ckd_store *store) {
         return false;
     }
     drop_replaced_file(store);
-    /* what made the file unusable may be over */
+    /* the file may have become usable again */
     bool exists = file_exists(path_in(store->path, FILE_CATALOG).text);
     bool is_new = !store->catalog || store->catalog_in_memory;
     bool usable = exists && (!is_new || use_file(store, FILE_CATALOG, NULL) == CKD_OK);
@@ -288,7 +291,7 @@ static ckd_status catch_up(ckd_store *store, ckd_status failed, ckd_error *err) 
 ckd_status store_query(ckd_store *store, store_query_fn query, void *context, ckd_error *err) {
     ckd_error why = {0};
     pthread_mutex_lock(&store->mutex);
-    ckd_status status = CKD_E_CORRUPT; /* not asked yet: a catalog in memory catches up first */
+    ckd_status status = CKD_E_CORRUPT; /* not queried yet: a catalog in memory catches up first */
     drop_replaced_file(store);
     if (!store->catalog) {
         /* the new file was not compared with the manifests, and a writer cannot repair it here */

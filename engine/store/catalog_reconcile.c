@@ -99,7 +99,7 @@ static bool same_row(const ckd_checkpoint *a, const ckd_checkpoint *b) {
 typedef enum agreement {
     DIFFERS,
     AGREES,
-    REPLACED, /* differs: the manifest is that of another checkpoint, although of the same generation */
+    REPLACED, /* differs: the manifest has the same generation, but is another checkpoint's */
 } agreement;
 
 /*
@@ -142,7 +142,7 @@ ckd_status store_ingest(ckd_store *store, const manifest *m, ckd_error *err) {
     if (!files) {
         return err_nomem(err, m->own_count * sizeof(*files), "catalog rows");
     }
-    for (size_t i = 0; i < m->own_count; i++) { /* older files are another checkpoint's own, or nobody's */
+    for (size_t i = 0; i < m->own_count; i++) { /* older files belong to other checkpoints, or to none */
         file_row(&files[i], &m->files[i]);
     }
     catalog_entry entry = {.checkpoint = &m->checkpoint,
@@ -177,7 +177,8 @@ static ckd_status ingest_newest(bool *changed, ckd_store *store, const pairing *
             status = store_ingest(store, &m, &why);
             manifest_free(&m);
             /*
-             * It contradicts itself, or has another checkpoint's id. Skip it, as the rest of the store must not suffer.
+             * It contradicts itself, or has another checkpoint's id. It is skipped, so that all other checkpoints can
+             * be listed.
              */
             skipped = status == CKD_E_INVALID || status == CKD_E_EXISTS || status == CKD_E_NOT_FOUND;
         }
@@ -271,8 +272,8 @@ static ckd_status apply(bool *changed, ckd_store *store, const manifest_list *ma
 /* ---- marks: whether the folders are unchanged since the catalog agreed with their contents ---- */
 
 /*
- * A store with this many checkpoints gets a mark even if nothing else is written, as reading all its manifests takes
- * longer.
+ * A store with this many checkpoints gets a mark even if nothing else is written, because reading all its manifests
+ * takes longer than a write.
  */
 #define WORTH_A_MARK 1000
 
@@ -298,9 +299,9 @@ ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
 }
 
 /*
- * If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough, as
- * whoever writes a manifest also changes the row in the file. Nobody does that in a reader's memory: a deleted
- * checkpoint may be saved again with its generation.
+ * If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough,
+ * because every writer of a manifest also changes the row in the file. For a catalog in a reader's memory nobody does
+ * that: a deleted checkpoint may be saved again with the same generation.
  */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];
@@ -338,7 +339,7 @@ ckd_status store_record_meta(ckd_store *store, const char *key, const char *text
 /* State of the folders, read before the names of the manifests. */
 typedef struct folder_marks {
     char folders[CATALOG_META], deletions[CATALOG_META];
-    bool deletions_unknown; /* the catalog then keeps the mark that it has, which is no newer */
+    bool deletions_unknown; /* the catalog keeps its present mark, which is no newer */
     bool final;             /* the manifests will not be listed again if one is gone */
 } folder_marks;
 

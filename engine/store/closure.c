@@ -11,7 +11,7 @@
 typedef struct item {
     const view *view;
     const view_block *block;
-    bool entered; /* what it builds on is above it in the stack, or done */
+    bool entered; /* its dependencies are above it in the stack, or done */
 } item;
 
 typedef enum visited { NOT_VISITED, FOLLOWING, FOLLOWED } visited;
@@ -22,8 +22,9 @@ typedef struct slot {
 } slot;
 
 /*
- * A search in depth without recursion, as chains can be long. Records are in a hash table by address (open addressing)
- * from the time they are entered. One that is met again while what it builds on is still being followed is in a cycle.
+ * A depth-first search without recursion, because chains can be long. Records are put into a hash table by address
+ * (open addressing) when they are entered. A record that is met again while its dependencies are still being followed
+ * is in a cycle.
  */
 typedef struct walk {
     view_cache *cache;
@@ -163,7 +164,7 @@ static ckd_status visit_dependency(walk *w, const item *x, uint32_t index, ckd_e
     return CKD_OK; /* a kind that only newer versions know */
 }
 
-/* Visits the record on top of the stack, and pushes what it builds on. It stays below that until all of it is done. */
+/* Visits the record on top of the stack, and pushes its dependencies. It stays below them until all are done. */
 static ckd_status enter(walk *w, ckd_error *err) {
     item *top = &w->todo[w->todo_count - 1], x = *top;
     const record *r = x.block->record;
@@ -189,7 +190,7 @@ static ckd_status walk_from(walk *w, const view *v, const view_block *b, ckd_err
         if (top->entered) {
             slot_of(w->slots, w->capacity, r)->state = FOLLOWED;
             w->todo_count--;
-        } else if (state_of(w, r) != NOT_VISITED) { /* it was above in the stack, too */
+        } else if (state_of(w, r) != NOT_VISITED) { /* it was in the stack twice */
             w->todo_count--;
         } else {
             status = enter(w, err);

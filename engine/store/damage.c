@@ -103,7 +103,7 @@ ckd_status damage_add(damage_list *list, const ckd_error *why, uint64_t block, c
     if (!d) {
         d = new_damage(list, file, why, block);
     } else if (d->block == CKD_NO_OFFSET) {
-        d->block = block; /* a previous entry came from another file, which did not know the block */
+        d->block = block; /* the earlier entry came from another file, and did not know the block */
     }
     if (!d || (!d->tensor[0] && why->tensor[0] && !name_tensor(d, why->tensor)) ||
         (*checkpoint && !add_checkpoint(d, checkpoint))) {

@@ -42,7 +42,10 @@ void checkpoint_text(char out[CHECKPOINT_TEXT], const char *run, uint64_t step, 
 
 /* Makes data/q, the folder for files that are put aside, and makes its name durable. Errors: IO, NOSPACE. */
 ckd_status damage_make_folder(const ckd_store *store, ckd_error *err);
-/* Lists data/q; without the folder, nothing. Other failures are no evidence that it has nothing. Errors: IO, NOMEM. */
+/*
+ * Lists data/q. A missing folder counts as empty; any other failure is an error, because the folder may have files.
+ * Errors: IO, NOMEM.
+ */
 ckd_status damage_list_folder(dir_list *out, const ckd_store *store, ckd_error *err);
 /* A new name in data/q for a file. */
 pathname damage_path_aside(const ckd_store *store, const char *name);
@@ -117,7 +120,7 @@ ckd_status read_named_file_at(const ckd_store *store, const char *path, const fi
 ckd_status check_named_file(const file_check *f, const file_ref *file, const char *checkpoint,
                             ckd_error *err);
 
-/* Adds intents that are damaged. Nothing can tell what their writers left. Errors: IO, NOMEM. */
+/* Adds damaged intents. It is unknown which files their writers left. Errors: IO, NOMEM. */
 ckd_status intents_damage(damage_list *damage, const ckd_store *store, ckd_error *err);
 
 /*
@@ -186,7 +189,7 @@ typedef struct stray_file {
 typedef enum rows_known {
     ROWS_KNOWN,
     ROWS_LATER, /* it cannot be read now: it is busy, say, or there are too many open files */
-    ROWS_GONE,  /* it is missing, damaged or of an older version, and a writer makes another */
+    ROWS_GONE,  /* it is missing, damaged or of an older version; a writer will make another */
 } rows_known;
 
 /* The key in the catalog's table meta that marks an intent as older than the catalog. name: of its file in data/i. */

@@ -24,8 +24,8 @@ ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ck
 }
 
 /*
- * Writes the new mark unsynced: an unreadable mark matches no catalog, so its content need not be durable. But the old
- * mark must not come back.
+ * Writes the new mark unsynced: an unreadable mark matches no catalog, so its content need not be durable. The old
+ * mark, however, must not come back.
  */
 static ckd_status write_mark(const char *path, const bytes *data, ckd_error *err) {
     file_writer *f;
@@ -51,7 +51,7 @@ static ckd_status replace_mark(const ckd_store *store, ckd_error *err) {
     }
     deletions_encode(&data, &store->id, &mark);
     status = data.failed ? err_nomem(err, data.size, "the deletion mark") : CKD_OK;
-    if (status == CKD_OK) { /* a writer that died may have left it */
+    if (status == CKD_OK) { /* perhaps left by a writer that died */
         status = file_remove(temp.text, true, err);
     }
     THEN(status, write_mark(temp.text, &data, err));

@@ -1,8 +1,8 @@
 /*
  * Manifests of early versions name only their own files. The older files are those that the newest manifests of the
  * dependencies name. That holds until a dependency is rewritten or removed, so before that, the dependents get
- * manifests that name all files. If a dependency has lost its manifest, some files are unknown. Its other dependencies
- * are then held unchanged until a repair finds the manifest, or the dependent is removed.
+ * manifests that name all files. If a dependency has lost its manifest, some files are unknown. The dependent's other
+ * dependencies then stay unchanged until a repair finds the manifest, or the dependent is removed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,9 +87,9 @@ ckd_status manifest_set_complete(manifest_set *n, ckd_error *err) {
 /* ---- writing ---- */
 
 /*
- * Publishes the complete manifest. A listed checkpoint gets a next generation. In the trash, a next generation would
- * count again: the tombstone does not cover it, and its name may be another checkpoint's by now. So that manifest is
- * replaced in place; only the holder of the publish lock relies on it.
+ * Publishes the complete manifest. A listed checkpoint gets a next generation. In the trash, a next generation would be
+ * listed again, because the tombstone does not cover it; its name may also be another checkpoint's by now. So a
+ * manifest in the trash is replaced in place; only the holder of the publish lock relies on it.
  */
 static ckd_status publish_bytes(const manifest_entry *x, const bytes *data, const ckd_store *store,
                                 ckd_error *err) {

@@ -102,7 +102,7 @@ static ckd_status check_name(ckd_store *store, const manifest_name *name, const 
 }
 
 /*
- * Names the checkpoints of the run that are lost and newer than this one, once per handle. newest: NULL if nothing is
+ * Reports the lost checkpoints of the run that are newer than `newest`, once per handle. newest: NULL if nothing is
  * listed. Training goes on without them, but not silently.
  */
 static void report_lost(ckd_store *store, const char *run, const ckd_checkpoint *newest) {
@@ -129,8 +129,8 @@ static void report_lost(ckd_store *store, const char *run, const ckd_checkpoint 
 }
 
 /*
- * Reads the manifests themselves: unreadable ones are not in the catalog, at the latest after a rebuild, and the
- * catalog may be behind.
+ * Reads the manifests themselves, because the catalog may be behind and, at the latest after a rebuild, does not list
+ * unreadable ones.
  */
 ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err) {
     manifest_list list = {0};

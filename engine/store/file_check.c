@@ -9,7 +9,7 @@
 #define RUN_BYTES  (UINT64_C(4) << 20) /* records that a thread reads through at a time */
 
 /*
- * Names the tensors in a damaged bundle. Only decoding shows which of them suffered. If the bundle's headers are
+ * Names the tensors in a damaged bundle. Only decoding shows which of them are damaged. If the bundle's headers are
  * damaged, the tensors are unknown.
  */
 static void name_members(chunk *c, const record *bundle, ckd_error *why) {
@@ -86,7 +86,7 @@ static ckd_status damage_of_record(const file_check *f, const chunk *c, const re
     return owner ? record_for(f, found, owner->name, err) : record_for_all(f, &c->identity.file, found, err);
 }
 
-/* Checks measures here, as decoding values does not read them. Damaged measures make nothing unloadable. */
+/* Checks measures, because decoding values does not read them. Damaged measures make no checkpoint unloadable. */
 static ckd_status check_measures(const file_check *f, const chunk *c, const chunk_records *records,
                                  ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -181,11 +181,11 @@ ckd_status read_named_file(const ckd_store *store, const file_ref *file, ckd_err
 typedef struct record_runs {
     const chunk *file;
     size_t *first, count;
-    bool *intact; /* of each record: it was read and is right */
+    bool *intact; /* of each record: it was read and is undamaged */
 } record_runs;
 
 /*
- * Each run has a reader of its own, as a reader's buffer serves one thread. Files that fail are checked again, in
+ * Each run has a reader of its own, because a reader's buffer serves one thread. Files that fail are checked again, in
  * order.
  */
 static ckd_status read_run(void *context, size_t index, uint32_t worker, ckd_error *err) {
@@ -218,7 +218,7 @@ static void cut_into_runs(record_runs *runs) {
     runs->first[runs->count] = c->outer_count;
 }
 
-/* Sets intact[i] of the records that can be passed over. Without memory, none. */
+/* Sets intact[i] of the records that need no further check. If memory is short, sets none. */
 static void read_in_parallel(bool *intact, const file_check *f, const chunk *c) {
     record_runs runs = {c, calloc(c->outer_count + 1, sizeof(*runs.first)), 0, intact};
     if (runs.first) {

@@ -1,4 +1,4 @@
-/* The handle of a store: made and released here, and what all files ask of it. */
+/* Makes and releases the handle of a store, and answers the questions that all files ask of it. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

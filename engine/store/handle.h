@@ -50,7 +50,8 @@ typedef struct launch_record {
     uint64_t step;
     ckd_id tried; /* a failed save of the session, which may have been committed nevertheless; zero if none */
     /*
-     * of a state that is saved late: the latest date in the run and its branches when it was whole; 0: it is not late
+     * for a state that is saved late: the latest date in the run and its branches at the time when it was complete; 0:
+     * it is not late
      */
     uint64_t newest_ns;
 } launch_record;
@@ -136,8 +137,8 @@ ckd_status identity_open(ckd_store *store, ckd_error *err);
  */
 ckd_status identity_condition(const ckd_store *store, ckd_error *why);
 /*
- * Whether another store is at the path by now: what this handle wrote there could never be read. False while nobody can
- * tell, and before the handle has an id. Sets err to STATE.
+ * Whether another store is at the path by now, so that nothing this handle wrote there could ever be read. False while
+ * this cannot be told, and before the handle has an id. Sets err to STATE.
  */
 bool identity_was_replaced(const ckd_store *store, ckd_error *err);
 /*
@@ -146,8 +147,8 @@ bool identity_was_replaced(const ckd_store *store, ckd_error *err);
  */
 ckd_status identity_derive(ckd_id *out, bool *found, const ckd_store *store, ckd_error *err);
 /*
- * Whether data/store exists, or should: the folders have files that are made only after it. A new identity would cut
- * them off. Errors: IO, NOMEM.
+ * Whether data/store exists, or should exist because the folders have files that are made only after it. A new identity
+ * would cut these off. Errors: IO, NOMEM.
  */
 ckd_status identity_is_expected(bool *out, const ckd_store *store, ckd_error *err);
 /* Makes a new identity, unless another process has. Under the publish lock. Errors: those of files, NOMEM. */
@@ -230,19 +231,20 @@ ckd_status store_refresh_catalog_locked(ckd_store *store, ckd_error *err);
  */
 bool store_refresh_usable_catalog(ckd_store *store);
 /*
- * Does that for callers that do not hold the publish lock: takes it, and the mutex. The catalog then has what other
- * processes committed, also if they died before they changed it. Does nothing for readers, whose queries look at the
- * manifests themselves if something is not found. Errors: BUSY (as in store_lock_publish).
+ * Does the same as store_refresh_catalog_locked for callers that do not hold the publish lock: takes the lock and the
+ * mutex. The catalog then has all commits of other processes, even of those that died before they changed it. Does
+ * nothing for readers, whose queries look at the manifests themselves if something is not found. Errors: BUSY (as in
+ * store_lock_publish).
  */
 ckd_status store_refresh_catalog(ckd_store *store, ckd_error *err);
 /*
- * fallback.c: as ckd_store_check_newest, for later branches (RUN~2, ...) of the run. A manifest there that cannot be
- * read, and that the catalog lists nothing newer of, may be that of the newest checkpoint of all.
+ * fallback.c: as ckd_store_check_newest, for later branches (RUN~2, ...) of the run. An unreadable manifest in such a
+ * branch may be that of the newest checkpoint of all, unless the catalog lists a newer one there.
  */
 ckd_status store_check_later_branches(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
 /*
- * fallback.c: for a run of which nothing is listed, nor of its branches. A manifest there that cannot be read shows
- * that the run is not new. Errors: CORRUPT and others (of that manifest), IO, NOMEM.
+ * fallback.c: for a run without any listed checkpoint, in its branches either. An unreadable manifest there shows that
+ * the run is not new. Errors: CORRUPT and others (of that manifest), IO, NOMEM.
  */
 ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *err);
 /*

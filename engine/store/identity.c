@@ -1,6 +1,6 @@
 /*
  * The store's identity: data/store has the id that all other files of the store repeat. If data/store is lost, the id
- * is taken from them. While such files exist, no new identity is made: they would belong to another store from then on.
+ * is taken from them. While such files exist, no new identity is made, because they would then belong to another store.
  */
 #include <stdio.h>
 
@@ -86,7 +86,7 @@ typedef struct votes {
 
 typedef ckd_status (*read_id_fn)(ckd_id *out, const char *path, ckd_error *err);
 
-/* Any kind of metadata file will do. Its checksum is checked. */
+/* Reads the id from a metadata file of any kind, and checks the checksum. */
 static ckd_status id_of_metadata(ckd_id *out, const char *path, ckd_error *err) {
     bytes data = {0};
     ckd_status status = file_read_all(&data, path, METADATA_MAX, err);
@@ -160,7 +160,9 @@ static ckd_status add_votes_in(votes *v, const ckd_store *store, const char *dir
     return status;
 }
 
-/* Manifests decide, else chunk files. A store without checkpoints has its settings, and the deletion mark. */
+/*
+ * Manifests decide; without any, chunk files do. In a store without checkpoints, settings and the deletion mark decide.
+ */
 ckd_status identity_derive(ckd_id *out, bool *found, const ckd_store *store, ckd_error *err) {
     votes v = {.any = false};
     ckd_status status = add_votes_in(&v, store, DIR_MANIFESTS, err);
@@ -204,7 +206,7 @@ static ckd_status no_store(const ckd_store *store, ckd_error *err) {
                    FILE_IDENTITY);
 }
 
-/* why: what is wrong with data/store. */
+/* why: the error of data/store. */
 static ckd_status open_lost(ckd_store *store, const ckd_error *why, ckd_error *err) {
     bool found, expected = true;
     pathname p = path_in(store->path, FILE_IDENTITY);
@@ -243,8 +245,8 @@ static ckd_status open_lost(ckd_store *store, const ckd_error *why, ckd_error *e
 }
 
 /*
- * An identity of a later version is no damage: the other files may then have another meaning, too. One that cannot be
- * read may be intact, and readable the next time: readers go on, writers do not begin.
+ * An identity of a later version is no damage, and the other files may have another meaning in that version, too. An
+ * identity that cannot be read now may be intact and readable later, so readers go on, but writers do not begin.
  */
 ckd_status identity_open(ckd_store *store, ckd_error *err) {
     ckd_error why = {0};

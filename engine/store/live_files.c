@@ -21,7 +21,7 @@ static ckd_status add_manifest(live_files *f, const ckd_store *store, const mani
     manifest m;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = store_read_manifest(&m, store, name->run, name->step, name->generation, &why);
-    if (status == CKD_E_NOT_FOUND) { /* it was collected meanwhile, or replaced by one that the list lacks */
+    if (status == CKD_E_NOT_FOUND) { /* it was collected, or replaced by one that is not listed */
         f->is_outdated = true;
         return CKD_OK;
     }
@@ -55,7 +55,8 @@ static bool files_exist(const ckd_store *store, const manifest_name *name) {
 
 /*
  * Whether a deleted checkpoint can still be restored. After its grace period it does not count, and may have lost files
- * already. With an unreadable tombstone, whose name alone deletes, it counts only while all its files exist.
+ * already. The name of a tombstone suffices for a deletion. If the tombstone is unreadable, the checkpoint counts only
+ * while all its files exist.
  */
 static ckd_status can_come_back(bool *out, const ckd_store *store, const manifest_name *name,
                                 const manifest_name *covering, damage_list *damage, ckd_error *err) {
@@ -95,8 +96,8 @@ static void keep_one_of_each(live_files *f) {
 }
 
 /*
- * Takes the newest of the generations of a checkpoint that count, and of each set that was deleted together; each set
- * is contiguous.
+ * Takes the newest generation of each checkpoint: among those that count, and among each contiguous set that was
+ * deleted together.
  */
 static ckd_status add_all(live_files *f, const ckd_store *store, const manifest_list *names,
                           const manifest_list *tombstones, damage_list *damage, ckd_error *err) {

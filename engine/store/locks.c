@@ -1,4 +1,4 @@
-/* The store's locks. A waiting caller learns who holds the lock, as the holder may be a stopped process. */
+/* The store's locks. A waiting caller learns who holds the lock, because the holder may be a stopped process. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -65,7 +65,7 @@ ckd_status store_lock_publish_within(file_lock **out, const ckd_store *store, ui
         *out = NULL;
         return CKD_E_STATE;
     }
-    /* Every writer takes this lock first, so the error speaks of the whole store. */
+    /* Every writer takes this lock first, so the error is about the whole store. */
     if (status == CKD_E_READ_ONLY && err) {
         err_sys(err, err->sys_errno, path_in(store->path, FILE_PUBLISH_LOCK).text,
                 "the store '%s' is read-only for this process; open it for reading", store->path);

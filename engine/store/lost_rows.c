@@ -1,4 +1,4 @@
-/* Keeps what a catalog knew of lost checkpoints in data/q, each as a manifest without files. */
+/* Keeps the catalog's knowledge of lost checkpoints in data/q, each as a manifest without files. */
 #include "engine/store/lost_rows.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static bool is_kept(const ckd_store *store, const char *path) {
     return status == CKD_OK;
 }
 
-/* A damaged file is replaced, unless its name is all that is known of the checkpoint. */
+/* Replaces a damaged file, unless nothing but its name is known of the checkpoint. */
 static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *checkpoint, const char *end,
                                   ckd_error *err) {
     bytes data = {0};
@@ -38,7 +38,7 @@ static ckd_status write_lost_file(const ckd_store *store, const ckd_checkpoint *
     }
     manifest_encode(&data, &store->id, &m);
     ckd_status status = data.failed ? err_nomem(err, data.size, "a manifest") : CKD_OK;
-    ckd_id own; /* two processes may be here at once */
+    ckd_id own; /* two processes may do this at the same time */
     char name[CKD_ID_TEXT + 16], hex[CKD_ID_TEXT];
     THEN(status, damage_make_folder(store, err));
     THEN(status, ckd_id_new(&own, err));
@@ -68,8 +68,8 @@ ckd_status lost_row_keep(const ckd_store *store, const ckd_checkpoint *c, const 
 }
 
 /*
- * Takes what the name says, if the file is damaged or cannot be read now. The checkpoint stays lost: a repair cannot
- * tell whether it has found all of it.
+ * Takes run, step, generation and id from the name if the file is damaged or cannot be read now. The checkpoint stays
+ * lost, because a repair cannot tell whether it has found everything.
  */
 static bool read_name(manifest *out, const char *name, size_t length) {
     char text[CKD_RUN_MAX + 96];

@@ -37,8 +37,8 @@ ckd_status tombstone_write(const ckd_store *store, const tombstone *t, bool repl
 }
 
 /*
- * Adds a manifest. One that disappears meanwhile, by a collection or a return from the trash, counts as never there.
- * Neither happens under the publish lock.
+ * Adds a manifest. If it disappears meanwhile, by a collection or a return from the trash, it counts as never having
+ * existed. Neither happens under the publish lock.
  */
 static ckd_status read_manifest_entry(manifest_set *to, const ckd_store *store, const manifest_name *name,
                                       const manifest_list *tombstones, ckd_error *err) {

@@ -166,7 +166,7 @@ static ckd_status above_listed(uint32_t *out, const manifest_list *manifests, co
 
 /*
  * Raises *above to one more than the highest generation of lost checkpoints of this name that data/q keeps. If such a
- * manifest is put back, it must not take the place of a later checkpoint.
+ * manifest is restored, it must not take the place of a later checkpoint.
  */
 static ckd_status raise_above_lost(uint32_t *above, const ckd_store *store, const char *run, uint64_t step,
                                    ckd_error *err) {

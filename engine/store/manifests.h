@@ -26,9 +26,9 @@ ckd_status deletion_mark_read(char out[CATALOG_META], const ckd_store *store, ck
  */
 ckd_status deletion_mark_renew(const ckd_store *store, ckd_error *err);
 /*
- * Makes a mark if there is none: a store of an early version has none, nor does one whose disk was full. That it cannot
- * be written is only a message. A mark that cannot be read now stays, as a new one would make a current catalog
- * doubtful. Under the publish lock.
+ * Makes a mark if there is none, as in a store of an early version or after a full disk. A failure to write it only
+ * causes a message. A mark that cannot be read now stays, as a new one would make a current catalog doubtful. Under the
+ * publish lock.
  */
 void deletion_mark_restore(const ckd_store *store);
 /*
@@ -56,9 +56,9 @@ typedef struct manifest_entry {
     bool superseded;     /* a newer generation of the same checkpoint counts */
     bool in_use;         /* a writer at work may read its files (manifest_set_mark_in_use) */
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */
-    bool is_incomplete; /* one of these dependencies has no manifest, so some of its files are unknown */
-    /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
-    bool is_protected;
+    bool is_incomplete; /* one of its dependencies has no manifest, so some of its files are unknown */
+    bool
+        is_protected; /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
     size_t order_index; /* scratch of a compaction */
 } manifest_entry;
 

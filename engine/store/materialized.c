@@ -14,7 +14,7 @@ pathname path_materialized(const char *store, const ckd_id *checkpoint, uint32_t
     return path_of(store, DIR_MATERIALIZED, name);
 }
 
-/* The block that a record of a copy stands for; NULL if the checkpoint has none. */
+/* The block whose values a record of a copy has; NULL if the checkpoint has none. */
 static view_block *block_of(const view *v, const record *r) {
     const view_tensor *t = view_find(v, r->tensor->name);
     region_span place = {r->region, r->first, r->count};
@@ -49,7 +49,7 @@ ckd_status materialized_attach(view *v, const char *store_path, ckd_error *err) 
             path_materialized(store_path, &v->manifest.checkpoint.id, v->manifest.files[i].rank, NULL);
         chunk *c;
         if (chunk_open(&c, p.text, NULL) != CKD_OK) {
-            continue; /* missing, torn or damaged: the blocks themselves are there */
+            continue; /* missing, torn or damaged: the blocks themselves are used */
         }
         v->materialized_chunks[v->materialized_count++] = c;
         for (size_t k = 0; k < c->record_count; k++) {

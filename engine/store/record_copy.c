@@ -24,7 +24,7 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
     }
     status = chunk_read_payload(c, r, to, err);
     if (status != CKD_OK || r->kind != RECORD_BUNDLE) {
-        return status; /* values are hashed when they are decoded */
+        return status; /* values are verified by hash when they are decoded */
     }
     hash128 content = content_hash(to, r->stored_size);
     return wire_content_matches(&r->content, &content)

@@ -56,7 +56,8 @@ static bool is_named(const named_files *named, const ckd_id *id) {
 }
 
 /*
- * Whether the dead writer was that of a doubtful checkpoint: its file is no leftover if the checkpoint was committed.
+ * Whether the dead writer wrote this doubtful checkpoint. If the checkpoint was committed, the writer's file is no
+ * leftover.
  */
 static bool wrote(const intent *dead, const ckd_checkpoint *doubtful) {
     return dead->step == doubtful->step && strcmp(dead->run, doubtful->run) == 0;
@@ -82,9 +83,9 @@ static bool is_of_lost(const ckd_store *store, const intent *dead, const ckd_id 
 }
 
 /*
- * A writer died while it wrote the catalog. Opening the catalog for writing rolls the journal back, which recovery may
- * do. An empty file is not opened: SQLite would turn it into an empty catalog, which would pass as evidence that
- * nothing was committed.
+ * Called if a writer died while it wrote the catalog. Opening the catalog for writing rolls the journal back, which
+ * recovery may do. An empty file is not opened: SQLite would turn it into an empty catalog, which would pass as
+ * evidence that nothing was committed.
  */
 static void roll_back_catalog(const ckd_store *store) {
     catalog *c = NULL;
@@ -95,7 +96,7 @@ static void roll_back_catalog(const ckd_store *store) {
     }
 }
 
-/* Removes a file that was never committed; with `doubt`, moves it to data/q, as it may have been. */
+/* Removes a file that was never committed. With `doubt` it may have been, and is moved to data/q. */
 static ckd_status drop_file(const ckd_store *store, const ckd_id *id, bool doubt, ckd_error *err) {
     pathname p = path_chunk(store->path, id, ""), aside;
     return !file_exists(p.text) ? CKD_OK
@@ -152,10 +153,10 @@ static ckd_status find_lost(recovery *r, ckd_error *err) {
 }
 
 /*
- * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed, and the
- * manifest is lost, its files are all that is left. Without the intent they are files that nothing names, which repair
- * makes a manifest of. Only the catalog tells whether the writer had committed. While that cannot be read, all stays;
- * where it is gone or younger than the intent, the files go to data/q.
+ * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed and the
+ * manifest is lost, only its files are left. Without the intent nothing names them, and a repair makes a manifest from
+ * them. Only the catalog tells whether the writer had committed. While the catalog cannot be read, everything stays. If
+ * it is gone or younger than the intent, the files go to data/q.
  */
 static ckd_status clean_intent(recovery *r, const char *name, const intent *dead, ckd_error *err) {
     static const vanished none = {0};
@@ -190,8 +191,9 @@ static ckd_status clean_intent(recovery *r, const char *name, const intent *dead
 }
 
 /*
- * A damaged intent may name any file, so that no lost checkpoint could be told from what its writer left. It goes to
- * data/q. Files of its writer that have their names stay, as they may be of a checkpoint.
+ * A damaged intent may name any file. While it stays, leftovers of its writer could not be told from files of lost
+ * checkpoints. So it goes to data/q. Files of its writer with final names stay, because they may belong to a
+ * checkpoint.
  */
 static void put_intent_aside(recovery *r, const char *name, const ckd_error *why) {
     pathname aside;

@@ -4,7 +4,7 @@
 
 #include "engine/store/tensors.h"
 
-/* Looks at each file once, as there may be hundreds of thousands. */
+/* Looks at each file only once, because there may be hundreds of thousands. */
 static ckd_status file_sizes(ckd_report *r, const ckd_store *store, ckd_error *err) {
     static const char *const measured[] = {DIR_CHUNKS, DIR_MANIFESTS, DIR_MATERIALIZED, DIR_PARITY};
     uint64_t rest = 0;

@@ -9,14 +9,14 @@
 #include "engine/store/manifests.h"
 
 /*
- * The checkpoints whose records a load of a checkpoint reads. Determined only if needed, as that opens all of its
- * files.
+ * The checkpoints whose records a load of a checkpoint reads. Determined only if needed, because that opens all of the
+ * checkpoint's files.
  */
 typedef struct needed_records {
     ckd_store *store;
     const manifest *of;
     bytes owners;
-    bool known, unknowable; /* unknowable: not to be determined; any may be needed */
+    bool known, unknowable; /* unknowable: cannot be determined, so any may be needed */
 } needed_records;
 
 static ckd_status find_needed(needed_records *n, ckd_error *err) {
@@ -47,8 +47,8 @@ static ckd_status is_needed(bool *needed, needed_records *n, const ckd_id *owner
 }
 
 /*
- * Stops at damage to records that the checkpoint needs. A pack also has those of others, and damage to these must not
- * keep a policy from its work.
+ * Stops at damage to records that the checkpoint needs. A merged file also has records of others, and damage to these
+ * must not prevent a deletion by policy.
  */
 static ckd_status chunk_read_through(bool *all_whole, const chunk *c, needed_records *n, bytes *payload,
                                      ckd_error *err) {
@@ -191,7 +191,7 @@ static ckd_status read_files(scrubbed_files *done, ckd_store *store, const manif
     return report_damage(&from->checkpoint, status, &why, err);
 }
 
-/* Skips a checkpoint that is gone by now: the plan is outdated then, and will not be carried out. */
+/* Skips a checkpoint that no longer exists: the plan is outdated then, and will not be carried out. */
 static ckd_status read_each(safety_reading *done, ckd_store *store, const ckd_prune *plan,
                             const manifest_set *n, const verified_times *m, ckd_error *err) {
     ckd_status status = CKD_OK;

@@ -208,7 +208,7 @@ static const stored_setting *about_run(const setting_list *n, metadata_kind kind
     return own ? own : settings_find(n, kind, POLICY_OF_ALL);
 }
 
-/* Nobody has decided yet what to keep of checkpoints that a repair brought back under another name. */
+/* The user has not yet decided which checkpoints to keep that a repair brought back under another name. */
 const stored_setting *settings_policy(const setting_list *n, const char *run) {
     return is_returned_name(run) ? settings_find(n, METADATA_POLICY, run)
                                  : about_run(n, METADATA_POLICY, run);

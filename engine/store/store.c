@@ -20,8 +20,8 @@ ckd_status store_make_directories(const char *root, ckd_error *err) {
 }
 
 /*
- * A folder that is a link leads to files outside the store, which recovery and collections might remove. The path of
- * the store itself may contain links.
+ * Refuses folders that are links: recovery and collections might remove files outside the store. The path of the store
+ * itself may contain links.
  */
 static ckd_status check_folders(const ckd_store *store, ckd_error *err) {
     static const char *const folders[] = {"data",         DIR_CHUNKS,       DIR_MANIFESTS, DIR_INTENTS,
@@ -99,7 +99,7 @@ static pathname parent_directory(const char *root) {
 
 /*
  * Creates missing directories above `path`. Syncs all of them, existing ones too: another process may have created them
- * and died before syncing. A directory that we may not open is not one that we made.
+ * and died before syncing. A directory that we may not open was not made by us.
  */
 static ckd_status create_parents(const char *path, ckd_error *err) {
     pathname parent = parent_directory(path);
@@ -151,8 +151,8 @@ static ckd_status create_store(ckd_store *store, ckd_error *err) {
 }
 
 /*
- * Makes the store's own names durable before anything in it is promised, as its creator may have died before syncing.
- * We may not be allowed to open the directory above the store.
+ * Makes the store's own names durable before anything in it counts as durable, because its creator may have died before
+ * syncing. We may not be allowed to open the directory above the store.
  */
 static ckd_status sync_own_names(const ckd_store *store, ckd_error *err) {
     ckd_status status = dir_sync(store->path, err);

@@ -186,7 +186,7 @@ bool strays_add_aside(bytes *ids, const ckd_store *store) {
     return true;
 }
 
-/* Whether the group of a parity file covers a file that is missing, or nobody can tell. */
+/* Whether the group of a parity file covers a missing file. Also true if that cannot be told. */
 static bool covers_missing(const ckd_store *store, const char *parity_path) {
     parity_file *f;
     ckd_status status = parity_open(&f, &store->id, parity_path, NULL);
@@ -232,8 +232,8 @@ static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *i
 }
 
 /*
- * Lists the files first, so that later ones cannot be strays. Then reads intents before manifests, as a file passes
- * from an intent to a manifest.
+ * Lists the files first, so that later ones cannot be strays. Then reads intents before manifests, because a file
+ * passes from an intent to a manifest.
  */
 ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, named = {0};
@@ -315,7 +315,7 @@ static ckd_status add_orphans(orphans *out, vanished *v, size_t stray, const byt
     return status;
 }
 
-/* Marks those that the file has. */
+/* Marks the orphans that the file has. */
 static void find_orphans(orphans *o, const char *path) {
     chunk *c;
     if (chunk_open(&c, path, NULL) != CKD_OK) {

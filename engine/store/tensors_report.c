@@ -88,7 +88,7 @@ static void sums_free(sums *s) {
 /* One checkpoint of by_checkpoint. */
 typedef struct report_item {
     size_t run;  /* index in by_run */
-    bool failed; /* to be read again, in the thread that may send messages */
+    bool failed; /* it must be read again by the thread that may send messages */
 } report_item;
 
 typedef struct reading {

@@ -24,7 +24,7 @@ static void evidence_free(evidence *e) {
     manifests_free(&e->after);
 }
 
-/* Reads names after manifests, as a generation may be replaced while manifests are read. */
+/* Reads names after manifests, because a generation may be replaced while manifests are read. */
 static ckd_status find_evidence(vanished *v, evidence *e, const ckd_store *store, ckd_error *err) {
     ckd_status status = strays_find(v, &e->checkpoints, store, err);
     THEN(status, manifests_tombstones(&e->before, store, err));
@@ -44,8 +44,8 @@ static bool is_deleted(const evidence *e, const ckd_checkpoint *c) {
 
 /*
  * Whether the checkpoint was deleted, or has a manifest by its name: a damaged one, or another generation. The lists
- * hold names only, so damaged contents do not matter. A manifest in the trash does not count: it is of an earlier
- * checkpoint of the same name. One that a deletion or a restore moves while the lists are read counts.
+ * hold names only, so damaged contents do not matter. A manifest in the trash does not count, because it belongs to an
+ * earlier checkpoint of the same name. But it counts if a deletion or a restore moves it while the lists are read.
  */
 static bool is_named(const evidence *e, const ckd_checkpoint *c) {
     bool found = is_deleted(e, c);
@@ -88,7 +88,7 @@ static ckd_checkpoint *find_checkpoint(ckd_checkpoint *items, size_t count, cons
     return NULL;
 }
 
-/* Only the name is known of a checkpoint if what was kept of it is damaged. Another source may know the rest. */
+/* If the record of a checkpoint is damaged, only its name is known. Another source may know the rest. */
 static bool has_checkpoint(ckd_checkpoint *items, size_t count, const ckd_checkpoint *c) {
     ckd_checkpoint *found = find_checkpoint(items, count, &c->id);
     if (found && !found->created_ns) {
@@ -97,7 +97,7 @@ static bool has_checkpoint(ckd_checkpoint *items, size_t count, const ckd_checkp
     return found != NULL;
 }
 
-/* The weight of a catalog's row. */
+/* How much a catalog's row proves. */
 typedef enum witness {
     SAYS_NOTHING, /* unless a stray file has records of its checkpoint: then it is doubtful */
     DOUBTFUL,     /* unless a stray file has records of its checkpoint: then it is lost */
@@ -109,7 +109,10 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
     if (ids_contain(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, c)) {
         return CKD_OK;
     }
-    /* A stray may hold records of a deleted checkpoint that a lost one builds on. An old row does not tell which. */
+    /*
+     * A stray may hold records of a deleted checkpoint on which a lost one builds. An old row does not tell whether its
+     * checkpoint was deleted or lost.
+     */
     bool strays = !v->incomplete && in_strays(v, &c->id, w != SAYS_NOTHING);
     if (w == PROVES || (strays && w == DOUBTFUL)) {
         const ckd_checkpoint *known = find_checkpoint(v->doubtful, v->doubtful_count, &c->id);
@@ -122,8 +125,8 @@ static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoi
 
 /*
  * Drops doubtful checkpoints without a record in any chunk file, including those in data/q: they cannot come back, so
- * nothing is lost. As long as their weight is unknown, a chunk file cannot be read, or parity may rebuild one, they may
- * be lost ones, and stay.
+ * nothing is lost. They stay as long as they may be lost checkpoints with records: while the weight of rows is unknown,
+ * a chunk file cannot be read, or parity may rebuild one.
  */
 static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, recorded = {0};
@@ -157,8 +160,9 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
 }
 
 /*
- * Deleted checkpoints whose time to be restored is not over need their manifests. A collection ends the time in the
- * tombstone before it removes a manifest, and a rename or a restore keeps the id, so either is no loss.
+ * A deleted checkpoint that can still be restored needs its manifest, so a missing one is a loss. A collection ends the
+ * grace period in the tombstone before it removes a manifest, and a rename or a restore keeps the id. So none of these
+ * looks like a loss.
  */
 static ckd_status add_from_trash(vanished *v, const evidence *e, const ckd_store *store, ckd_error *err) {
     bool *covers;
@@ -187,7 +191,7 @@ typedef struct rows {
     ckd_error why; /* unless they are known */
 } rows;
 
-/* A journal is that of a writer that died: the next writer rolls it back, and then the rows can be read. */
+/* A journal was left by a writer that died. The next writer rolls it back, and then the rows can be read. */
 static rows_known rows_after(ckd_status status, const ckd_store *store) {
     switch (status) {
     case CKD_OK:
@@ -234,7 +238,8 @@ rows_known vanished_rows_of(const ckd_store *store, const char *name) {
 }
 
 /*
- * otherwise: the weight of rows if the catalog is older than some deletion; also set after an error. Errors: IO, NOMEM.
+ * Sets *out to how much rows prove. otherwise: the value if the catalog is older than some deletion; also set after an
+ * error. Errors: IO, NOMEM.
  */
 static ckd_status weigh(witness *out, const char noted[CATALOG_META], const ckd_store *store,
                         witness otherwise, ckd_error *err) {
@@ -268,7 +273,7 @@ static ckd_status add_saved_losses(vanished *v, const evidence *e, const ckd_sto
             status = add_if_lost(v, e, &m.checkpoint, PROVES, err);
             manifest_free(&m);
         } else if (lost_row_read(&m, store, list.names[i], DOUBTFUL_END)) {
-            /* A later checkpoint of the name does not matter: this one was missed before it was saved. */
+            /* A later checkpoint of the same name does not matter: this one was missing before that one was saved. */
             status = is_deleted(e, &m.checkpoint) ? CKD_OK : add_if_lost(v, e, &m.checkpoint, DOUBTFUL, err);
             manifest_free(&m);
         }
@@ -405,7 +410,9 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
     return status;
 }
 
-/* A row that cannot be weighed or kept now stays where it is. That is no damage of the catalog, whatever the status. */
+/*
+ * A row that cannot be judged or kept now stays in the catalog. That is no damage to the catalog, whatever the status.
+ */
 static ckd_status not_now(ckd_error *err, ckd_status status, const ckd_error *why) {
     ckd_status out = status == CKD_E_NOSPACE ? status : CKD_E_IO;
     (void)err_from(err, out, why);
@@ -499,7 +506,7 @@ static ckd_status refuse_for_now(const ckd_store *store, const rows *now, ckd_er
 
 /*
  * Looks at catalog.db alone: a rebuild has saved what catalog.db.old knows. Saves nothing, so that a full disk cannot
- * hinder this check: the next refresh of the catalog does.
+ * prevent this check. The next refresh of the catalog saves what was found.
  */
 ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err) {
     vanished v = {0};

@@ -130,7 +130,10 @@ static ckd_status collect_records(view *v, const uint32_t *files, ckd_error *err
     return CKD_OK;
 }
 
-/* A save without tensors writes a chunk file without records. So no other file can be that of an empty checkpoint. */
+/*
+ * A save without tensors writes a chunk file without records. So a file with records cannot belong to an empty
+ * checkpoint.
+ */
 static bool files_are_empty(const view *v) {
     bool empty = v->chunk_count > 0;
     for (size_t i = 0; i < v->chunk_count; i++) {
@@ -140,9 +143,9 @@ static bool files_are_empty(const view *v) {
 }
 
 /*
- * Checks that the files hold the tensors and bytes that the manifest states. A manifest with another id than its
- * records would find none of them, and pass as that of an empty checkpoint. Not for a manifest without final totals.
- * Errors: CORRUPT.
+ * Checks that the files hold the tensors and bytes that the manifest states. Otherwise a manifest whose id differs from
+ * that of its records would find none of them, and pass as that of an empty checkpoint. Must not be called for a
+ * manifest without final totals. Errors: CORRUPT.
  */
 static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error *err) {
     const ckd_checkpoint *c = &v->manifest.checkpoint;
@@ -153,7 +156,7 @@ static ckd_status check_totals(const view *v, const ckd_store *store, ckd_error 
     for (size_t i = 0; i < v->blob_count; i++) {
         raw += v->blobs[i].record->raw_size;
     }
-    /* apart from that, the byte count only informs */
+    /* otherwise the byte count is only informative */
     bool no_records = v->block_count + v->blob_count == 0 && (c->raw_bytes > 0 || !files_are_empty(v));
     if (c->tensors == v->tensor_count && !no_records) {
         return CKD_OK;

@@ -204,10 +204,10 @@ ckd_status views_get(const view **out, view_cache *cache, const ckd_id *checkpoi
  */
 ckd_status views_add(const view **out, view_cache *cache, manifest *m, ckd_error *err);
 /*
- * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. A file that is
- * missing or damaged is left out: what does not need it can be read. The view lives as long as the cache. Not after
- * that root was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (nor do they, and one was left
- * out), UNSUPPORTED, IO, NOMEM.
+ * Gets the checkpoint that a block of `own` builds on, as far as the files of own's root hold it. A missing or damaged
+ * file is left out, so blocks that do not need it can still be read. The view lives as long as the cache. Must not be
+ * called after that root was closed. Errors: NOT_FOUND (the files hold none of its records), CORRUPT (they hold none,
+ * and one file was left out), UNSUPPORTED, IO, NOMEM.
  */
 ckd_status views_within(const view **out, view_cache *cache, const view *own, const ckd_id *checkpoint,
                         ckd_error *err);
@@ -279,9 +279,9 @@ ckd_status closure_visit_source(view_cache *cache, const view_source *from, clos
                                 ckd_error *err);
 
 /*
- * Appends the checkpoints whose records a load of root reads, each once, as ckd_ids. Also of its own files it may read
- * records of others, which may be deleted by now: compaction packs several checkpoints into a file. Errors: as
- * closure_visit.
+ * Appends the checkpoints whose records a load of root reads, each once, as ckd_ids. Even in its own files it may read
+ * records of other checkpoints, which may be deleted by now: compaction packs several checkpoints into a file. Errors:
+ * as closure_visit.
  */
 ckd_status closure_owners(bytes *ids, view_cache *cache, const view *root, ckd_error *err);
 bool id_list_has(const bytes *ids, const ckd_id *id);
@@ -304,7 +304,7 @@ ckd_status record_read_through(bytes *payload, const chunk *c, const record *r, 
 
 /*
  * Whether all that a load of these values reads is there, and its stored bytes match their checksums. Reads a record
- * once an hour for all saves of the store's handle. For saves that have the values at hand, and so would not notice
+ * once an hour for all saves of the store's handle. For saves that have the values in memory, and so would not notice
  * that nobody else can decode them. false also if memory is short.
  */
 bool chain_is_intact(view_cache *cache, const view_source *from, bytes *scratch);

@@ -21,7 +21,7 @@ static int by_name_of(const void *a, const void *b, void *blocks) {
     return by_name(&all[*(const size_t *)a], &all[*(const size_t *)b]);
 }
 
-/* Whether the block order of another checkpoint with as many blocks fits. It mostly does. */
+/* Whether the block order of another checkpoint with as many blocks fits. It usually does. */
 static bool order_fits(const view *v, const view *like) {
     if (!like || like->block_count != v->block_count) {
         return false;
@@ -161,10 +161,13 @@ static ckd_status arrange_shards(view *v, view_tensor *t, view_block *blocks, si
     return CKD_OK;
 }
 
-/* A geometry is as large as a tensor's other data, and neighbours by name often have the same few shapes. */
+/*
+ * Neighbours by name often have the same few shapes. Sharing a geometry saves memory, because it is as large as a
+ * tensor's other data.
+ */
 #define NEIGHBOURS 8u
 
-/* Within a root, the root's tensor of that name mostly has the shape. No view is used after its root was closed. */
+/* Within a root, the root's tensor of that name usually has the shape. No view is used after its root was closed. */
 static const geometry *find_shape(const view *v, size_t at) {
     const record_tensor *is = v->tensors[at].tensor;
     const view_tensor *of_root = v->root ? view_find(v->root, is->name) : NULL;

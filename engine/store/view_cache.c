@@ -3,7 +3,7 @@
 
 #include "engine/store/view.h"
 
-#define BLOCKS_MAX 400000u /* each takes 1 to 1.5 KB, its record in the chunk file's index included */
+#define BLOCKS_MAX 400000u /* a block takes 1 to 1.5 KB, with its record in the chunk file's index */
 
 void views_init(view_cache *cache, ckd_store *store) {
     memset(cache, 0, sizeof(*cache));
@@ -17,8 +17,8 @@ void views_init(view_cache *cache, ckd_store *store) {
 }
 
 /*
- * Searches all manifests, those of deleted checkpoints included. A manifest that cannot be read now may be the one, so
- * its error is returned unless another one is.
+ * Searches all manifests, those of deleted checkpoints included. An unreadable manifest may be the one sought. So its
+ * error is returned, unless another manifest matches.
  */
 static ckd_status find_any_manifest(manifest *out, const ckd_store *store, const ckd_id *id, ckd_error *err) {
     manifest_list all;
@@ -140,7 +140,7 @@ ckd_status manifest_complete_early(manifest *m, ckd_store *store, ckd_error *err
         ckd_status found = find_manifest(&base, store, &id, true, &why);
         if (found == CKD_E_NOMEM || found == CKD_E_IO) {
             status = err_from(err, found, &why);
-        } else if (found == CKD_OK) { /* if it is not found, the block that builds on it will report that */
+        } else if (found == CKD_OK) { /* a missing one is reported by the block that builds on it */
             status = manifest_add_files(m, base.files, base.file_count, err);
             if (status == CKD_OK && base.own_only) {
                 status = add_ids(&ids, base.dependencies, base.dependency_count, err);
@@ -300,8 +300,8 @@ static bool has_checkpoint(const older_file *f, const ckd_id *id) {
 }
 
 /*
- * Adds one file of the root's manifest, if it has records of the checkpoint. A file that cannot be read may have some:
- * it is left out.
+ * Adds one file of the root's manifest, if it has records of the checkpoint. A file that cannot be read may have some,
+ * but is left out.
  */
 static ckd_status add_file_within(view_files *files, view_cache *cache, const view *root, const ckd_id *id,
                                   uint32_t file, ckd_error *err) {
@@ -374,16 +374,16 @@ static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view 
 }
 
 /*
- * Chooses between duplicates, as files may hold a block's values in several records that build on different ones. That
- * happens when compaction has rewritten a block, and other checkpoints name the file with the other record for
- * something else in it. Takes the first record whose dependencies are all there and form no cycle. This repeats until
- * nothing changes, as a choice may make others possible, never impossible. So naming more files never makes less
- * readable, which compaction relies on when it joins the files of two checkpoints.
+ * Chooses between duplicates. Files may hold a block's values in several records that build on different records. That
+ * happens if compaction has rewritten a block while other checkpoints name the old file for something else in it. Takes
+ * the first record whose dependencies all exist and form no cycle. This repeats until nothing changes, because a choice
+ * may make others possible, but never impossible. So naming more files never makes less readable. Compaction relies on
+ * this when it joins the files of two checkpoints.
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    /* Set first, as blocks that build on each other in a circle come back here. */
-    v->duplicates_resolved = true;
+    v->duplicates_resolved =
+        true; /* set first, because blocks that build on each other in a circle come back here */
     for (bool changed = v->duplicate_count > 0; changed && status == CKD_OK;) {
         changed = false;
         for (size_t i = 0; i < v->duplicate_count && status == CKD_OK; i++) {

@@ -1,6 +1,6 @@
 /*
- * Attaches measures to the shards of a checkpoint: how far its values are from those that were to be saved, and how
- * many are not finite.
+ * Attaches measures to the shards of a checkpoint: how far its values are from the original ones, and how many are not
+ * finite.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static view_shard **shards_of(view *v, const chunk *c, const chunk_records *own,
     return by_record;
 }
 
-/* Whether all entries belong to shards of the file. If one does not, the whole table is worthless. */
+/* Whether all entries belong to shards of the file. If one does not, the whole table is unusable. */
 static bool fits(const measures_entry *entries, size_t count, size_t shard_count) {
     return count == 0 || entries[count - 1].shard < shard_count;
 }

@@ -31,8 +31,8 @@ void transfer_skip(transfer *t, transfer_item *item, ckd_status status, const ck
 
 /* ---- parts.c ---- */
 /*
- * Reads which records the items need of files that the destination lacks. If that is less than most of a file, their
- * manifests name parts of it instead. Items with damaged records are left out. Errors: IO, NOMEM.
+ * Finds the records that the items need from files that the destination lacks. If they are only a part of a file, the
+ * manifests name a new file with this part instead. Items whose records are damaged are left out. Errors: IO, NOMEM.
  */
 ckd_status transfer_choose_parts(transfer *t, ckd_error *err);
 const transfer_part *transfer_find_part(const transfer *t, const ckd_id *id); /* NULL: there is none */
