@@ -230,7 +230,7 @@ static bool saved_before(const view *parent, rank_of_world by) {
     return found && parent->manifest.checkpoint.world == by.world;
 }
 
-void budget_expect(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
+void budget_plan_ends(load_budget *b, view_cache *views, const view *parent, rank_of_world by) {
     double exact = 0, lossy = 0, steps = 0, share = 1; /* exact, lossy, steps: base loads of growing chains */
     b->planned = parent;
     b->planned_rank = by.world > 1 && saved_before(parent, by) ? by.rank : ANY_RANK;

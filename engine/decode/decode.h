@@ -158,7 +158,7 @@ typedef struct load_budget {
     load_cost rest_chain, rest_base; /* expected of the remaining blocks */
     const view *planned;   /* the parent, by whose chains the next three are planned (chain_plan.c) */
     uint32_t planned_rank; /* the rank whose blocks of it count; UINT32_MAX: all do */
-    uint64_t ending;       /* chains end from this priority on; 0: none does */
+    uint64_t ending;       /* chains end from this priority on; 0: none by plan */
     double to_free;        /* work that ending chains have yet to save */
 } load_budget;
 

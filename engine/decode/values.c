@@ -154,10 +154,11 @@ ckd_status values_payload(decoder *d, const view_block *b, const void **payload,
 
 /* For a record that many blocks name. */
 ckd_status shared_bytes(decoder *d, const view_block *b, void *to, ckd_error *err) {
-    bool must_fill =
-        false; /* a thread that reads such a record waits for no other thread, so there is no deadlock */
-    stored_values *v =
-        d->store ? values_store_claim(d->store, &must_fill, b->record, VALUES_USES_UNKNOWN, NULL) : NULL;
+    /* A thread that reads such a record waits for no other thread, so there is no deadlock. */
+    bool must_fill = false;
+    stored_values *v = d->shared_values ? values_store_claim(d->shared_values, &must_fill, b->record,
+                                                             VALUES_USES_UNKNOWN, NULL)
+                                        : NULL;
     ckd_status status = v && !must_fill ? CKD_OK : blob_bytes(d, b, to, err);
     if (v && must_fill) {
         memcpy(v->values, to, status == CKD_OK ? b->record->raw_size : 0);

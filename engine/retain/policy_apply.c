@@ -35,7 +35,7 @@ typedef struct policy_application {
     uint64_t plan_undo_s;
     safety_reading read; /* the checkpoints that must be undamaged before anything is deleted */
     bool is_old;         /* the plan is outdated: other checkpoints must be read */
-} application;
+} policy_application;
 
 static ckd_status plan_again(policy_application *a, ckd_error *err) {
     ckd_prune_free(a->plan);

@@ -60,8 +60,8 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
         }
     }
     qsort(out->items, used, sizeof(file_use), by_file);
-    for (size_t i = 0; i < used;
-         i++) { /* among entries of one file, a needed one comes first, then one that stays */
+    /* Among entries of one file, a needed one comes first, then one that stays. */
+    for (size_t i = 0; i < used; i++) {
         if (out->count == 0 || !id_equal(&out->items[out->count - 1].id, &out->items[i].id)) {
             out->items[out->count++] = out->items[i];
         }
@@ -71,10 +71,7 @@ static ckd_status uses_of(file_uses *out, const manifest_set *n, ckd_error *err)
 
 /* ---- checkpoints that may go ---- */
 
-/*
- * Chooses deleted checkpoints whose grace period has ended, or with `all` every deleted one. It spares those whose
- * files a living writer may read, and those on which an incomplete manifest depends (is_protected).
- */
+/* Chooses the checkpoints that may be collected. all: even if their grace period has not ended. */
 static ckd_status choose_expired(manifest_set *n, const ckd_store *store, bool all, ckd_error *err) {
     uint64_t now = clock_wall_ns();
     ckd_status status = manifest_set_mark_in_use(n, store, err);
@@ -200,7 +197,7 @@ static ckd_status remove_chosen(const ckd_store *store, const manifest_set *n, c
     ckd_status status = remove_files(&late, store, n, files, force, err);
     THEN(status, remove_manifests(store, n, err));
     if (status == CKD_OK && late) { /* otherwise they would make the manifests look lost */
-        status = end_time(&late, store, n, files, err);
+        status = end_grace_periods(&late, store, n, files, err);
     }
     return status;
 }

@@ -77,7 +77,7 @@ ckd_status ckd_save_seal(ckd_part *out, ckd_save *save, ckd_error *err) {
     }
     THEN(status, dir_sync(path_in(save->store->path, DIR_CHUNKS).text, err));
     save_stage_add(&save->stats.sync, clock_monotonic_ns() - begun_ns);
-    save_may_retry(save, status); /* makes space for the caller's next save, not for this one */
+    save_make_room(save, status); /* makes space for the caller's next save, not for this one */
     THEN(status, name_parent(save, err));
     bytes data = {0};
     if (status == CKD_OK) {
@@ -385,7 +385,7 @@ static void update_catalog(ckd_save *save, const manifest *m) {
     ckd_error why = {0};
     ckd_status status = add_to_catalog(save, m, &why);
     /* SQLite notices a full disk before it syncs, so its transaction left nothing behind */
-    if (save_may_retry(save, status)) {
+    if (save_make_room(save, status)) {
         status = add_to_catalog(save, m, &why);
     }
     if (status != CKD_OK) {

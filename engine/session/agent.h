@@ -14,10 +14,10 @@ typedef struct session_agent {
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
     uint32_t count; /* 0: the session has its own snapshots */
-    shared_slot
-        *first;   /* the slot that shows the agent whether training is busy; NULL: none. Under shared.mutex */
-    bool joint;   /* of ranks: all have an agent, or none has. Changed on all at the same points */
-    ckd_id group; /* joint: the group of the agents' threads; the same on all ranks */
+    /* the slot that shows the agent whether training is busy; NULL: none. Under shared.mutex */
+    shared_slot *first;
+    bool joint;          /* of ranks: all have an agent, or none has. Changed on all at the same points */
+    ckd_id group;        /* joint: the group of the agents' threads; the same on all ranks */
     uint32_t timeout_ms; /* joint: as in ckd_ranks_options */
     uint64_t saves;      /* joint: the ids of checkpoints follow from both */
     /* The checkpoint whose values came from memory, until training has gone well for some steps. Under shared.mutex */

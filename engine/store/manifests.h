@@ -57,8 +57,8 @@ typedef struct manifest_entry {
     bool in_use;         /* a writer at work may read its files (manifest_set_mark_in_use) */
     bool was_own_only;  /* an early version wrote it; its older files came from its dependencies' manifests */
     bool is_incomplete; /* one of its dependencies has no manifest, so some of its files are unknown */
-    bool
-        is_protected; /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
+    /* a manifest with `is_incomplete` depends on it: it is neither removed nor rewritten */
+    bool is_protected;
     size_t order_index; /* scratch of a compaction */
 } manifest_entry;
 

@@ -382,8 +382,8 @@ static ckd_status choose_duplicate(bool *changed, view_cache *cache, const view 
  */
 static ckd_status choose_blocks(view_cache *cache, view *v, ckd_error *err) {
     ckd_status status = CKD_OK;
-    v->duplicates_resolved =
-        true; /* set first, because blocks that build on each other in a circle come back here */
+    /* Set first, because blocks that build on each other in a circle come back here. */
+    v->duplicates_resolved = true;
     for (bool changed = v->duplicate_count > 0; changed && status == CKD_OK;) {
         changed = false;
         for (size_t i = 0; i < v->duplicate_count && status == CKD_OK; i++) {
