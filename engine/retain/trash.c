@@ -98,17 +98,10 @@ static ckd_status forget_parity(const ckd_store *store, const file_uses *files, 
     }
     remaining.items = ids + removed.count;
     ending.items = remaining.items + remaining.count;
-    ckd_id *next_removed = ids, *next_remaining = ids + removed.count;
-    ckd_id *next_ending = next_remaining + remaining.count;
+    size_t gone = 0, needed = removed.count, others = needed + remaining.count;
     for (size_t i = 0; i < files->count; i++) {
         const file_use *f = &files->items[i];
-        if (f->needed) {
-            *next_remaining++ = f->id;
-        } else if (f->stays) {
-            *next_ending++ = f->id;
-        } else {
-            *next_removed++ = f->id;
-        }
+        ids[f->needed ? needed++ : f->stays ? others++ : gone++] = f->id;
     }
     ending.count = files->count - removed.count - remaining.count;
     ckd_status status = parity_remove_useless(store, &removed, &remaining, &ending, force, err);
