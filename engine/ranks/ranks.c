@@ -1,7 +1,6 @@
 /*
  * Collective saves over any transport. All steps consist of one kind of exchange. Each rank sends bytes or its error.
- * Rank 0 combines all bytes into an answer. Every rank receives the answer, or the error of the first rank that had
- * one.
+ * Rank 0 combines all bytes into an answer. Every rank receives the answer, or the first error by rank.
  */
 #include <stdlib.h>
 
