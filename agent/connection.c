@@ -362,7 +362,7 @@ static bool store_rest(connection *c, bool *goodbye) {
     return status == CKD_OK;
 }
 
-/* Handles the end of a session, however it ended. A living session is told once its state is durable. */
+/* Handles the end of a session, however it ended. If the session lives, tells it when its state is durable. */
 static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;

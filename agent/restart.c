@@ -230,7 +230,7 @@ static ckd_status call_parts(part_call *calls, search *s, const found *state, ui
 }
 
 bool restart_is_stored(tier *t, const ckd_id *id) {
-    ckd_store *shared = NULL; /* opened anew, because the search's store has an older catalog */
+    ckd_store *shared = NULL; /* opened again, because the search's store has an older catalog */
     ckd_checkpoint_list *list = NULL;
     bool found_it = false;
     if (open_shared(&shared, t, CKD_OPEN_READ, NULL) == CKD_OK &&

@@ -249,7 +249,7 @@ CKD_API ckd_status ckd_session_save(ckd_session *session, uint64_t step, ckd_err
  *
  * A session raises an alarm (ckd_alarm, ckptdelta_progress.h) if this metric, the size of a delta or the time of a save
  * is unlike those before. It also raises one if the weights no longer change. docs/run.md has the limits. An alarm is a
- * message to the store's on_message, and a count in ckd_session_state. `ckptdelta run` is told of it, too. An alarm has
+ * message to the store's on_message, and a count in ckd_session_state. It also reaches `ckptdelta run`. An alarm has
  * no other effect.
  */
 CKD_API void ckd_session_metric(ckd_session *session, double metric);

@@ -15,7 +15,7 @@ from support_cli import COMMAND, run
 
 GAVE_UP, STOPPED = 93, 128 + signal.SIGTERM
 
-# A trainer in a few lines: it loads the checkpoint that it is told, and saves every step.
+# A trainer in a few lines: it loads the checkpoint that its environment names, and saves every step.
 TRAINER = """
 import json, os, signal, struct, subprocess, sys, time
 command, store, run = os.environ["COMMAND"], os.environ["CKPTDELTA_STORE"], os.environ["CKPTDELTA_RUN"]
