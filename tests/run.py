@@ -299,6 +299,9 @@ def show_failure(job):
 def main():
     # A shell's background job ignores interrupts, and so would the commands that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Below nohup they would ignore hang-ups. A handler, unlike SIG_IGN, is not inherited.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", required=True, help="the build folder")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="where tests/ lies")
