@@ -18,8 +18,8 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(B)/fuzz/%,$(FUZZ_SRC))
 $(B)/tests/test_gpt: EXTRA_OBJ = $(GPT_OBJ)
 $(B)/tests/test_gpt: $(GPT_OBJ)
 
-$(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/quality/excp.o
-$(B)/tests/test_excp: $(B)/obj/bench/quality/excp.o
+$(B)/tests/test_excp: EXTRA_OBJ = $(B)/obj/bench/lossy/excp.o
+$(B)/tests/test_excp: $(B)/obj/bench/lossy/excp.o
 
 $(B)/tests/test_quality: EXTRA_OBJ = $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)
 $(B)/tests/test_quality: $(BENCH_QUALITY_OBJ) $(BENCH_SUPPORT_OBJ)

@@ -67,7 +67,7 @@ python() {
     [ -e "$build/python/ckptdelta/libckptdelta_cuda.so" ] || run python-package 500 $make PYTHON="$PYTHON" python-package
     run python 500 "$PYTHON" -m pytest -q -rs --rootdir tests tests/python/test_python_cuda.py
     cat "$out/now"
-    run bench_cuda 300 env PYTHONPATH="$build/python" "$PYTHON" bench/peers/bench_cuda.py
+    run bench_cuda 300 env PYTHONPATH="$build/python" "$PYTHON" bench/python/bench_cuda.py
     cat "$out/now"
 }
 

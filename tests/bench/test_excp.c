@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "bench/quality/excp.h"
+#include "bench/lossy/excp.h"
 
 /* ---- pruning ---- */
 

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "tests/support/tempdir.h"
 
 static int near_to(double a, double b) {

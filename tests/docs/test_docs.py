@@ -72,7 +72,7 @@ def test_the_commands_of_the_readme_work(tmp_path):
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmark(tmp_path):
     picture = tmp_path / "peers.svg"
-    table = subprocess.run([sys.executable, ROOT / "bench/peers/peers_picture.py", "--svg", picture], stdout=subprocess.PIPE, text=True, check=True).stdout
+    table = subprocess.run([sys.executable, ROOT / "bench/python/peers_picture.py", "--svg", picture], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert table.count("\n") >= 7 and table in (ROOT / "README.md").read_text()
     assert picture.read_text() == (ROOT / "docs/pictures/peers.svg").read_text()
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 #include "bench/support/support.h"
 
 enum { EVERY = 2 };

@@ -1,6 +1,6 @@
 #include <math.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 quality_figure quality_figure_of(const double *values, int count) {

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 enum {

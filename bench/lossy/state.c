@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 static const char *const prefixes[QUALITY_PARTS] = {"", "exp_avg.", "exp_avg_sq."};

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 /* One run of `resumes` segments. */

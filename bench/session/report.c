@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 #include "bench/support/support.h"
 
 const char *const stall_mode_names[MODES] = {"none",        "memcpy",        "memcpy, two",

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 enum {

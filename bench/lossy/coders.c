@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "bench/quality/excp.h"
-#include "bench/quality/quality.h"
+#include "bench/lossy/excp.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 #define PERTURBATION 1e-5f /* relative */

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 enum {

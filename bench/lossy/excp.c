@@ -1,4 +1,4 @@
-#include "bench/quality/excp.h"
+#include "bench/lossy/excp.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* The cost of saves to the example trainer: whole runs of it, in turns. */
 #include <stdlib.h>
 
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 #include "bench/support/support.h"
 
 static const char *const names[MODES] = {

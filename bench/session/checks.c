@@ -8,7 +8,7 @@
  */
 #include <math.h>
 
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 
 void stall_note_halves(outcome *of, const options *o) {
     double early[SAVES_MAX], late[SAVES_MAX], fences[SAVES_MAX];

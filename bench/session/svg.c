@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 #include "bench/support/support.h"
 
 enum { WIDTH = 640, HEIGHT = 380, LEFT = 70, RIGHT = 20, TOP = 44, BOTTOM = 46 };

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 enum { MAX_ARGUMENTS = 48, SPINE_EVERY = 100 /* steps */ };

@@ -6,7 +6,7 @@
  */
 #include <stdlib.h>
 
-#include "bench/quality/quality.h"
+#include "bench/lossy/quality.h"
 #include "bench/support/support.h"
 
 enum { STRIDES = 4 }; /* 1, 2, 4, 8 saves */

@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "bench/stall/stall.h"
+#include "bench/session/stall.h"
 #include "bench/support/slow_disk.h"
 #include "bench/support/support.h"
 
