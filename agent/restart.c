@@ -25,6 +25,7 @@ typedef struct search {
     size_t count, capacity;
     ckd_store *shared;
     bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: only those that were not asked are */
+    bool silent[PEER_HOSTS_MAX];                     /* they gave no answer */
     bool quiet;                                      /* failures were reported before */
     bool later; /* a state of several ranks could not be put together, but may be later */
 } search;
@@ -81,22 +82,43 @@ static ckd_status take_list(search *s, size_t host, const bytes *answer, ckd_err
     return status == CKD_OK && lacks[0] ? err_set(err, CKD_E_BUSY, "%s", lacks) : status;
 }
 
-static void ask_everybody(search *s) {
+static void ask_one(search *s, size_t host) {
     tier *t = s->of;
+    bytes answer = {.size = 0};
+    ckd_error why;
+    ckd_status status = ask(&answer, t, host, &s->query, &why);
+    s->silent[host] = status == CKD_E_IO; /* not one that works on its answer (BUSY) */
+    THEN(status, take_list(s, host, &answer, &why));
+    s->asked[host] = status == CKD_OK;
+    if (status != CKD_OK && !s->quiet) {
+        log_decision(t, "node %s: not asked, or not for all: %.300s", t->hosts.items[host].name, why.message);
+    }
+    bytes_free(&answer);
+}
+
+static void ask_everybody(search *s) {
+    const tier *t = s->of;
     for (size_t host = 0; host < t->hosts.count; host++) {
-        bytes answer = {.size = 0};
-        ckd_error why;
-        if (s->again && t->peers[host].asked) {
-            continue;
+        if (!s->again || !t->peers[host].asked) {
+            ask_one(s, host);
         }
-        ckd_status status = ask(&answer, t, host, &s->query, &why);
-        THEN(status, take_list(s, host, &answer, &why));
-        s->asked[host] = status == CKD_OK;
-        if (status != CKD_OK && !s->quiet) {
-            log_decision(t, "node %s: not asked, or not for all: %.300s", t->hosts.items[host].name,
-                         why.message);
+    }
+}
+
+/* A silent node may be busy, and have the newest state. That is worth a short wait: steps are lost otherwise. */
+static void ask_silent_ones_again(search *s) {
+    const tier *t = s->of;
+    bool any = false;
+    for (size_t host = 0; host < t->hosts.count; host++) {
+        any |= s->silent[host];
+    }
+    if (any) {
+        peer_node_await_recent(t->node);
+    }
+    for (size_t host = 0; host < t->hosts.count; host++) {
+        if (s->silent[host] && peer_alive(t->node, host)) {
+            ask_one(s, host);
         }
-        bytes_free(&answer);
     }
 }
 
@@ -424,6 +446,7 @@ static void search_peers(search *s) {
         s->query.store = s->shared->id;
         ask_everybody(s);
         if (s->query.run[0] && !s->quiet) {
+            ask_silent_ones_again(s);
             say_not_asked(s);
         }
         choose_each(s);

@@ -238,6 +238,7 @@ typedef struct peer {
     atomic_bool no_way;               /* for UCX: connections stay on their sockets */
     atomic_bool alive, looked, stale; /* stale: `data` is from before the peer was gone */
     atomic_uint losses;
+    _Atomic uint64_t seen_ns; /* when it last answered; before that, when this node began */
 } peer;
 
 /* Connects. Each side proves that it has the secret. */

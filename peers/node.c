@@ -11,6 +11,7 @@
 
 #define SILENCE_MS 5000
 #define BEATS      5 /* signs of life while a peer may be silent */
+#define RECENTLY   4 /* silences: a peer that was alive within them may be busy, and answer soon */
 
 /* ---- waits that end by themselves ---- */
 
@@ -41,7 +42,9 @@ static bool pause_for(const peer_node *node, uint32_t ms) {
 static void report(peer *p, bool alive, const char *why) {
     peer_node *node = p->node;
     bool was = atomic_load(&p->alive), first = !atomic_load(&p->looked);
-    if (was && !alive) {
+    if (alive) {
+        atomic_store(&p->seen_ns, clock_monotonic_ns());
+    } else if (was) {
         atomic_fetch_add(&p->losses, 1);
         atomic_store(&p->stale, true);
     }
@@ -107,6 +110,28 @@ void peer_node_await_first_look(peer_node *node) {
     pthread_mutex_unlock(&node->mutex);
 }
 
+static bool any_may_come_back(const peer_node *node) {
+    uint64_t recently_ns = (uint64_t)node->options.silence_ms * RECENTLY * 1000000,
+             now = clock_monotonic_ns();
+    for (size_t i = 0; i < node->options.hosts->count; i++) {
+        if (!peer_alive(node, i) && now - atomic_load(&node->peers[i].seen_ns) < recently_ns) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void peer_node_await_recent(peer_node *node) {
+    uint64_t begun = clock_monotonic_ns(), most_ns = (uint64_t)node->options.silence_ms * 1000000;
+    bool stops = false;
+    pthread_mutex_lock(&node->mutex);
+    while (!stops && clock_monotonic_ns() - begun < most_ns && any_may_come_back(node)) {
+        peer_condition_wait_s(&node->changed, &node->mutex, 1);
+        local_wait(&node->stop, 1, 0, &stops);
+    }
+    pthread_mutex_unlock(&node->mutex);
+}
+
 /* ---- begin and end ---- */
 
 static ckd_status start_peers(peer_node *node, ckd_error *err) {
@@ -115,6 +140,7 @@ static ckd_status start_peers(peer_node *node, ckd_error *err) {
         peer *p = &node->peers[i];
         p->node = node;
         p->host = i;
+        atomic_store(&p->seen_ns, clock_monotonic_ns());
         pthread_mutex_init(&p->mutex, NULL);
     }
     for (size_t i = 0; i < node->options.hosts->count && status == CKD_OK; i++) {

@@ -127,6 +127,8 @@ void peer_node_end(peer_node *node); /* stops first; accepts NULL */
 bool peer_alive(const peer_node *node, size_t host);
 /* Has each peer answered or been given up at least once? Waits for that. */
 void peer_node_await_first_look(peer_node *node);
+/* Waits for the peers that have fallen silent only recently: they may be busy. Waits for silence_ms at most. */
+void peer_node_await_recent(peer_node *node);
 
 /*
  * Calls on one peer. One at a time is under way to each peer, others wait. Errors of all: IO (it cannot be reached or

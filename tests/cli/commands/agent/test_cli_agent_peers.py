@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from support_cli import COMMAND, FAILED, USAGE, check_documented, run, stop
@@ -109,6 +110,22 @@ def test_a_partner_that_comes_back_late(cluster):
     partner.resume()
     until(lambda: two.newest() >= reached and node.in_place())
     assert int(node.train(reached + 10).communicate()[0].splitlines()[0].split()[-1]) >= reached
+
+
+def test_a_partner_that_was_silent_for_a_moment(cluster):
+    """A run begins while the node that has its newest state seems to be gone. That node is waited for, and no step is lost."""
+    two = cluster("ab", "--store-every", "1h")
+    node, partner = two.nodes
+    reached = lose_while_training(node)
+    partner.suspend()
+    node.start()
+    until(lambda: node.copies()["peers"][0]["trouble"])
+    trainer = node.train(reached + 10)
+    time.sleep(1)
+    assert trainer.poll() is None
+    partner.resume()
+    assert int(trainer.communicate()[0].splitlines()[0].split()[-1]) >= reached
+    assert "could not be asked" not in node.said()
 
 
 def test_too_few_nodes(cluster):
