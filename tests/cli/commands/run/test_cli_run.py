@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -417,11 +418,14 @@ def test_the_command_is_told_when_the_supervisor_and_its_keeper_are_killed(job):
 
 
 def kill_with_keeper(process):
-    keeper, = open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    keeper, = map(int, open(f"/proc/{process.pid}/task/{process.pid}/children").read().split())
+    death = os.pidfd_open(keeper)
     stop(process)
-    os.kill(int(keeper), signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
     process.kill()
     process.wait(timeout=60)  # its command still has the pipes
+    assert select.select([death], [], [], 60)[0]  # its locks are free
+    os.close(death)
 
 
 def test_a_command_that_outlives_its_supervisor_and_keeper_is_not_started_twice(job):
