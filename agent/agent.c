@@ -103,7 +103,12 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
     ckd_status status = ckd_store_open(&store, a->store, CKD_OPEN_CREATE, &options, err);
     THEN(status, slots_socket_path(a->socket, a->store, a->options.socket, err));
     THEN(status, lock_socket(a, err));
-    if (status == CKD_OK && !a->options.peers) { /* other nodes may have the states: they are asked first */
+    if (status == CKD_OK) {
+        a->store_id = store->id;
+    }
+    THEN(status, ckd_id_new(&a->id, err));
+    /* other nodes, or the disk, may have the states: they are asked first */
+    if (status == CKD_OK && !a->options.peers && !a->options.local) {
         record_report(a, store);
     }
     ckd_store_close(store);

@@ -135,13 +135,19 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
     return CKD_OK;
 }
 
-/* A state of several ranks is deferred by all their agents, or by none. Collective. */
+/*
+ * A state of several ranks is deferred by all their agents, or by none. An agent that knows no other nodes copies it if
+ * it serves all ranks itself. Collective.
+ */
 static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     agent *a = c->agent;
     ckd_error why, all;
-    ckd_status own =
-        a->tier ? CKD_OK : err_set(&why, CKD_E_UNSUPPORTED, "its agent knows no other nodes (--peers)");
-    ckd_status status = ranks_agree(c->ranks, own, &why, NULL, 0, &all);
+    ckd_id first = a->id;
+    ckd_status own = CKD_OK, status = ranks_agree(c->ranks, CKD_OK, &why, &first, sizeof(first), &all);
+    if (!a->tier || (tier_is_alone(a->tier) && !id_equal(&first, &a->id))) {
+        own = err_set(&why, CKD_E_UNSUPPORTED, "its agent knows no other nodes (--peers)");
+    }
+    THEN(status, ranks_agree(c->ranks, own, &why, NULL, 0, &all));
     c->copying = status == CKD_OK;
     if (status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &all);

@@ -59,7 +59,12 @@ static ckd_status take_state(ckd_agent_state **out, const slot_message *answer, 
                                .own_bytes = about.own_bytes,
                                .held_bytes = about.held_bytes,
                                .kept = about.kept,
-                               .kept_bytes = about.kept_bytes};
+                               .kept_bytes = about.kept_bytes,
+                               .local_bytes = about.local_bytes,
+                               .local_written_bytes = about.local_written_bytes,
+                               .local_behind = about.local_behind};
+    snprintf(state->local, sizeof(state->local), "%s", about.local);
+    snprintf(state->local_trouble, sizeof(state->local_trouble), "%s", about.local_trouble);
     state->peers = (ckd_agent_peer *)(state->sessions + about.sessions);
     state->decisions = (const char *)(state->peers + about.peers);
     *out = state;

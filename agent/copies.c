@@ -89,10 +89,16 @@ static bool is_own(const char *set) {
     return strcmp(set, OWN_SET) == 0;
 }
 
+static bool is_on_disk(const char *set) {
+    return strcmp(set, DISK_SET) == 0;
+}
+
 static void close_set(ckd_store *copies, tier *t, const char *set) {
     ckd_store_close(copies);
     if (is_own(set)) {
         pthread_mutex_unlock(&t->store_mutex);
+    } else if (is_on_disk(set)) {
+        disk_copies_release(t);
     } else {
         peer_set_release(t->node);
     }
@@ -106,7 +112,8 @@ static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error 
         snprintf(path, sizeof(path), "%s/own", t->folder);
         pthread_mutex_lock(&t->store_mutex);
     } else {
-        ckd_status status = peer_set_hold(path, sizeof(path), t->node, set, err);
+        ckd_status status = is_on_disk(set) ? disk_copies_hold(path, sizeof(path), t, err)
+                                            : peer_set_hold(path, sizeof(path), t->node, set, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -171,7 +178,7 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
 
 /*
  * The states of this node's own trainers are listed, too: if ranks save together, perhaps nobody else has this rank's
- * part.
+ * part. So are the copies on the disk: they may be of this node's last life, or sound where those in memory are damaged.
  */
 static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error *err) {
     char **sets = NULL;
@@ -191,6 +198,9 @@ static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error 
     free(sets);
     if (!q->set[0]) {
         (void)list_set(&states, &count, t, OWN_SET, q->run, NULL);
+    }
+    if (!q->set[0] || strcmp(q->set, t->set) == 0) {
+        (void)list_set(&states, &count, t, DISK_SET, q->run, NULL);
     }
     bytes_put_u32(answer, count);
     bytes_put(answer, states.data, states.size);
@@ -386,7 +396,7 @@ static ckd_status answer_from_stores(bytes *answer, tier *t, const query *q, ckd
                  : stores ? store_copy(t, shared, q, err)
                           : answer_part(answer, t, shared, q);
     }
-    if (status == CKD_OK && stores) {
+    if (status == CKD_OK && stores && !is_on_disk(q->set)) {
         agent_say(t->agent, "a state of a lost node is durable, from its copy here (%s)", q->set);
     }
     ckd_store_close(shared);

@@ -47,7 +47,9 @@ static void end_deferred(connection *c, const slot_request *r) {
     h->failed_ns = 0;
     h->shown.saved++;
     h->shown.trouble[0] = '\0';
-    h->shown.copied_step = r->options.step;
+    if (!tier_is_alone(a->tier)) {
+        h->shown.copied_step = r->options.step;
+    }
     h->deferred_id = r->options.checkpoint_id;
     record_write(a);
     pthread_cond_broadcast(&a->changed);
@@ -193,10 +195,10 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) 
     ckd_status status = slot_verify(p->slot, p->content, &why);
     THEN(status, tier_save(out, &version, t, p, &why));
     if (status != CKD_OK && !c->holding->uncopied) {
-        agent_say(
-            c->agent,
-            "step %llu of run '%s' is not copied to other nodes, nor are later ones until it works again: %s",
-            (unsigned long long)r->options.step, r->run, why.message);
+        agent_say(c->agent,
+                  "step %llu of run '%s' is not copied to %s, nor are later ones until it works again: %s",
+                  (unsigned long long)r->options.step, r->run,
+                  tier_is_alone(t) ? "the local disk" : "other nodes", why.message);
     }
     c->holding->uncopied = status != CKD_OK;
     if (status != CKD_OK) {
@@ -427,10 +429,8 @@ static void end_try(connection *c, uint64_t drain, const ckd_error *why) {
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->mutex);
     if (first) {
-        agent_say(
-            a,
-            "the newest state of run '%s' is on other nodes, and cannot be stored, the agent tries again: %s",
-            h->shown.run, why->message);
+        agent_say(a, "the newest state of run '%s' is on %s, and cannot be stored, the agent tries again: %s",
+                  h->shown.run, tier_is_alone(a->tier) ? "the local disk" : "other nodes", why->message);
     }
 }
 

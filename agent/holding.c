@@ -15,7 +15,8 @@ holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch) {
     h->world = h->shown.world = hello->world;
     h->shown.connected = 1;
     h->shown.process = local_peer_process(fd);
-    h->shown.newest_step = h->shown.durable_step = h->shown.copied_step = CKD_LATEST;
+    h->shown.newest_step = h->shown.durable_step = CKD_LATEST;
+    h->shown.copied_step = h->shown.local_step = CKD_LATEST;
     snprintf(h->shown.run, sizeof(h->shown.run), "%s", hello->run);
     snprintf(h->saves_to, sizeof(h->saves_to), "%s", hello->run);
     h->next = a->holdings;

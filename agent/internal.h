@@ -12,6 +12,8 @@
  *   pieces.c      this node's files in the parity of others
  *   rebuild.c     computes files that were lost
  *   mirror.c      brings the copies on other nodes into line
+ *   disk_copies.c copies on a disk of this node
+ *   copy_names.c  which files are copied, and in which order
  *   restart.c     asks other nodes for the states of a lost node
  *   copies.c      answers such queries
  */
@@ -75,6 +77,20 @@ typedef struct tier_peer {
 
 typedef struct parity parity; /* parity.h */
 
+/* Copies on a disk of this node. */
+typedef struct disk {
+    struct tier *tier;
+    char folder[512];       /* of this store's copies */
+    file_lock *lock;        /* of the folder */
+    pthread_rwlock_t files; /* exclusive: files are replaced or removed */
+    pthread_t thread;
+    bool running,
+        own; /* own: the files are of this life, not of the agent before; only its thread uses this */
+    /* under the tier's mutex; version: of the tier, that the disk has in full; round_ns: when the last round began */
+    uint64_t version, round_ns, written_bytes;
+    char trouble[256]; /* of the last round; "": it succeeded */
+} disk;
+
 /* This node's states as files in memory: a store of its own, which other nodes copy. */
 typedef struct tier {
     struct agent *agent;
@@ -93,6 +109,7 @@ typedef struct tier {
     uint32_t replicated;
     tier_peer *peers;
     parity *parity; /* NULL: other nodes have whole copies */
+    disk *disk;     /* NULL: none */
     bytes decisions;
     /* when peers were asked for this node's last life, and the pause until they are asked again */
     uint64_t asked_ns, ask_pause_ns;
@@ -105,6 +122,8 @@ typedef struct tier {
 typedef struct agent {
     ckd_agent_options options;
     const char *store;
+    ckd_id store_id;
+    ckd_id id; /* of this agent, new at each start */
     char socket[LOCAL_PATH_MAX + 1];
     file_lock *lock;
     int listener, stop; /* stop: a notifier */
@@ -117,7 +136,7 @@ typedef struct agent {
     bool stopping;
     uint32_t drains;     /* in progress */
     uint64_t last_drain; /* its number */
-    tier *tier;          /* NULL: no other nodes */
+    tier *tier;          /* NULL: neither other nodes nor a disk */
     /* reported: sessions of ranks are not copied, because some agent knows no other nodes */
     bool ranks_reported;
 } agent;
@@ -208,6 +227,10 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
 void tier_hurry(tier *t, bool hurry);
 /* Returns how many other nodes are to hold copies or parity of this node's states. */
 uint32_t tier_wanted(const tier *t);
+/* Are there no other nodes? Then the local disk has the copies. */
+bool tier_is_alone(const tier *t);
+/* The run of the store in memory that has a run's files. */
+void tier_name_files(char out[CKD_RUN_MAX + 1], const char *run, const slot_peer *who);
 /* The name of a node's copies. */
 void tier_set_name(char out[PEER_SET_MAX + 1], const char *node);
 /* Are there fewer copies than wanted? */
@@ -215,10 +238,46 @@ bool tier_is_poor(tier *t);
 bool tier_is_tight(tier *t);
 /* Removes the files of a run, whose states are durable. who: their owner. */
 void tier_forget(tier *t, const char *run, const slot_peer *who);
-/* Waits until the mirror has tried to copy this version. Are as many copies in place as wanted? */
+/*
+ * Waits until copies of this version were tried: on other nodes, or on the disk if there are none. Are as many copies in
+ * place as wanted?
+ */
 bool tier_await_copies(tier *t, uint64_t version);
 /* Appends ckd_agent_peer of each and the decisions. */
 void tier_describe(slot_agent *about, bytes *out, tier *t);
+
+/* ---- copy_names.c: paths below the store's folder ---- */
+typedef struct copy_names {
+    char **items;
+    size_t count, capacity;
+} copy_names;
+#define COPY_FOLDERS 4
+extern const char *const copy_folders[COPY_FOLDERS];
+void copy_names_free(copy_names *n);
+/*
+ * Adds the files below `root` in the order in which they must arrive. Errors: IO, NOMEM.
+ */
+ckd_status copy_names_read(copy_names *out, const char *root, bool chunk_files, ckd_error *err);
+/* The same for this node's store. Chunk files are left out if they have parity. Takes the store's mutex. */
+ckd_status copy_names_list(copy_names *out, tier *t, ckd_error *err);
+bool copy_names_have(const copy_names *n, const char *name);
+bool copy_is_chunk_file(const char *name);
+
+/* ---- disk_copies.c ---- */
+/* Makes and locks the folder, if there is to be one. Errors: INVALID, READ_ONLY, BUSY (another agent has it), IO. */
+ckd_status disk_copies_open(tier *t, ckd_error *err);
+/* Starts its thread. */
+ckd_status disk_copies_begin(tier *t, ckd_error *err);
+/* After mirror_end. durable: the store has all states, so the copies are removed. */
+void disk_copies_end(tier *t, bool durable);
+/* Will the disk have this version soon? Under the tier's mutex. */
+bool disk_copies_lags(const tier *t, uint64_t version);
+/* The folder of the copies, which do not change until disk_copies_release. Errors: NOT_FOUND. */
+ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, ckd_error *err);
+void disk_copies_release(tier *t);
+uint64_t disk_copies_bytes(const tier *t);
+/* Under the tier's mutex. */
+void disk_copies_describe(slot_agent *about, const tier *t);
 
 /* ---- mirror.c ---- */
 ckd_status mirror_begin(tier *t, ckd_error *err);

@@ -9,65 +9,7 @@
 #define NICE    10
 #define RETRY_S 1
 
-#define CHUNKS "data/c"
-
-/* A manifest arrives after the files that it names, and is removed before them. */
-static const char *const folders[] = {CHUNKS, "data/n", "data/t", "data/m"};
-#define FOLDERS (sizeof(folders) / sizeof(folders[0]))
-
 /* ---- one peer ---- */
-
-typedef struct names {
-    char **items;
-    size_t count, capacity;
-} names;
-
-static void free_names(names *n) {
-    for (size_t i = 0; i < n->count; i++) {
-        free(n->items[i]);
-    }
-    free(n->items);
-    *n = (names){.count = 0};
-}
-
-static ckd_status add_name(names *n, const char *folder, const char *name, ckd_error *err) {
-    char path[512];
-    ckd_status status = ARRAY_GROW(n->items, n->capacity, n->count + 1, "names", err);
-    if (status == CKD_OK) {
-        snprintf(path, sizeof(path), "%s%s%s", folder, folder[0] ? "/" : "", name);
-        n->items[n->count] = strdup(path);
-        status = n->items[n->count] ? CKD_OK : err_nomem(err, strlen(path), "names");
-        n->count += status == CKD_OK;
-    }
-    return status;
-}
-
-/* Adds this node's files in the order in which they must arrive. Chunk files are left out if they have parity. */
-static ckd_status list_files(names *out, tier *t, ckd_error *err) {
-    ckd_status status = add_name(out, "data", "store", err);
-    pthread_mutex_lock(&t->store_mutex); /* no save is under way */
-    for (size_t f = t->parity ? 1 : 0; f < FOLDERS && status == CKD_OK; f++) {
-        char path[700];
-        dir_list in = {.count = 0};
-        snprintf(path, sizeof(path), "%s/own/%s", t->folder, folders[f]);
-        status = err_except(err, dir_list_read(&in, path, err), CKD_E_NOT_FOUND, err);
-        for (size_t i = 0; i < in.count && status == CKD_OK; i++) {
-            status = in.names[i][0] == '.' ? CKD_OK : add_name(out, folders[f], in.names[i], err);
-        }
-        dir_list_free(&in);
-    }
-    pthread_mutex_unlock(&t->store_mutex);
-    return status;
-}
-
-static bool has_name(const names *n, const char *name) {
-    for (size_t i = 0; i < n->count; i++) {
-        if (strcmp(n->items[i], name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
 
 static bool is_there(const blob_list *list, const char *name) {
     for (size_t i = 0; i < list->count; i++) {
@@ -85,7 +27,7 @@ bool mirror_is_stopping(tier *t) {
     return stops;
 }
 
-static ckd_status send_files(tier *t, size_t host, const names *own, const blob_list *remote,
+static ckd_status send_files(tier *t, size_t host, const copy_names *own, const blob_list *remote,
                              ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < own->count && status == CKD_OK; i++) {
@@ -99,7 +41,7 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
          * store of its own, and a manifest, because the number of one that was deleted for good is used again. A peer
          * that has the same bytes does not get them again.
          */
-        if (strncmp(own->items[i], CHUNKS "/", sizeof(CHUNKS)) == 0 && is_there(remote, own->items[i])) {
+        if (copy_is_chunk_file(own->items[i]) && is_there(remote, own->items[i])) {
             continue;
         }
         snprintf(path, sizeof(path), "%s/own/%s", t->folder, own->items[i]);
@@ -111,14 +53,15 @@ static ckd_status send_files(tier *t, size_t host, const names *own, const blob_
     return status;
 }
 
-static ckd_status remove_files(tier *t, size_t host, const names *own, const blob_list *remote,
+static ckd_status remove_files(tier *t, size_t host, const copy_names *own, const blob_list *remote,
                                ckd_error *err) {
     ckd_status status = CKD_OK;
-    for (size_t f = FOLDERS; f-- > 0;) {
+    for (size_t f = COPY_FOLDERS; f-- > 0;) {
         for (size_t i = 0; i < remote->count && status == CKD_OK; i++) {
             const char *name = remote->items[i].name;
-            bool here = strncmp(name, folders[f], strlen(folders[f])) == 0;
-            status = here && !has_name(own, name) ? peer_delete(t->node, host, t->set, name, err) : CKD_OK;
+            bool here = strncmp(name, copy_folders[f], strlen(copy_folders[f])) == 0;
+            status =
+                here && !copy_names_have(own, name) ? peer_delete(t->node, host, t->set, name, err) : CKD_OK;
         }
     }
     return status;
@@ -146,10 +89,10 @@ static bool may_make_room(tier *t) {
 
 /* Errors: NOT_FOUND (a file was removed meanwhile), and those of the calls on peers. */
 static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
-    names own = {.count = 0};
+    copy_names own = {.count = 0};
     blob_list remote = {.count = 0};
     ckd_status status = peer_list(&remote, t->node, host, t->set, err);
-    THEN(status, list_files(&own, t, err));
+    THEN(status, copy_names_list(&own, t, err));
     THEN(status, send_files(t, host, &own, &remote, err));
     if (status == CKD_E_NOSPACE && !t->parity &&
         may_make_room(t)) { /* old states make room; files that have arrived are not sent again */
@@ -161,18 +104,18 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     if (!t->parity) { /* with parity, later: when all nodes have the new files */
         THEN(status, remove_files(t, host, &own, &remote, err));
     }
-    free_names(&own);
+    copy_names_free(&own);
     blob_list_free(&remote);
     return status;
 }
 
 /* Removes files that this node has neither in `kept` nor now. */
-static ckd_status clear(tier *t, size_t host, names *kept, ckd_error *err) {
+static ckd_status clear(tier *t, size_t host, copy_names *kept, ckd_error *err) {
     blob_list remote = {.count = 0};
     ckd_status status = CKD_OK;
     if (t->parity->unclear) {
         status = peer_list(&remote, t->node, host, t->set, err);
-        THEN(status, list_files(kept, t, err));
+        THEN(status, copy_names_list(kept, t, err));
         THEN(status, remove_files(t, host, kept, &remote, err));
         blob_list_free(&remote);
     }
@@ -187,9 +130,9 @@ static ckd_status update_or_free_space(tier *t, size_t host, update_fn update, c
     ckd_status status = update(t, host, err);
     t->parity->unclear = true;
     if (status == CKD_E_NOSPACE && may_make_room(t)) {
-        names kept = {.count = 0};
+        copy_names kept = {.count = 0};
         status = clear(t, host, &kept, err);
-        free_names(&kept);
+        copy_names_free(&kept);
         THEN(status, update(t, host, err));
     }
     return status;
@@ -220,6 +163,9 @@ static void choose_partners(tier *t) {
 /* Reports once that copies are missing, and once that they are in place again. */
 static void report(tier *t, uint32_t replicated) {
     uint32_t wanted = tier_wanted(t);
+    if (tier_is_alone(t)) { /* the disk's thread reports */
+        return;
+    }
     pthread_mutex_lock(&t->mutex);
     bool was = t->poor, any = t->version > 1;
     t->replicated = replicated;
@@ -305,7 +251,7 @@ static void note_trouble(tier *t, size_t host, const char *why) {
 }
 
 /* Returns true if some files remain to be removed. */
-static bool clear_all(tier *t, names *kept) {
+static bool clear_all(tier *t, copy_names *kept) {
     bool left = false;
     for (size_t i = 0; i < t->hosts.count; i++) {
         ckd_error why;
@@ -325,10 +271,10 @@ static bool clear_all(tier *t, names *kept) {
  */
 static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     uint32_t count = 0, wanted = tier_wanted(t);
-    names kept = {.count = 0};
+    copy_names kept = {.count = 0};
     ckd_error why;
     *left = pieces_notify(t);
-    ckd_status status = list_files(&kept, t, &why);
+    ckd_status status = copy_names_list(&kept, t, &why);
     THEN(status, pieces_look(t, &why));
     for (size_t i = 0; i < t->hosts.count && status != CKD_OK; i++) {
         note_trouble(t, i, why.message);
@@ -339,7 +285,7 @@ static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     if (count == wanted) {
         *left |= clear_all(t, &kept);
     }
-    free_names(&kept);
+    copy_names_free(&kept);
     *left |= pieces_release(t);
     return count;
 }
@@ -367,7 +313,8 @@ static bool do_round(tier *t) {
     }
     pthread_mutex_lock(&t->mutex);
     t->mirrored = version;
-    bool rests = t->version == version && replicated == partners && !left;
+    bool rests = t->version == version && replicated == partners && !left &&
+                 (!t->disk || t->peers[t->hosts.self].asked);
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mutex);
     return rests;

@@ -162,6 +162,10 @@ static bool may_succeed_later(ckd_status status) {
 
 /* ---- states of several ranks ---- */
 
+static bool is_on_disk(const found *f) {
+    return strcmp(f->set, DISK_SET) == 0;
+}
+
 /* One rank's part, and the call that asks a node to store it. */
 typedef struct part_call {
     tier *of;
@@ -303,9 +307,10 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
             break;
         }
         ckd_status status = call_parts(calls, s, &wanted, newest_ns, &why);
-        bool again = false;
+        bool again = false, in_memory = true;
         for (uint32_t rank = 0; rank < wanted.world; rank++) {
             again |= calls[rank].bad;
+            in_memory &= !is_on_disk(calls[rank].part);
         }
         free(calls);
         /* a call may have failed after the commit */
@@ -313,9 +318,9 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
             log_decision(t, "%s@%" PRIu64 " of %u ranks: verified, durable, chosen", wanted.run, wanted.step,
                          (unsigned)wanted.world);
             agent_say(t->agent,
-                      "step %" PRIu64 " of run '%s' comes from the memory of the nodes of its %u ranks, "
-                      "verified: it is durable",
-                      wanted.step, wanted.run, (unsigned)wanted.world);
+                      "step %" PRIu64
+                      " of run '%s' comes from the %snodes of its %u ranks, verified: it is durable",
+                      wanted.step, wanted.run, in_memory ? "memory of the " : "", (unsigned)wanted.world);
             return true;
         }
         if (!again) { /* STATE: the node of some rank did not come */
@@ -329,7 +334,7 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
     }
     log_decision(t, "%s@%" PRIu64 " of %u ranks: not used: %.300s", wanted.run, wanted.step,
                  (unsigned)wanted.world, why.message);
-    agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of %u ranks' nodes is not used: %s",
+    agent_say(t->agent, "step %" PRIu64 " of run '%s' on the nodes of its %u ranks is not used: %s",
               wanted.step, wanted.run, (unsigned)wanted.world, why.message);
     return false;
 }
@@ -347,28 +352,36 @@ void restart_call_ranks(tier *t, const ckd_id *group) {
 
 /* ---- choosing ---- */
 
+/* For lines of `--explain`. */
+static void name_place(char out[PEER_NAME_MAX + 16], const search *s, const found *f) {
+    snprintf(out, PEER_NAME_MAX + 16, "%s%s", s->of->hosts.items[f->host].name,
+             is_on_disk(f) ? " (disk)" : "");
+}
+
 static bool make_durable(search *s, const found *f) {
     tier *t = s->of;
     bytes answer = {.size = 0};
     ckd_error why;
-    const char *name = t->hosts.items[f->host].name;
+    char place[PEER_NAME_MAX + 16];
+    const char *name = t->hosts.items[f->host].name, *kind = is_on_disk(f) ? "disk" : "memory";
+    name_place(place, s, f);
     query q = s->query;
     q.kind = QUERY_STORE;
     q.checkpoint = f->checkpoint;
     snprintf(q.set, sizeof(q.set), "%s", f->set);
     ckd_status status = ask(&answer, t, f->host, &q, &why);
     if (status == CKD_OK) {
-        log_decision(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, name);
+        log_decision(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, place);
         agent_say(t->agent,
-                  "step %" PRIu64 " of run '%s' comes from the memory of node %s, verified: it is durable",
-                  f->step, f->run, name);
+                  "step %" PRIu64 " of run '%s' comes from the %s of node %s, verified: it is durable",
+                  f->step, f->run, kind, name);
     } else if (may_succeed_later(status) && s->quiet) {
         s->asked[f->host] = false;
     } else {
         s->asked[f->host] = !may_succeed_later(status);
-        log_decision(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, name, why.message);
-        agent_say(t->agent, "step %" PRIu64 " of run '%s' in the memory of node %s is not used: %s", f->step,
-                  f->run, name, why.message);
+        log_decision(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, place, why.message);
+        agent_say(t->agent, "step %" PRIu64 " of run '%s' %s the %s of node %s is not used: %s", f->step,
+                  f->run, is_on_disk(f) ? "on" : "in", kind, name, why.message);
     }
     bytes_free(&answer);
     return status == CKD_OK;
@@ -389,7 +402,9 @@ static void choose(search *s, const char *root) {
         }
         bool same = any && memcmp(&stored.id, &f->checkpoint, sizeof(stored.id)) == 0;
         if (same || (any && stored.created_ns >= f->created_ns)) {
-            log_decision(t, "%s@%" PRIu64 " at %s: %s", f->run, f->step, t->hosts.items[f->host].name,
+            char place[PEER_NAME_MAX + 16];
+            name_place(place, s, f);
+            log_decision(t, "%s@%" PRIu64 " at %s: %s", f->run, f->step, place,
                          same ? "the newest one in the store already" : "older than the store's");
             break;
         }

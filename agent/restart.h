@@ -8,7 +8,9 @@
 #include "agent/internal.h"
 
 #define FOUND_MAX (64u << 10)
-#define OWN_SET   "own" /* this node's files; no set of a peer has this name */
+/* This node's files in memory, and its copies of them on a disk; no set of a peer has these names. */
+#define OWN_SET  "own"
+#define DISK_SET "disk"
 
 enum {
     QUERY_LIST = 1,  /* states of `run` and its branches; run "": of all. set: only of this one; "": of all */

@@ -1,4 +1,4 @@
-/* This node's states as files in memory. */
+/* This node's states as files in memory, and what is shown of their copies. */
 #include "agent/parity.h"
 
 #include <stdio.h>
@@ -51,7 +51,7 @@ static ckd_status lock_folder(tier *t, ckd_error *err) {
 
 /* Removes only our own names, because somebody else may have made the folder. */
 static void clear_folder(const tier *t) {
-    static const char *const own[] = {"own", "held", "pieces", "work"};
+    static const char *const own[] = {"own", "held", "pieces", "work", "disk"};
     char path[600];
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) {
         snprintf(path, sizeof(path), "%s/%s", t->folder, own[i]);
@@ -126,7 +126,7 @@ static ckd_status begin_node(tier *t, ckd_error *err) {
     snprintf(held, sizeof(held), "%s/held", t->folder);
     return peer_node_begin(&t->node,
                            &(peer_options){.hosts = &t->hosts,
-                                           .secret = &t->secret,
+                                           .secret = o->peers ? &t->secret : NULL,
                                            .folder = held,
                                            .budget_bytes = o->copies_bytes,
                                            .bytes_per_s = o->send_bytes_per_s,
@@ -139,7 +139,7 @@ static ckd_status begin_node(tier *t, ckd_error *err) {
 }
 
 static ckd_status check_options(const ckd_agent_options *o, ckd_error *err) {
-    if (!o->secret) {
+    if (o->peers && !o->secret) {
         return err_set(
             err, CKD_E_INVALID,
             "agents of several nodes need a secret: a file of mode 0600 with the same 16 bytes or more on all nodes");
@@ -147,8 +147,15 @@ static ckd_status check_options(const ckd_agent_options *o, ckd_error *err) {
     if (o->replicate && (o->parity || o->parity_data)) {
         return err_set(err, CKD_E_INVALID, "other nodes have whole copies or parity, not both");
     }
+    if (!o->peers && (o->local_every_s > 0 || o->replicate || o->parity)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "without other nodes every state goes to the local disk: the time between states there, "
+            "copies and parity need peers");
+    }
     bool fine = (o->silence_s == 0 || (o->silence_s >= 0.1 && o->silence_s <= 3600)) &&
-                o->store_every_s >= 0 && o->store_every_s <= 1e9;
+                o->store_every_s >= 0 && o->store_every_s <= 1e9 && o->local_every_s >= 0 &&
+                o->local_every_s <= 1e9;
     return fine
                ? CKD_OK
                : err_set(
@@ -156,8 +163,19 @@ static ckd_status check_options(const ckd_agent_options *o, ckd_error *err) {
                      "the silence of a peer is 0.1 to 3600 seconds, and the time between stored states not negative");
 }
 
+/* Without a list, this node is the only one, under its own name. */
+static ckd_status read_hosts(tier *t, ckd_error *err) {
+    const ckd_agent_options *o = &t->agent->options;
+    if (o->peers) {
+        ckd_status status = peer_secret_read(&t->secret, o->secret, err);
+        THEN(status, peer_hosts_read(&t->hosts, o->peers, o->self, err));
+        return status;
+    }
+    return peer_hosts_alone(&t->hosts, err);
+}
+
 ckd_status tier_open(agent *a, ckd_error *err) {
-    if (!a->options.peers) {
+    if (!a->options.peers && !a->options.local) {
         return CKD_OK;
     }
     tier *t = calloc(1, sizeof(*t));
@@ -172,9 +190,8 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     pthread_mutex_init(&t->mutex, NULL);
     peer_condition_init(&t->changed);
     ckd_status status = check_options(&a->options, err);
-    a->options.replicate = a->options.replicate ? a->options.replicate : 1;
-    THEN(status, peer_secret_read(&t->secret, a->options.secret, err));
-    THEN(status, peer_hosts_read(&t->hosts, a->options.peers, a->options.self, err));
+    a->options.replicate = a->options.replicate || !a->options.peers ? a->options.replicate : 1;
+    THEN(status, read_hosts(t, err));
     t->peers = status == CKD_OK ? calloc(t->hosts.count, sizeof(*t->peers)) : NULL;
     if (status == CKD_OK && !t->peers) {
         status = err_nomem(err, t->hosts.count * sizeof(*t->peers), "other nodes");
@@ -190,8 +207,10 @@ ckd_status tier_open(agent *a, ckd_error *err) {
     }
     THEN(status, open_store(t, err));
     THEN(status, parity_begin(t, err));
+    THEN(status, disk_copies_open(t, err));
     THEN(status, begin_node(t, err));
     THEN(status, mirror_begin(t, err));
+    THEN(status, disk_copies_begin(t, err));
     return status;
 }
 
@@ -224,6 +243,7 @@ void tier_close(agent *a, bool durable) {
         peer_node_stop(t->node);
     }
     mirror_end(t);
+    disk_copies_end(t, durable);
     peer_node_end(t->node);
     parity_end(t);
     ckd_store_close(t->store);
@@ -251,8 +271,7 @@ static uint64_t change(tier *t, uint64_t kept, uint64_t kept_bytes) {
     return version;
 }
 
-/* The run that has the files. */
-static void name_files(char out[CKD_RUN_MAX + 1], const char *run, const slot_peer *who) {
+void tier_name_files(char out[CKD_RUN_MAX + 1], const char *run, const slot_peer *who) {
     if (who->world) {
         slot_part_run(out, run, who->rank);
     } else {
@@ -323,7 +342,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
     const ckd_save_options *o = &p->content->request.options;
     ckd_id id = p->plan ? slot_part_id(&o->checkpoint_id, p->who.rank) : o->checkpoint_id;
     char run[CKD_RUN_MAX + 1];
-    name_files(run, p->content->request.run, &p->who);
+    tier_name_files(run, p->content->request.run, &p->who);
     pthread_mutex_lock(&t->store_mutex);
     uint64_t limit = t->agent->options.copies_bytes, size = slot_part_bytes(p);
     ckd_status status = CKD_OK;
@@ -357,7 +376,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
 void tier_forget(tier *t, const char *run, const slot_peer *who) {
     bool removed = false;
     char files[CKD_RUN_MAX + 1];
-    name_files(files, run, who);
+    tier_name_files(files, run, who);
     pthread_mutex_lock(&t->store_mutex);
     (void)remove_from(&removed, t, files, 0, NULL, NULL);
     pthread_mutex_unlock(&t->store_mutex);
@@ -370,17 +389,23 @@ uint32_t tier_wanted(const tier *t) {
     return t->parity ? (uint32_t)t->parity->count - 1 : t->agent->options.replicate;
 }
 
+bool tier_is_alone(const tier *t) {
+    return t->hosts.count == 1 && !t->agent->options.peers;
+}
+
 bool tier_await_copies(tier *t, uint64_t version) {
+    bool alone = tier_is_alone(t);
     pthread_mutex_lock(&t->mutex);
-    while (t->mirrored < version && !t->stopping && !t->hurries) {
+    while ((alone ? disk_copies_lags(t, version) : t->mirrored < version) && !t->stopping && !t->hurries) {
         pthread_cond_wait(&t->changed, &t->mutex);
     }
+    bool on_disk = t->disk && t->disk->version >= version;
     uint32_t have = 0;
     for (size_t i = 0; i < t->hosts.count; i++) {
         have += t->peers[i].partner && t->peers[i].has >= version;
     }
     pthread_mutex_unlock(&t->mutex);
-    return have >= tier_wanted(t);
+    return alone ? on_disk : have >= tier_wanted(t);
 }
 
 void tier_hurry(tier *t, bool hurry) {
@@ -421,6 +446,7 @@ static ckd_agent_peer describe_peer(const tier *t, size_t i) {
 void tier_describe(slot_agent *about, bytes *out, tier *t) {
     about->own_bytes = own_bytes(t);
     about->held_bytes = peer_held_bytes(t->node);
+    about->local_bytes = disk_copies_bytes(t);
     pthread_mutex_lock(&t->mutex);
     about->replicate = tier_wanted(t);
     about->parity_data = t->parity ? t->parity->data : 0;
@@ -435,6 +461,7 @@ void tier_describe(slot_agent *about, bytes *out, tier *t) {
             about->peers++;
         }
     }
+    disk_copies_describe(about, t);
     bytes_put(out, t->decisions.data, t->decisions.size);
     about->decision_bytes = t->decisions.size;
     pthread_mutex_unlock(&t->mutex);

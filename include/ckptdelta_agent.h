@@ -56,6 +56,13 @@ typedef struct ckd_agent_options {
      * own files. 0 and 0: whole copies. All agents need the same values. More than one node of parity needs ISA-L.
      */
     uint32_t parity_data, parity;
+    /*
+     * Absolute path of a folder on a disk of this node: the newest states are copied there, too, and outlive the agent
+     * and a restart of the node. Several stores may share it, several agents of one store not. NULL: none. Without
+     * peers, the states in question for store_every_s are those that this disk has.
+     */
+    const char *local;
+    double local_every_s; /* with peers: this many seconds between copies there; 0: every state */
 } ckd_agent_options;
 #define CKD_AGENT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_agent_options) }
@@ -79,6 +86,7 @@ typedef struct ckd_agent_session {
     uint64_t saved, failed;
     char trouble[256];    /* of the last save if it failed; "" after a success */
     uint64_t copied_step; /* complete in the memory of other nodes; CKD_LATEST: none */
+    uint64_t local_step;  /* on the local disk; CKD_LATEST: none */
 } ckd_agent_session;
 
 /* Another node. */
@@ -108,6 +116,12 @@ typedef struct ckd_agent_state {
     const char *decisions;
     /* The parity group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
     uint32_t parity_data, parity;
+    /* The folder on the local disk, or "", and the bytes of its files. */
+    char local[512];
+    uint64_t local_bytes;
+    uint64_t local_written_bytes; /* since the agent began */
+    uint64_t local_behind;        /* saves, and removals of old states, that the disk has not got yet */
+    char local_trouble[256];      /* why copies do not reach the disk; "" if all is well */
 } ckd_agent_state;
 
 /*

@@ -168,6 +168,18 @@ ckd_status peer_hosts_read(peer_hosts *out, const char *list, const char *self, 
     return status;
 }
 
+ckd_status peer_hosts_alone(peer_hosts *out, ckd_error *err) {
+    *out = (peer_hosts){.items = calloc(1, sizeof(*out->items)), .count = 1};
+    if (!out->items) {
+        *out = (peer_hosts){.count = 0};
+        return err_nomem(err, sizeof(*out->items), "the list of nodes");
+    }
+    if (gethostname(out->items[0].name, sizeof(out->items[0].name) - 1) != 0 || !out->items[0].name[0]) {
+        snprintf(out->items[0].name, sizeof(out->items[0].name), "localhost");
+    }
+    return CKD_OK;
+}
+
 void peer_hosts_free(peer_hosts *hosts) {
     free(hosts->items);
     *hosts = (peer_hosts){.count = 0};

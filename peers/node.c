@@ -152,6 +152,13 @@ static ckd_status start_peers(peer_node *node, ckd_error *err) {
     return status;
 }
 
+static ckd_status begin_network(peer_node *node, ckd_error *err) {
+    ckd_status status = secret_usable(err);
+    THEN(status, ucx_open(&node->net, err));
+    THEN(status, serve_begin(node, err));
+    return status;
+}
+
 ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_error *err) {
     peer_node *node = calloc(1, sizeof(*node));
     if (!node) {
@@ -169,10 +176,8 @@ ckd_status peer_node_begin(peer_node **out, const peer_options *options, ckd_err
     if (status == CKD_OK && !node->peers) {
         status = err_nomem(err, options->hosts->count * sizeof(*node->peers), "the other nodes");
     }
-    THEN(status, secret_usable(err));
-    THEN(status, ucx_open(&node->net, err));
     THEN(status, blobs_open(&node->held, options->folder, options->budget_bytes, err));
-    THEN(status, serve_begin(node, err));
+    THEN(status, options->secret ? begin_network(node, err) : CKD_OK);
     THEN(status, start_peers(node, err));
     if (status != CKD_OK) {
         peer_node_end(node);

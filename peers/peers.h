@@ -42,6 +42,8 @@ typedef struct peer_hosts {
  * line that is wrong; no entry is this node's, or several are), IO, NOMEM.
  */
 ckd_status peer_hosts_read(peer_hosts *out, const char *list, const char *self, ckd_error *err);
+/* A list of this node alone, under the machine's name. Errors: NOMEM. */
+ckd_status peer_hosts_alone(peer_hosts *out, ckd_error *err);
 void peer_hosts_free(peer_hosts *hosts);
 /*
  * Chooses the nodes that keep copies for node `of`, at most `copies`, among those that `usable` accepts (NULL: all).
@@ -97,12 +99,12 @@ typedef void (*peer_change_fn)(void *context, size_t host, bool alive, const cha
 typedef bool (*peer_busy_fn)(void *context);
 
 typedef struct peer_options {
-    const peer_hosts *hosts; /* the caller keeps it until peer_node_end */
-    const peer_secret *secret;
-    const char *folder;    /* keeps blobs below it: it is emptied at the start */
-    uint64_t budget_bytes; /* of all blobs together */
-    uint64_t bytes_per_s;  /* of blobs sent; 0: no limit */
-    uint32_t silence_ms;   /* a peer that shows no sign of life for that long is gone; 0: 5000 */
+    const peer_hosts *hosts;   /* the caller keeps it until peer_node_end */
+    const peer_secret *secret; /* NULL: no other node may connect, and there are none */
+    const char *folder;        /* keeps blobs below it: it is emptied at the start */
+    uint64_t budget_bytes;     /* of all blobs together */
+    uint64_t bytes_per_s;      /* of blobs sent; 0: no limit */
+    uint32_t silence_ms;       /* a peer that shows no sign of life for that long is gone; 0: 5000 */
     peer_answer_fn answer;
     peer_change_fn on_change;
     peer_busy_fn is_busy; /* blobs wait meanwhile, but each MiB at most 100 ms; NULL: they never do */

@@ -30,7 +30,9 @@ enum {
     OPT_PARITY,
     OPT_COPIES,
     OPT_COPIES_BUDGET,
-    OPT_SILENCE
+    OPT_SILENCE,
+    OPT_LOCAL,
+    OPT_LOCAL_EVERY
 };
 
 static const struct argp_option options_table[] = {
@@ -52,9 +54,16 @@ static const struct argp_option options_table[] = {
      "Instead of copies, keep parity in groups of K + M nodes: any M of a group can be lost, and the memory for it is M/K of "
      "what a node's own files take",
      2},
+    {"local", OPT_LOCAL, "FOLDER", 0,
+     "Keep copies of the newest states on a disk of this node, too, in this folder: they outlive the agent and a restart "
+     "of the node. Also without --peers",
+     2},
+    {"local-every", OPT_LOCAL_EVERY, "TIME", 0,
+     "Copy to the local disk only this long after the last time. Goes with --local and --peers [default: every state]",
+     2},
     {"store-every", OPT_STORE_EVERY, "TIME", 0,
      "While all copies are in place, save to the store only this long after the last time, such as 10m, and when a "
-     "session ends [default: save every state]",
+     "session ends. Without --peers the copy on the local disk is meant [default: save every state]",
      2},
     {"send-rate", OPT_SEND_RATE, "SIZE", 0, "Send at most this much a second, such as 500M", 2},
     {"copies", OPT_COPIES, "FOLDER", 0,
@@ -91,9 +100,9 @@ static const char doc[] =
 typedef struct arguments {
     cli_options common;
     uint64_t budget;
-    const char *socket, *peers, *self, *secret, *copies;
+    const char *socket, *peers, *self, *secret, *copies, *local;
     uint32_t parity_data, parity;
-    uint64_t replicate, send_rate, copies_budget, store_every_s, silence_s;
+    uint64_t replicate, send_rate, copies_budget, store_every_s, silence_s, local_every_s;
     bool detach;
     int action; /* an option of the second group; 0: run an agent */
 } arguments;
@@ -105,7 +114,7 @@ static void take_action(arguments *a, int key, struct argp_state *state) {
     a->action = key;
 }
 
-/* Options of copies on other nodes. */
+/* Options of copies on other nodes and on the local disk. */
 static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *state) {
     switch (key) {
     case OPT_PEERS:
@@ -147,20 +156,35 @@ static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *
     case OPT_SILENCE:
         a->silence_s = cli_seconds(state, "--silence", arg);
         return 0;
+    case OPT_LOCAL:
+        if (arg[0] != '/') {
+            argp_error(state, "--local is an absolute path, not '%s'", arg);
+        }
+        a->local = arg;
+        return 0;
+    case OPT_LOCAL_EVERY:
+        a->local_every_s = cli_seconds(state, "--local-every", arg);
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
 static void check_together(const arguments *a, struct argp_state *state) {
-    bool of_peers = a->self || a->secret || a->copies || a->replicate || a->parity || a->copies_budget ||
-                    a->send_rate || a->store_every_s || a->silence_s;
-    if (a->action && (a->budget || a->detach || a->peers)) {
-        argp_error(state, "--budget, --detach and --peers go with the start of an agent");
+    bool of_peers = a->self || a->secret || a->replicate || a->parity || a->send_rate || a->silence_s;
+    bool of_copies = a->copies || a->copies_budget || a->store_every_s;
+    if (a->action && (a->budget || a->detach || a->peers || a->local)) {
+        argp_error(state, "--budget, --detach, --peers and --local go with the start of an agent");
     }
     if (of_peers && !a->peers) {
-        argp_error(state, "--secret, --self, --replicate, --parity, --store-every, --send-rate, --copies, "
-                          "--copies-budget and --silence go with --peers");
+        argp_error(state,
+                   "--secret, --self, --replicate, --parity, --send-rate and --silence go with --peers");
+    }
+    if (of_copies && !a->peers && !a->local) {
+        argp_error(state, "--store-every, --copies and --copies-budget go with --peers or --local");
+    }
+    if (a->local_every_s && !(a->peers && a->local)) {
+        argp_error(state, "--local-every goes with --local and --peers");
     }
     if (a->replicate && a->parity) {
         argp_error(state, "choose one of --replicate and --parity");
@@ -231,9 +255,9 @@ static json_t *json_parity(const ckd_agent_state *s) {
                : json_null();
 }
 
-/* null: the agent has no other nodes. */
+/* null: the agent has neither other nodes nor a local disk. */
 static json_t *json_copies(const ckd_agent_state *s) {
-    if (!s->peer_count && !s->replicate) {
+    if (!s->peer_count && !s->replicate && !s->local[0]) {
         return json_null();
     }
     return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "parity", json_parity(s), "replicate",
@@ -243,25 +267,37 @@ static json_t *json_copies(const ckd_agent_state *s) {
                      "decisions", cli_json_text(s->decisions));
 }
 
+/* null: there is no --local. */
+static json_t *json_local(const ckd_agent_state *s) {
+    if (!s->local[0]) {
+        return json_null();
+    }
+    return json_pack("{s:o, s:I, s:I, s:I, s:o}", "folder", cli_json_text(s->local), "bytes",
+                     (json_int_t)s->local_bytes, "written_bytes", (json_int_t)s->local_written_bytes,
+                     "behind", (json_int_t)s->local_behind, "trouble",
+                     cli_json_text(s->local_trouble[0] ? s->local_trouble : NULL));
+}
+
 static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
     json_t *sessions = json_array();
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
-        cli_json_append(
-            &sessions,
-            json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:o, s:I, s:I, s:o}", "run",
-                      cli_json_text(x->run), "rank", json_rank(x, x->rank), "world", json_rank(x, x->world),
-                      "pid", (json_int_t)x->process, "connected", x->connected, "memory_bytes",
-                      (json_int_t)x->memory_bytes, "newest_step", cli_json_step(x->newest_step),
-                      "durable_step", cli_json_step(x->durable_step), "copied_step",
-                      cli_json_step(x->copied_step), "saved", (json_int_t)x->saved, "failed",
-                      (json_int_t)x->failed, "trouble", cli_json_text(x->trouble[0] ? x->trouble : NULL)));
+        cli_json_append(&sessions,
+                        json_pack("{s:o, s:o, s:o, s:I, s:b, s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:o}", "run",
+                                  cli_json_text(x->run), "rank", json_rank(x, x->rank), "world",
+                                  json_rank(x, x->world), "pid", (json_int_t)x->process, "connected",
+                                  x->connected, "memory_bytes", (json_int_t)x->memory_bytes, "newest_step",
+                                  cli_json_step(x->newest_step), "durable_step",
+                                  cli_json_step(x->durable_step), "copied_step",
+                                  cli_json_step(x->copied_step), "local_step", cli_json_step(x->local_step),
+                                  "saved", (json_int_t)x->saved, "failed", (json_int_t)x->failed, "trouble",
+                                  cli_json_text(x->trouble[0] ? x->trouble : NULL)));
     }
-    return cli_json_print(json_pack("{s:i, s:I, s:o, s:I, s:I, s:o, s:o}", "schema", 1, "pid",
+    return cli_json_print(json_pack("{s:i, s:I, s:o, s:I, s:I, s:o, s:o, s:o}", "schema", 1, "pid",
                                     (json_int_t)s->process, "since",
                                     cli_json_text(cli_text_time(s->since_ns).text), "memory_bytes",
                                     (json_int_t)s->memory_bytes, "budget_bytes", (json_int_t)s->budget_bytes,
-                                    "sessions", sessions, "copies", json_copies(s)),
+                                    "sessions", sessions, "copies", json_copies(s), "local", json_local(s)),
                           err);
 }
 
@@ -307,8 +343,8 @@ static ckd_status print_peers(const ckd_agent_state *s, ckd_error *err) {
 static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
     printf("process %" PRId64 ", since %s, holds %s of %s\n", s->process, cli_text_time(s->since_ns).text,
            cli_text_size(s->memory_bytes).text, cli_text_size(s->budget_bytes).text);
-    cli_table *t =
-        cli_table_new("RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>COPIED|>DURABLE|>SAVED|>FAILED|TROUBLE");
+    cli_table *t = cli_table_new(
+        "RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>COPIED|>LOCAL|>DURABLE|>SAVED|>FAILED|TROUBLE");
     for (size_t i = 0; i < s->count; i++) {
         const ckd_agent_session *x = &s->sessions[i];
         cli_table_cell(t, "%s", x->run);
@@ -322,33 +358,56 @@ static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
         cli_table_cell(t, "%s", cli_text_size(x->memory_bytes).text);
         step_cell(t, x->newest_step);
         step_cell(t, x->copied_step);
+        step_cell(t, x->local_step);
         step_cell(t, x->durable_step);
         cli_table_cell(t, "%" PRIu64, x->saved);
         cli_table_cell(t, "%" PRIu64, x->failed);
         cli_table_cell(t, "%s", x->trouble[0] ? x->trouble : "-");
     }
     ckd_status status = cli_table_print(t, err);
+    if (status == CKD_OK && s->local[0]) {
+        printf("\nlocal disk %s: files take %s, %s were written", s->local,
+               cli_text_size(s->local_bytes).text, cli_text_size(s->local_written_bytes).text);
+        printf(s->local_behind ? ", %" PRIu64 " changes behind" : "", s->local_behind);
+        puts("");
+        if (s->local_trouble[0]) {
+            fputs("  ", stdout);
+            cli_print_clean(stdout, s->local_trouble);
+            puts("");
+        }
+    }
     return status == CKD_OK && s->replicate ? print_peers(s, err) : status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- explain */
 
+static bool is_newer(uint64_t step, uint64_t than) {
+    return step != CKD_LATEST && (than == CKD_LATEST || step > than);
+}
+
 static void explain_place(const ckd_agent_session *x) {
-    if (x->copied_step == x->newest_step && x->newest_step != x->durable_step) {
-        puts("  It is in the memory of other nodes: if this node fails now, it comes from there.");
-    } else if (x->newest_step == x->durable_step) {
+    bool in_store = x->newest_step == x->durable_step, copied = x->copied_step == x->newest_step;
+    uint64_t elsewhere = is_newer(x->copied_step, x->durable_step) ? x->copied_step : x->durable_step;
+    if (in_store) {
         puts("  It is durable: if this node or the agent fails, it is in the store.");
-    } else if (x->copied_step != CKD_LATEST &&
-               (x->durable_step == CKD_LATEST || x->copied_step > x->durable_step)) {
-        printf("  It is nowhere else yet: if this node fails now, step %" PRIu64
-               " is the newest, in the memory of other nodes.\n",
-               x->copied_step);
-    } else if (x->durable_step == CKD_LATEST) {
-        puts("  It is not durable yet: if this node or the agent fails now, it is lost.");
+    } else if (copied) {
+        puts("  It is in the memory of other nodes: if this node fails now, it comes from there.");
+    } else if (x->local_step == x->newest_step) {
+        puts("  It is on the local disk: if the agent fails now, or the node restarts, it comes from there.");
     } else {
-        printf("  It is not durable yet: if this node or the agent fails now, step %" PRIu64
-               " is the newest.\n",
-               x->durable_step);
+        puts("  It is nowhere else yet.");
+    }
+    if (in_store || copied) {
+        return;
+    }
+    if (elsewhere == CKD_LATEST) {
+        puts("  If this node is lost now, it is lost.");
+    } else {
+        printf("  If this node is lost now, step %" PRIu64 " is the newest, in the %s.\n", elsewhere,
+               elsewhere == x->durable_step ? "store" : "memory of other nodes");
+    }
+    if (is_newer(x->local_step, x->durable_step) && x->local_step != x->newest_step) {
+        printf("  Step %" PRIu64 " is on the local disk.\n", x->local_step);
     }
 }
 
@@ -388,8 +447,11 @@ static void explain_peers(const ckd_agent_state *s) {
             putchar('\n');
         }
     }
+}
+
+static void explain_decisions(const ckd_agent_state *s) {
     if (s->decisions[0]) {
-        puts("What other nodes had for restarts, and what was made of it:");
+        puts("What there was for restarts, and what was made of it:");
         for (const char *line = s->decisions; *line;
              line += strcspn(line, "\n") + (line[strcspn(line, "\n")] != 0)) {
             printf("  %.*s\n", (int)strcspn(line, "\n"), line);
@@ -407,6 +469,12 @@ static void explain(const ckd_agent_state *s) {
     if (s->replicate) {
         explain_peers(s);
     }
+    if (s->local_trouble[0]) {
+        fputs("Copies do not reach the local disk: ", stdout);
+        cli_print_clean(stdout, s->local_trouble);
+        puts("");
+    }
+    explain_decisions(s);
 }
 
 static ckd_status show(const arguments *a, ckd_error *err) {
@@ -496,6 +564,8 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
     o.send_bytes_per_s = a->send_rate;
     o.store_every_s = (double)a->store_every_s;
     o.silence_s = (double)a->silence_s;
+    o.local = a->local;
+    o.local_every_s = (double)a->local_every_s;
     if (a->peers) { /* the agent itself reports peers that are gone, so UCX need not */
         setenv("UCX_LOG_LEVEL", "fatal", 0);
     }

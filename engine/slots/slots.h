@@ -222,6 +222,8 @@ typedef struct slot_agent {
     uint64_t sessions, peers, decision_bytes; /* of each, how many follow */
     uint32_t replicate, replicated, parity_data, parity;
     uint64_t own_bytes, held_bytes, kept, kept_bytes;
+    char local[512], local_trouble[256];
+    uint64_t local_bytes, local_written_bytes, local_behind;
 } slot_agent;
 
 typedef struct slot_message {

@@ -121,6 +121,7 @@ def test_all_documented_objects_are_printed(full):
     seen |= {"agent --status", "agent_session", "agent --drain", "agent --stop"}  # by test_cli_agent.py
     seen |= {"agent_copies", "agent_peer"}  # by test_cli_agent_peers.py
     seen |= {"agent_parity"}  # by test_cli_agent_parity.py
+    seen |= {"agent_local"}  # by test_cli_agent_local.py
     assert seen == set(documented()), seen ^ set(documented())
 
 
