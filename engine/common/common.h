@@ -86,7 +86,7 @@ int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g);
  * none.
  */
 uint64_t region_lower_bound(const geometry *g, const ckd_region *region, uint64_t global);
-/* The global position of element `local` of the region. */
+/* Returns the global position of element `local` of the region. */
 uint64_t region_global(const geometry *g, const ckd_region *region, uint64_t local);
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b);
 

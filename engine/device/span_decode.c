@@ -5,7 +5,7 @@
 #include "base/float_mode.h"
 
 /*
- * Fewest dense streams per host thread that the device reads. It reads up to thousands of them in the time that a
+ * Fewest dense streams per host thread for which the device reads them. It reads up to thousands in the time that a
  * thread takes for about this many (DECISIONS.md).
  */
 #define STREAMS_WORTH 16u

@@ -36,7 +36,6 @@ typedef struct source {
     const float *products; /* or NULL */
 } source;
 
-/* Some elements of a row of the block. */
 typedef struct row_slice {
     uint64_t row, first, column, n;
 } row_slice;

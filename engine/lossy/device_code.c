@@ -72,7 +72,6 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     return status;
 }
 
-/* Fetches the packed integers and unpacks them. */
 static ckd_status fetch_integers(struct lossy_device *d, ckd_error *err) {
     uint64_t used = 0, words = (d->count + 15) / 16, capacity = d->count / 16, wide_count = 0;
     device_failure why = {DEVICE_DONE, "", ""};

@@ -59,7 +59,6 @@ ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err);
  */
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err);
-/* Sets j->within from j->error. */
 void lossy_check_bound(lossy_job *j, const tile_limits *limits);
 
 /* ---- direction ---- */
@@ -96,7 +95,10 @@ typedef struct tile_pass {
     tile_scratches own;
 } tile_pass;
 
-/* Runs a pass. Release with tile_pass_free, whatever the status; do not copy p before that. Errors: NOMEM. */
+/*
+ * Runs a pass. Release with tile_pass_free, whatever the status; do not copy p before that. Errors: as
+ * lossy_tile_prepare.
+ */
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err);
 void tile_pass_free(tile_pass *p);
 
@@ -114,7 +116,7 @@ uint64_t max_outliers(uint64_t elements);
 /*
  * A few values far from all others (spikes, and values returning from one) would dominate all steps, so they become
  * exceptions. Estimates the largest magnitude and difference that are not such outliers, or an upper bound of them
- * (t->limits.exception_above, exception_moved), and the mean of the positive values within them. Errors: NOMEM.
+ * (t->limits.exception_above, exception_moved), and the mean of the positive values within them. Errors: NOMEM, DEVICE.
  */
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err);
 /*

@@ -101,7 +101,7 @@ typedef struct lossy_pair {
     double decoded; /* on a device: the largest update of the tile's decoded values */
 } lossy_pair;
 
-/* Where a tile lies: elements first ... first + count - 1 of a region, as a matrix. */
+/* Place of a tile: elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct tile_shape {
     uint64_t first, count, columns;
     uint64_t phase; /* column of the first element */
@@ -196,7 +196,9 @@ void lossy_tile_cut(tile_shape *shape, const geometry *g, const ckd_region *regi
  */
 uint64_t lossy_block_count(const tile_shape *shape, uint64_t at);
 
-/* Prepares a tile. *worth = false: coding it exactly is better. Errors: NOMEM, and those of t->stop. */
+/*
+ * Prepares a tile. *worth = false: coding it exactly is better. Errors: NOMEM, DEVICE, and those of t->resources.stop.
+ */
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Chooses thresholds, and factors where they pay. A part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
@@ -234,7 +236,7 @@ typedef struct lossy_job {
 } lossy_job;
 void lossy_job_free(lossy_job *j);
 
-/* Codes a block: sets j->values, error and within, and writes the payload. Errors: NOMEM. */
+/* Codes a block: sets j->values, error and within, and writes the payload. Errors: NOMEM, and those of pair_read. */
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_elements *e, symbols_workspace *work,
                        ckd_error *err);
 /*
@@ -297,10 +299,10 @@ static inline uint64_t pair_in_row(const lossy_pair *p, uint64_t at, uint64_t n)
 /*
  * Limits the updates of a block that has just been coded (j->decoded is set), and sets j->update. It raises second
  * moments through their integers. It makes first moments exceptions, shrunk as far as necessary. If these would be too
- * many, it sets their integers to 0 and drops the factors. Errors: NOMEM.
+ * many, it sets their integers to 0 and drops the factors. Errors: NOMEM, and those of pair_read.
  */
 ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err);
-/* Only sets j->update, for values that stay as they are. Errors: NOMEM. */
+/* Only sets j->update, for values that stay as they are. Errors: as pair_finish. */
 ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
                         ckd_error *err);
 

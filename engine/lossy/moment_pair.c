@@ -386,7 +386,7 @@ void direction_record(direction_sample *s, const direction_values *v) {
     }
 }
 
-/* 0 where there is no second moment, or no finite quotient. */
+/* Returns 0 without a second moment or a finite quotient. */
 static double direction_of(double first, double second, double eps) {
     double d = second > 0 ? first / (sqrt(second) + eps) : 0;
     return isfinite(d) ? d : 0;

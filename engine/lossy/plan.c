@@ -110,7 +110,6 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     return status;
 }
 
-/* Plans with the current steps. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     low_rank no_factors = {0};
     use_factors(t, &no_factors);
@@ -127,7 +126,7 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, cost_of(&plan, 0, t->params->lambda), k, err);
 }
 
-/* The largest step that the target may choose, in quarter octaves. */
+/* Returns the largest step that the target may choose, in quarter octaves. */
 static int32_t step_limit(const lossy_tile *t) {
     double limit = isfinite(t->limits.step)
                        ? LATTICE_STEP_OCTAVE * (log2(t->limits.step) - t->plan.lattice.exponent)
@@ -141,7 +140,7 @@ static int32_t step_limit(const lossy_tile *t) {
  */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->shape.count;
-    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and few enough */
+    int32_t finer = -1, coarser = INT32_MAX; /* a step with too many bits, and one with few enough */
     ckd_status status = CKD_OK;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
         int32_t now = t->plan.lattice.step;

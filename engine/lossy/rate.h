@@ -33,7 +33,7 @@ typedef struct rate_plan {
     double distortion; /* sum of squares, in steps */
 } rate_plan;
 rate_plan rate_plan_of(const rate_histogram *h, double lambda);
-/* The plan that makes all integers 0. */
+/* Returns the plan that makes all integers 0. */
 rate_plan rate_plan_none(const rate_histogram *h);
 
 #endif

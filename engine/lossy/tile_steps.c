@@ -169,7 +169,7 @@ static double root(double sum, uint64_t n) {
     return n ? sqrt(sum / (double)n) : 0;
 }
 
-/* Smallest step of any row and column, relative to the tile's step. */
+/* Returns the smallest step of any row and column, relative to the tile's step. */
 static double smallest_weight(const lossy_tile *t) {
     if (!t->plan.lattice.row) {
         return 1;
@@ -348,7 +348,7 @@ static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *e
     return status;
 }
 
-/* RMS of the quantised values over the steps of their rows and columns. */
+/* Finds the RMS of the quantised values divided by the steps of rows and columns. */
 static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *s, const kernels *k,
                                 ckd_error *err) {
     float *weight;
