@@ -47,7 +47,7 @@ static inline ckd_status cancel_poll(cancel_check *s, ckd_error *err) {
 /*
  * Shard geometry: pure arithmetic on regions of a tensor. A region's elements have an order of their own: row-major
  * inside the box, or along the flat range. A span is a contiguous part of that order. Every span is a sequence of runs,
- * each contiguous in the tensor's global row-major order, and ascending in it. So two spans intersect by merging their
+ * each contiguous in the tensor's global row-major order, and ascending in it. Two spans intersect by merging their
  * runs.
  */
 
@@ -77,16 +77,16 @@ bool region_count(uint64_t *elements, const geometry *g, const ckd_region *regio
  * WHOLE.
  */
 ckd_region region_canonical(const geometry *g, const ckd_region *region);
-/* Equality of canonical regions. */
+/* Both regions must be canonical. */
 bool region_equal(const ckd_region *a, const ckd_region *b, uint32_t ndim);
-/* A total order of canonical regions; the first element decides first. */
+/* Orders canonical regions, by their first element first. */
 int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g);
 /*
  * Finds the position, in the region's order, of its first element at or after `global`; the region's count if there is
  * none.
  */
 uint64_t region_lower_bound(const geometry *g, const ckd_region *region, uint64_t global);
-/* The global position of element `local` of the region. */
+/* Returns the global position of element `local` of the region. */
 uint64_t region_global(const geometry *g, const ckd_region *region, uint64_t local);
 bool regions_overlap(const geometry *g, const ckd_region *a, const ckd_region *b);
 
@@ -131,8 +131,8 @@ typedef struct coverage {
     uint64_t seed;
     /* tails[d]: weight of dimensions d and later, over their whole extent */
     uint64_t tails[CKD_MAX_DIMS + 1];
-    uint64_t sum;      /* of the regions' weights */
-    uint64_t elements; /* of all regions, overlaps counted repeatedly */
+    uint64_t sum;      /* sum of the regions' weights */
+    uint64_t elements; /* elements of all regions, overlaps counted repeatedly */
 } coverage;
 
 coverage coverage_begin(const geometry *g, uint64_t seed);
@@ -180,7 +180,7 @@ ckd_status rate_limiter_add(rate_limiter *p, uint64_t bytes, ckd_error *err);
  */
 
 typedef enum name_slot {
-    SLOT_NONE = 0,       /* no state of a parameter, judging by the name */
+    SLOT_NONE = 0,       /* by its name, no state of a parameter */
     SLOT_FIRST,          /* first moment, or momentum */
     SLOT_SECOND,         /* second moment */
     SLOT_LARGEST_SECOND, /* running maximum of the second moment (AMSGrad) */
@@ -188,16 +188,16 @@ typedef enum name_slot {
     SLOT_SMALL           /* a counter or a factor: known, and never lossy */
 } name_slot;
 
-#define ROLE_MIN        64u  /* elements: smaller tensors are exact in any fidelity (lossy/tile_steps.c) */
-#define NAME_COMPONENTS 512u /* maximum: CKD_NAME_MAX bytes, a separator between any two */
+#define ROLE_MIN        64u  /* elements; smaller tensors are exact in any fidelity (lossy/tile_steps.c) */
+#define NAME_COMPONENTS 512u /* maximum: CKD_NAME_MAX bytes, with a separator between any two */
 
 typedef struct role_name {
     name_slot slot;
     bool sure;   /* the name alone decides the slot; false: only if a weight matches */
     bool marked; /* the name contains an optimizer's word: without a slot, the role is unknown */
     /*
-     * The parameter's name starts at component `first` or later, at most at `latest`, and ends before `last`. How many
-     * components to skip depends on all names of the state. `likely` is the best guess. first == last: no parameter
+     * The parameter's name starts at a component from `first` to `latest`, and ends before `last`. The number of
+     * components to skip depends on all names of the state; `likely` is the best guess. first == last: no parameter
      * name.
      */
     uint32_t first, likely, latest, last;
@@ -210,38 +210,34 @@ typedef struct role_name {
 
 /* Parses a name of `size` bytes, at most CKD_NAME_MAX. */
 void role_name_read(role_name *out, const char *name, size_t size);
-/* The role of a slot's tensors. */
 ckd_role role_of_slot(name_slot slot);
 /* The parameter's name, *size bytes, if it begins at component `from`. */
 const char *role_name_parameter(const role_name *r, const char *name, uint32_t from, size_t *size);
 /*
- * The name of the parameter that this tensor belongs to, judging by its name alone; *family_size bytes. For other
- * tensors it is their own name, because that may be a parameter's. NULL: the parameter is known only by its number.
+ * Returns the name of the parameter that this tensor belongs to, by its name alone; *family_size bytes. Other tensors
+ * keep their own name, which may be a parameter's. NULL: only the parameter's number is known.
  */
 const char *role_name_family(const char *name, size_t size, size_t *family_size);
 
 /* Names of runs that branch off other runs: RUN~K. Thread-safe. */
 
-/*
- * Splits RUN~K into RUN and K. Returns false if the name is no branch's; the run is its own root then, with number 1.
- */
+/* Splits RUN~K into RUN and K. Returns false if the name is not a branch's; the run is then its own root, number 1. */
 bool branch_root(char root[CKD_RUN_MAX + 1], unsigned *number, const char *run);
 /* The inverse; number 1 gives the root itself. Errors: INVALID (too long). */
 ckd_status branch_name(char out[CKD_RUN_MAX + 1], const char *root, unsigned number, ckd_error *err);
 
 /*
- * Names the run of lost checkpoints that a repair brings back although their names were taken: RUN.lost, and for
- * numbers above 1 RUN.lostK. Errors: INVALID (too long).
+ * Names the run of lost checkpoints that a repair brings back after their names were taken: RUN.lost, or RUN.lostK for
+ * numbers above 1. Errors: INVALID (too long).
  */
 ckd_status returned_name(char out[CKD_RUN_MAX + 1], const char *run, unsigned number, ckd_error *err);
-/* Whether a run has such a name. */
+/* Tells whether a run has such a name. */
 bool is_returned_name(const char *run);
 
 /* Validates a caller's description of a tensor. */
 
 /*
- * Copies a caller's description, of whatever struct_size, into this version's struct. Errors: INVALID (NULL, or too
- * small).
+ * Copies a caller's description, of any struct_size, into this version's struct. Errors: INVALID (NULL, or too small).
  */
 ckd_status tensor_copy(ckd_tensor *out, const ckd_tensor *from, ckd_error *err);
 /* Does the same for an optimizer. Errors: INVALID (too small); *out then has no kind. */

@@ -173,7 +173,7 @@ int region_compare(const ckd_region *a, const ckd_region *b, const geometry *g) 
  */
 typedef struct walk {
     runs r;
-    uint64_t first, end; /* of the span, in the region's order */
+    uint64_t first, end; /* the span's limits, in the region's order */
     uint64_t global, local, length;
     uint64_t index;
     bool done;
@@ -285,7 +285,7 @@ static bool boxes_overlap(const geometry *g, const ckd_region *a, const ckd_regi
     return true;
 }
 
-/* A quick test for the common case: true means that a holds every element of b, which is not empty. */
+/* A quick test for the common case. True means that a holds every element of b, which is not empty. */
 static bool holds_all(const geometry *g, const region_span *a, const region_span *b) {
     uint64_t elements;
     if (a->region->kind != CKD_REGION_BOX) {

@@ -90,7 +90,7 @@ static bool is_among(component c, const char *const *names, size_t count) {
     return false;
 }
 
-/* An optimizer, or its whole state. */
+/* Tells whether a component names an optimizer, or its whole state. */
 static bool is_optimizer(component c) {
     static const char *const names[] = {"optim", "opt", "osd", "param_states"};
     return is_among(c, names, sizeof(names) / sizeof(names[0])) || contains(c, "optimizer") ||
@@ -145,7 +145,7 @@ static size_t slot_number(component c) {
     return i;
 }
 
-/* How many leading components can be containers. Numbers count after the first. */
+/* Counts the leading components that can be containers. Numbers count after the first. */
 static uint32_t containers(const role_name *r, const char *name) {
     uint32_t n = 0;
     while (n < r->count &&

@@ -14,7 +14,7 @@
 enum { AS_IT_IS, UNWRAPPED, WITHOUT_MODEL, WAYS };
 
 #define NOBODY    SIZE_MAX
-#define ALIKE_MAX 64u /* limit of names examined that are equal apart from wrappers */
+#define ALIKE_MAX 64u /* most names examined that are equal apart from wrappers */
 
 typedef struct name_key {
     uint64_t hash;
@@ -34,7 +34,7 @@ typedef struct roles {
     const ckd_parameter_order *orders;
     size_t order_count;
     name_table weights[WAYS], masters[WAYS];
-    size_t *owners; /* by tensor: the weight or master that it belongs to */
+    size_t *owners; /* for each tensor, the weight or master that it belongs to */
 } roles;
 
 typedef struct text {
@@ -190,7 +190,10 @@ static size_t find_named(const roles *r, const name_table tables[WAYS], size_t a
     return found;
 }
 
-/* For a role that the caller set although the name has no slot: takes the first or the last component for the slot. */
+/*
+ * For a role that the caller set on a name without a slot. Tries all endings of the name, with and without the last
+ * component.
+ */
 static size_t find_beside(const roles *r, const name_table tables[WAYS], size_t asking,
                           const role_name *parsed) {
     const char *name = r->tensors[asking].name;
@@ -245,7 +248,7 @@ static bool is_float(ckd_dtype dtype) {
     return dtype >= CKD_F64 && dtype <= CKD_F8_E5M2;
 }
 
-/* Whether a lossy fidelity would have changed the values. */
+/* Tells whether a lossy fidelity could change the values. */
 static bool could_be_lossy(const ckd_tensor_name *t) {
     uint64_t elements = 1;
     for (uint32_t d = 0; d < t->ndim; d++) {
@@ -288,7 +291,7 @@ static bool is_state(ckd_role role) {
     return role == CKD_ROLE_EXP_AVG || role == CKD_ROLE_EXP_AVG_SQ || role == CKD_ROLE_MASTER;
 }
 
-/* m.layer.weight beside layer.weight: a short name for a moment, or a layer of that name. */
+/* Matches m.layer.weight beside layer.weight: m may be short for a moment, or be a layer's name. */
 static bool may_be_moment(const roles *r, size_t i) {
     role_name parsed;
     const char *name = r->tensors[i].name;

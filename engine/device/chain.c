@@ -36,7 +36,7 @@ void device_chain_free(device_chain *c) {
     *c = (device_chain){.block = NULL};
 }
 
-/* A chain in the making: followed to `block`, the root of its links so far. */
+/* A chain under construction, followed as far as `block`. */
 typedef struct chain_builder {
     device_chain *c;
     chain_sides *sides;
@@ -99,7 +99,7 @@ static void pad_rows(float *floats, uint64_t count, uint32_t rank, uint32_t padd
 typedef struct factor_output {
     chain_factor *at;
     bytes *to;
-    float *largest; /* magnitude, per component of the factor */
+    float *largest; /* largest magnitude, per component of the factor */
 } factor_output;
 
 /* A decoded factor, count x rank. shift: per component; NULL: none. */
@@ -110,7 +110,7 @@ typedef struct factor_input {
     const int32_t *shift;
 } factor_input;
 
-/* Sends a factor, padded with zeros, as products of bytes need it. */
+/* Sends a factor, padded with zeros as products of bytes require. */
 static ckd_status put_factor(const factor_output *out, const factor_input *in, decoder *d, ckd_error *err) {
     uint32_t rank = in->rank, padded = device_bytes_rank(rank);
     uint64_t n = in->count * padded;
@@ -184,7 +184,7 @@ static ckd_status make_side(chain_side **out, const cached_columns *from, chain_
     return CKD_OK;
 }
 
-/* Finds or makes a side. Other threads wait meanwhile: it takes less than a block. */
+/* Finds or makes a side. Other threads wait meanwhile, as this takes less time than a block. */
 static ckd_status side_of(chain_side **out, const chain_builder *m, const cached_columns *from,
                           chain_side_kind kind, ckd_error *err) {
     chain_sides *sides = m->sides;
@@ -208,7 +208,7 @@ static ckd_status side_of(chain_side **out, const chain_builder *m, const cached
 
 /* ---- lossy blocks ---- */
 
-/* Sends packed integers, if any is not 0. *fit = false: one is too large. */
+/* Sends packed integers, unless all are 0. *fit = false: one is too large. */
 static ckd_status put_integers(bool *fit, chain_link *l, bytes *to, const lattice_block *b, const kernels *k,
                                ckd_error *err) {
     const pack_integers from = {b->q, b->q8, b->count, b->map == LATTICE_LEVELS, k};
@@ -411,7 +411,7 @@ static ckd_status add_link(bool *fit, chain_link *l, const chain_builder *m, con
                       .hashed = !lossy || c->count == 0};
     if (l->form == CHAIN_CAST || l->form == CHAIN_SAME) {
         *fit = true;
-        /* Counted from the top; reversed at the end. */
+        /* Counted from the wanted block; reverse_links turns this round. */
         c->cast = l->form == CHAIN_CAST ? c->count + 1 : c->cast;
     } else if (lossy) {
         status = add_lossy(fit, l, m, v, b, err);
@@ -423,7 +423,7 @@ static ckd_status add_link(bool *fit, chain_link *l, const chain_builder *m, con
     return status;
 }
 
-/* Adds the block's record, or that of its materialized copy, which is compared with the block's own hash. */
+/* Adds the block's record, or its materialized copy's. Either is compared with the block's own hash. */
 static ckd_status add_block(bool *fit, const chain_builder *m, const view *v, const view_block *b,
                             ckd_error *err) {
     device_chain *c = m->c;
@@ -466,7 +466,7 @@ static void *put_values(device_chain *c, const record *r, ckd_error *err) {
     return put_array(&c->sent, r->raw_size, &l->at, err);
 }
 
-/* Lists the values that have bits which bf16 lacks. Stops when they are too many. */
+/* Lists the values with bits that bf16 lacks. Stops when there are too many. */
 static uint32_t find_long_values(uint32_t *at, const uint8_t *values, uint64_t n) {
     uint32_t found = 0;
     for (uint64_t i = 0; i < n && found <= CHAIN_EXCEPTIONS; i++) {
@@ -506,8 +506,8 @@ ckd_status device_chain_filled(device_chain *c, ckd_error *err) {
 }
 
 /*
- * Makes the host's part at the root: the values that the last link builds on. parent: the block that has them, in view
- * `owner`; NULL: several have.
+ * Adds the values that the last link builds on, decoded by the host, as the root. parent: the block that has them, in
+ * view `owner`; NULL: several blocks have them.
  */
 static ckd_status add_parent_values(const chain_builder *m, const view *owner, const view_block *parent,
                                     ckd_error *err) {

@@ -19,9 +19,9 @@ typedef struct run {
     size_t count;
     chain_sides *sides;
     uint8_t *memory;
-    uint64_t sent, wide; /* sent arrays; behind them factors of sides as floats, and values to be rounded */
+    uint64_t sent, wide; /* sent arrays; then factors of sides as floats, and values to be rounded */
     uint64_t round;      /* differences and contexts of a round, and scratch for reading its streams */
-    uint64_t link;       /* of one lossy link */
+    uint64_t link;       /* one lossy link */
     uint64_t pages;      /* hashes */
     uint32_t rounds;
     symbols_parts *parts;
@@ -245,7 +245,7 @@ static void place_values(run *r, uint32_t round) {
     }
 }
 
-/* Places of a stream's differences and contexts. A stream of values is read in place, without contexts. */
+/* Returns the places of a stream's differences and contexts. A stream of values is read in place, without contexts. */
 static dense_integers integers_of(const device_chain *c, const chain_link *l, uint8_t **at) {
     dense_integers integers = {.integers = place_of(c, l), .n = (uint32_t)l->record->count};
     if (l->delta) {
@@ -270,7 +270,7 @@ static ckd_status gather_streams(run *r, uint32_t round, uint8_t **at, ckd_error
         const uint8_t *stream = c->streams.data + l->at;
         dense_integers integers = integers_of(c, l, at);
         status = symbols_parts_read(r->parts, &dense, (unsigned)(l->record->raw_size / l->record->count),
-                                    stream, l->size, err); /* the same result as before */
+                                    stream, l->size, err); /* as chain.c has read it */
         if (status == CKD_OK) {
             r->read[r->streams.count] = i;
             status = dense_add_reading(&r->streams, r->parts, &integers, stream + r->parts->header,
@@ -325,7 +325,6 @@ static const uint8_t *sent_factor(const run *r, const device_chain *c, const cha
     return r->memory + (side ? side->base : c->base) + factor_of(side, own)->factor;
 }
 
-/* Returns a factor as floats. */
 static const float *wide_factor(run *r, const device_chain *c, const chain_side *side,
                                 const chain_factor *own, uint8_t **at) {
     const chain_factor *f = factor_of(side, own);
@@ -421,7 +420,7 @@ static void move_levels(run *r, const device_chain *c, const chain_link *l, floa
     }
 }
 
-/* Works in floats, whatever the dtype is. */
+/* Works in floats for every dtype. */
 static void move_lossy(run *r, const device_chain *c, const chain_link *l) {
     ckd_dtype dtype = dtype_of(l);
     void *to = place_of(c, l);

@@ -40,7 +40,6 @@ device_delta *device_deltas_add(device_deltas *b, uint64_t first, uint64_t count
     return d;
 }
 
-/* Assigns device memory to all arrays. */
 static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
     uint8_t **next = &b->streams->next;
@@ -60,7 +59,7 @@ static ckd_status scatter_all(device_deltas *b, ckd_error *err) {
     return status;
 }
 
-/* Uses the parent's values on the device if their hashes are right. */
+/* Uses the parent's values on the device if their hashes match. */
 static ckd_status look_at_before(device_deltas *b, ckd_error *err) {
     device_reader *r = b->r;
     device_hash_span *pages_of = r->parent_values ? calloc(b->count, sizeof(*pages_of)) : NULL;

@@ -121,7 +121,7 @@ uint64_t dense_batch_memory(const dense_batch *b) {
     return b->sent.size + aligned(b->streams.size) + b->scratch + results_size(b);
 }
 
-/* Where each part of the memory begins. */
+/* Beginnings of the memory's parts. */
 typedef struct memory_parts {
     uint8_t *sent, *streams, *scratch;
     uint32_t *results;

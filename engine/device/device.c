@@ -106,7 +106,7 @@ ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device
         status = device_status(&why, d.device, err);
     }
     if (status != CKD_OK) {
-        lease_free(lease); /* after any failure */
+        lease_free(lease); /* not used again after a failure */
         return status;
     }
     *out = lease;
@@ -238,7 +238,7 @@ static ckd_status prefetch(device_reader *r, uint64_t first, ckd_error *err) {
                          err);
 }
 
-/* Makes the buffer with that element current, and starts to read the next one. */
+/* Makes the buffer that begins with element `first` current, and starts to read the next one. */
 static ckd_status turn_to(device_reader *r, uint64_t first, ckd_error *err) {
     bool foreseen = r->buffer[!r->current].count && r->buffer[!r->current].first == first;
     ckd_status status = foreseen ? CKD_OK : prefetch(r, first, err);
@@ -300,7 +300,7 @@ device_putting device_put_begin(device_lease *lease, void *to) {
     return p;
 }
 
-/* Sends the filled buffer of pinned memory. The other one is free from then on. */
+/* Sends the filled buffer of pinned memory. The other one is then free. */
 static void send_stage(device_putting *p) {
     const device_backend *backend = p->lease->backend;
     const device_queue *queue = &p->lease->queue;

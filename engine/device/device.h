@@ -14,14 +14,13 @@
 #include "kernels/device_open.h"
 
 /*
- * Devices as the engine uses them. A lease is a queue, ordered after and before the work on the caller's
- * stream, with two buffers of pinned memory. Values travel through one buffer while the other is worked on.
- *
+ * Devices as the engine uses them. A lease is a queue, ordered after and before the work on the caller's stream, with
+ * two buffers of pinned memory. Values travel through one buffer while the host works on the other.
  */
 
 #define DEVICE_STAGE (UINT64_C(8) << 20) /* bytes of a buffer of pinned memory */
 #define DEVICE_MIN_ELEMENTS \
-    (UINT64_C(1) << 14) /* elements: the host finishes fewer before a device has even started */
+    (UINT64_C(1) << 14) /* elements; the host finishes fewer before a device has even started */
 
 typedef struct device_lease {
     struct device_lease *next;
@@ -29,7 +28,7 @@ typedef struct device_lease {
     device_queue queue;
     void *stream; /* the stream of the lease's current user */
     void *pinned[2];
-    const void *reader; /* whose elements are in `pinned`; NULL: nobody's */
+    const void *reader; /* the reader whose elements are in `pinned`; NULL: none */
     void *memory;       /* device memory for the current user; kept for the next one */
     uint64_t memory_size;
 } device_lease;
@@ -49,27 +48,27 @@ ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device
 ckd_status device_check_address(const device_backend *backend, int device, const void *address,
                                 ckd_error *err);
 void device_release(ckd_store *store, device_lease *lease);
-/* Gives back a lease whose queue holds no work that was not waited for. */
+/* Like device_release, for a lease whose queue has no unfinished work. */
 void device_release_idle(ckd_store *store, device_lease *lease);
-/* Frees the device memory of leases that nobody uses: the caller may need it. */
+/* Frees the device memory of unused leases: the caller may need it. */
 void device_leases_trim(ckd_store *store);
 /* Closes the leases of a store that is being closed. */
 void device_leases_close(ckd_store *store);
 
-/* Reads a tensor's region in device memory from beginning to end. The next buffer is always on its way. */
+/* Reads a tensor's region in device memory from beginning to end, one buffer ahead. */
 typedef struct device_reader {
     device_lease *lease;
     const uint8_t *data;
     /* The same elements of the parent, in the same layout, if the device may have them; else NULL. */
     const uint8_t *parent_values;
     size_t element;
-    uint64_t elements; /* of the region, or of some of its columns */
+    uint64_t elements; /* in the region, or in some of its columns */
     uint64_t end;      /* limit of reading ahead; no read goes beyond it */
     /* A row has `width` elements, and rows begin `stride` elements apart. width = elements: contiguous. */
     uint64_t width, stride;
     struct {
         uint64_t first, count;
-    } buffer[2]; /* contents of lease->pinned; the buffer that is not current may be on its way */
+    } buffer[2]; /* contents of lease->pinned; the buffer that is not current may still be filling */
     int current;
 } device_reader;
 device_reader device_reader_of(device_lease *lease, const void *data, size_t element, uint64_t elements);
@@ -81,7 +80,7 @@ ckd_status device_gather(const device_reader *r, void *to, uint64_t first, uint6
 /* Like device_gather, but copies the parent's elements (`parent_values`). */
 ckd_status device_gather_before(const device_reader *r, void *to, uint64_t first, uint64_t count,
                                 ckd_error *err);
-/* Are the reader's elements at `data` contiguous, and aligned to their size, as kernels need them? */
+/* Tells whether the reader's elements at `data` are contiguous and aligned to their size, as kernels need them. */
 static inline bool device_is_contiguous(const device_reader *r, const void *data) {
     return r->width == r->stride && (uintptr_t)data % r->element == 0;
 }
@@ -113,8 +112,8 @@ ckd_status device_hash(hash128 *out, device_lease *lease, device_hash_span *stre
                        uint64_t *to, ckd_error *err);
 
 /*
- * Copies slices of host memory one behind the other to device memory, by way of the pinned memory. from NULL: leaves
- * the place as it is. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors:
+ * Copies slices of host memory to device memory, one behind the other, through the pinned memory. from NULL: pads with
+ * undefined bytes. Nothing else may use the lease between begin and end. Done when device_put_end returns. Errors:
  * DEVICE.
  */
 typedef struct device_putting {
@@ -127,43 +126,43 @@ typedef struct device_putting {
 device_putting device_put_begin(device_lease *lease, void *to);
 void device_put_add(device_putting *p, const void *from, uint64_t size);
 ckd_status device_put_end(device_putting *p, ckd_error *err);
-/* Copy between host and device memory by way of the pinned memory. Done when they return. */
+/* Copy between host and device memory through the pinned memory. Done when they return. */
 ckd_status device_put(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 ckd_status device_get(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
-/* Like device_put; work put on the caller's stream from then on comes after it. */
+/* Like device_put; later work on the caller's stream comes after it. */
 ckd_status device_write(device_lease *lease, void *to, const void *from, uint64_t size, ckd_error *err);
 /* Like device_write, with a lease of its own. Errors: those of device_acquire. */
 ckd_status device_write_once(ckd_store *store, const ckd_device *device, void *to, const void *from,
                              uint64_t size, ckd_error *err);
 
 /*
- * Batches of dense symbol streams, written or read in device memory. The batch carries the tables that codec/
- * makes to the kernels.
+ * Batches of dense symbol streams, written or read in device memory. A batch brings the kernels the tables that codec/
+ * makes.
  *
- * The caller fills a batch stream by stream, gives it device memory and runs it. Results stay until the batch
- * is filled again. Not thread-safe.
+ * The caller fills a batch stream by stream, gives it device memory and runs it. Results stay until the batch is filled
+ * again. Not thread-safe.
  */
 
 /* Zero-initialise; release with dense_batch_free. */
 typedef struct dense_batch {
-    bytes sent;       /* sent to the device: tables, payloads to be read, descriptions at the end */
-    bytes streams;    /* a device_encoding or device_decoding each; addresses are offsets in device memory */
+    bytes sent;       /* sent to the device: tables, and payloads to be read */
+    bytes streams;    /* device_encodings or device_decodings, sent next; addresses are offsets before */
     bytes results;    /* uint32_t each: bits of the payload written, or whether reading failed */
-    uint64_t scratch; /* bytes behind `sent` */
+    uint64_t scratch; /* bytes behind `streams` */
     uint32_t count, max;
 } dense_batch;
 
 /*
  * Values of blocks, computed in device memory, each chain from its root on. The host follows a chain, reads and checks
  * its payloads, and entropy-decodes the lossy ones. It sends integers, steps, factors and dense symbol streams. The
- * device makes the values of one block after the other in their final place, and their content hashes. Internal to
- * engine/: span_decode.c.
+ * device makes the blocks' values one after the other in their final place, and hashes them. Internal to engine/:
+ * span_decode.c.
  *
  *   chain.c      collects what to send, block by block; any number of threads, each with its decoder
  *   chain_run.c  runs it on the device; one thread
  *
- * Addresses and sizes sent to a device never come from a payload that was not checked. They come from records and
- * decoded blocks. Kernels that read dense streams stay inside of them, whatever the streams contain.
+ * Addresses and sizes sent to a device come from records and decoded blocks, never from an unchecked payload. Kernels
+ * that read dense streams stay inside them, whatever the streams contain.
  */
 
 typedef enum chain_form {
@@ -175,12 +174,12 @@ typedef enum chain_form {
     CHAIN_LEVELS  /* a lossy block of second moments: levels of rows and columns */
 } chain_form;
 
-/* Steps and factor of columns or rows, as offsets in the array that they are sent in. */
+/* Steps and factor of columns or rows, as offsets in the array that carries them. */
 typedef struct chain_factor {
     size_t step, factor;
     uint64_t count; /* integers of the factor; 0: none */
     bool has_step;
-    ckd_dtype dtype; /* in which they are sent: I8, F16 or F32 */
+    ckd_dtype dtype; /* dtype of the factor as sent: I8, F16 or F32 */
 } chain_factor;
 
 /* A side record, sent once for all chains of a run. */
@@ -191,7 +190,7 @@ typedef struct chain_side {
     chain_side_kind kind;
     bytes sent;
     chain_factor at;
-    float *largest; /* magnitude, per component of the factor */
+    float *largest; /* largest magnitude, per component of the factor */
     /* Set by device_chains_run: where `sent` goes, and where the factor is widened to floats. */
     uint64_t base, wide;
 } chain_side;
@@ -211,12 +210,12 @@ typedef struct chain_link {
     bool hashed;     /* compare its values with its content hash */
     bool half;       /* f32 values sent as bf16 */
     bool packed;     /* lossy: integers are sent packed; else all are 0 */
-    size_t at;       /* of values or integers, in `sent`; of a stream, in `streams` */
-    size_t size;     /* of a stream */
-    uint64_t memory; /* of a stream: device memory that reading it takes */
+    size_t at;       /* offset of values or integers in `sent`, or of a stream in `streams` */
+    size_t size;     /* size of the stream */
+    uint64_t memory; /* device memory that reading the stream takes */
     /* Lossy: */
     uint64_t columns, phase, rows;
-    uint32_t rank;       /* of the factors as sent, padded with zeros */
+    uint32_t rank;       /* rank of the factors as sent, padded with zeros */
     lattice_run run;     /* linear */
     int32_t birth, step; /* levels */
     bool has_rows;
@@ -224,7 +223,7 @@ typedef struct chain_link {
     chain_factor right, left;
     chain_side *right_side, *left_side; /* NULL: right, left are the chain's own */
     uint32_t exceptions;
-    size_t exception_at, exception_bits; /* u32 each; the bits in the values' dtype */
+    size_t exception_at, exception_bits; /* at: u32 each; bits: in the values' dtype */
 } chain_link;
 
 /* The chain of one block. Zero-initialise; release with device_chain_free. */
@@ -242,47 +241,46 @@ typedef struct device_chain {
 void device_chain_free(device_chain *c);
 
 /*
- * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device.
- * The host decodes these, with all links below them, and sends values. They are links with sparse or framed streams,
- * other codings, wide integers, optimizer steps, or a parent in several blocks. If the block itself is such a link,
- * count is 0, and the caller uses device_chain_values. Errors: as block_values, for what the host decodes.
+ * Collects what a device needs to make the values of the chain's block, one of `v`. Some links do not suit a device:
+ * sparse or framed streams, other codings, wide integers, optimizer steps, or a parent in several blocks. The host
+ * decodes such a link, with all links below it, and sends the values. If the block itself is such a link, count is 0,
+ * and the caller uses device_chain_values. Errors: as block_values, for what the host decodes.
  */
 ckd_status device_chain_make(device_chain *c, chain_sides *sides, decoder *d, const view *v, ckd_error *err);
 /*
- * Returns memory for the block's values, which the caller decodes and verifies. Only they are sent then.
- * NULL: out of memory.
+ * Returns memory for the block's values, which the caller decodes and verifies. Nothing else is sent then. NULL: out of
+ * memory.
  */
 void *device_chain_values(device_chain *c, ckd_error *err);
 /*
- * Called when the values are there. Sends f32 values as bf16, in half the size, if nearly all of them are
+ * Called when the values are in that memory. Sends f32 values as bf16, in half the size, if nearly all of them are
  * exact as bf16. Errors: NOMEM.
  */
 ckd_status device_chain_filled(device_chain *c, ckd_error *err);
 
 /*
- * Symbol streams of many blocks, planned from counts of a device and written there: the common part of deltas
- * and standalone blocks. Only counters that are not 0, and payloads, come to the
- * host.
+ * Symbol streams of many blocks, planned from a device's counts and written there: the common part of deltas and
+ * standalone blocks. Only payloads and nonzero counters come to the host.
  *
- * Device memory has two parts. The first holds integers, contexts and symbols, which stay. The second holds
- * the rest, which is needed until all streams are planned. Payloads then take its place.
+ * Device memory has two parts. The first holds integers, contexts and symbols, which stay. The second holds the rest
+ * until all streams are planned. Payloads then take its place.
  */
 
 typedef struct device_stream {
-    bool dropped; /* not to be written, or no longer */
+    bool dropped; /* will not be written */
     uint64_t count;
     const uint8_t *integers, *contexts; /* contexts NULL: all are 0 */
     uint8_t *symbols;
-    bool split;      /* SPLIT instead of CLASS; payload_bytes: */
-    unsigned bits;   /* number of bits below the symbols */
-    uint64_t centre; /* of SPLIT: the bias */
+    bool split;      /* SPLIT instead of CLASS */
+    unsigned bits;   /* SPLIT: number of bits below the symbols */
+    uint64_t centre; /* centre of the integers; SPLIT: the bias */
 
-    size_t counted;   /* offset of its counters in the batch's: device_classes.entries */
+    size_t counted;   /* offset of its counters (device_classes.entries) in the batch's `counted` */
     uint32_t entries; /* number of these counters */
     symbols_parts *parts;
     bytes head;      /* bytes before the payload */
     size_t planned;  /* size of the stream, in bytes, as the codec estimates it */
-    uint32_t number; /* in the dense batch */
+    uint32_t number; /* index in the dense batch */
 } device_stream;
 
 /* Zero-initialise; release with stream_batch_free. Not thread-safe, except for planning. */
@@ -296,7 +294,7 @@ typedef struct stream_batch {
      * planned, and `payload_bytes` while payloads are written.
      */
     uint64_t kept_bytes, first, payload_bytes;
-    uint8_t *memory, *next; /* next: free memory, for what is not needed once payloads are written */
+    uint8_t *memory, *next; /* next: free memory; first the rest of the first part, then the second part */
     bytes counted;
     dense_batch dense;
 } stream_batch;
@@ -306,19 +304,19 @@ void stream_batch_free(stream_batch *b);
 ckd_status stream_batch_clear(stream_batch *b, device_lease *lease, unsigned width, uint32_t max,
                               ckd_error *err);
 /*
- * Adds a stream of `count` integers. stays, first: bytes that its owner takes besides. NULL: the batch is
- * full, or all would take more than `limit` bytes of device memory. The first stream is always accepted.
+ * Adds a stream of `count` integers. stays, first: bytes that its owner takes besides, in the two parts. NULL: the
+ * batch is full, or all would take more than `limit` bytes of device memory. The first stream is always accepted.
  */
 device_stream *stream_batch_add(stream_batch *b, uint64_t count, uint64_t stays, uint64_t first,
                                 uint64_t limit);
-/* Errors of all these: DEVICE, NOMEM. The second part of memory begins at b->next. */
+/* Errors of all these: DEVICE, NOMEM. Owners then take memory at b->next: all that stays, then the rest. */
 ckd_status stream_batch_begin(stream_batch *b, ckd_error *err);
 /* Takes memory at *at, and advances *at. Sizes are rounded up by stream_aligned. */
 uint8_t *stream_take(uint8_t **at, uint64_t size);
 uint64_t stream_aligned(uint64_t size);
 /*
- * Finds `count` elements of the reader as an aligned contiguous array: in place, or else gathered at *next,
- * which it advances.
+ * Finds `count` elements of the reader as an aligned contiguous array: in place, or gathered at *next, which then
+ * advances.
  */
 ckd_status device_contiguous(const uint8_t **out, const device_reader *r, uint8_t **next, uint64_t first,
                              uint64_t count, ckd_error *err);
@@ -333,7 +331,7 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err);
 ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to, ckd_error *err);
 
 /*
- * Deltas of exact blocks, computed in batches in device memory: differences to the parent's values. stream_batch
+ * Deltas of exact blocks, computed in batches in device memory: differences from the parent's values. stream_batch
  * writes their streams, byte for byte as the codec does.
  *
  *   begin     takes device memory; finds which of the parent's values are there already
@@ -345,7 +343,7 @@ ckd_status stream_batch_read(stream_batch *b, const device_stream *s, bytes *to,
 typedef struct device_delta {
     uint64_t first, count;  /* elements of the reader; set by the caller */
     hash128 parent_content; /* content hash of the parent's values; set by the caller */
-    device_stream *stream;  /* also dropped by the caller, or because another kind of stream may be better */
+    device_stream *stream;  /* also dropped by the caller, and if another kind of stream may be better */
     bool parent_on_device;  /* the parent's values are on the device */
     const uint8_t *now, *previous;
     uint8_t *memory, *residual, *contexts; /* memory: for `previous` */
@@ -380,9 +378,9 @@ ckd_status device_deltas_residual(const device_deltas *b, const device_delta *d,
                                   uint64_t size, ckd_error *err);
 
 /*
- * Weights that a device coded, kept in its memory as a decoder will give them. The next save is a delta on
- * them, so it need not decode them, nor send them to the device. Every user first compares their content
- * hashes with the parent's, so a reference may be old, but never wrong.
+ * Weights that a device coded, kept in its memory as a decoder gives them. The next save is a delta on them, so it need
+ * not decode them or send them to the device. Every user first compares their content hashes with the parent's, so a
+ * reference may be old, but never wrong.
  */
 
 typedef struct device_reference {
@@ -391,7 +389,7 @@ typedef struct device_reference {
     ckd_dtype dtype;
     char *tensor;
     ckd_region region;
-    uint64_t first, count; /* of the region, in elements */
+    uint64_t first, count; /* span of the region, in elements */
     void *memory;          /* device memory */
 } device_reference;
 
@@ -407,9 +405,9 @@ typedef struct device_reference_key {
 device_reference *device_reference_acquire(ckd_store *store, int device, const device_reference_key *key);
 void device_reference_release(ckd_store *store, device_reference *reference);
 /*
- * Copies values in device memory, as they are after all work on the lease's queue, into a reference. It uses
- * *reference if the caller has taken one. Else it allocates memory within the store's limit
- * (device_reference_bytes). Returns when they are copied. *reference NULL: there is no room.
+ * Copies values in device memory, as they are after all work on the lease's queue, into a reference: *reference if the
+ * caller has taken one, else the one with this key, else a new one within the store's limit (device_reference_bytes).
+ * Returns when they are copied. *reference NULL: there is no room.
  */
 ckd_status device_reference_keep(device_reference **reference, ckd_store *store, device_lease *lease,
                                  const device_reference_key *key, const void *values, ckd_error *err);
@@ -417,24 +415,24 @@ ckd_status device_reference_keep(device_reference **reference, ckd_store *store,
 void device_references_close(ckd_store *store);
 
 /*
- * Decodes the values of a span of a tensor in their place in device memory, from blocks' chains, as many at a
- * time as memory allows. Blocks whose values lie scattered there are made elsewhere, and copied in stretches.
- * Internal to engine/: load/execute.c, save/parent.c.
+ * Decodes a span of a tensor to its place in device memory, from blocks' chains, as many at a time as memory allows.
+ * Blocks whose values lie scattered there are made elsewhere, and copied in stretches. Internal to engine/:
+ * load/execute.c, save/parent.c.
  */
 
 #define SPAN_RUNS_MAX \
-    1024u /* largest number of wanted stretches of a block, for regions that are cut in another way */
+    1024u /* most stretches of a block that are wanted, if regions are cut in different ways */
 
 /*
- * Makes what to send for the block of `c`, with the worker's decoder: its chain (device_chain_make), or its values
- * (device_chain_values). values: it must be the values. Several threads call it.
+ * Prepares what to send for the block of `c`, with the worker's decoder: its chain (device_chain_make), or its values
+ * (device_chain_values). values: only the latter will do. Several threads call it.
  */
 typedef ckd_status (*span_decode_fn)(void *context, device_chain *c, chain_sides *sides, bool values,
                                      uint32_t worker, ckd_error *err);
 
 /*
- * Where a block's values lie in the span: `rows` stretches of `count` elements each. Stretch i goes from element
- * from + i from_step of the block to element to + i to_step of the span. rows 0: the stretches differ.
+ * Place of a block's values in the span: `rows` stretches of `count` elements each. Stretch i goes from element from +
+ * i * from_step of the block to element to + i * to_step of the span. rows 0: the stretches differ.
  */
 typedef struct span_place {
     uint64_t from, to, count, rows, from_step, to_step;
@@ -449,9 +447,9 @@ typedef struct span_decode {
     uint8_t *data; /* in device memory; aligned to the element's size */
     span_decode_fn make;
     void *context;
-    /* Host memory that blocks may take on their way, in bytes, about; at least one block is. */
+    /* Approximate host memory for blocks in transit, in bytes; at least one block is accepted. */
     uint64_t staging;
-    /* Device memory for what is sent and for scratch. NULL: the lease's memory, as much as it takes. */
+    /* Device memory for arrays sent and scratch. NULL: the lease's memory, as much as necessary. */
     void *memory;
     uint64_t memory_size;
     /* Results: numbers of blocks that the device made, and of blocks whose values the host sent. */
@@ -459,17 +457,17 @@ typedef struct span_decode {
     uint64_t copied; /* elements of the span that the blocks have */
     bool mismatch;   /* something is not as it was saved; `data` is undefined */
     /* Private: */
-    const view_block **blocks; /* of the current batch */
+    const view_block **blocks; /* the current batch */
     device_chain *chains;
-    span_place *places; /* of each block */
+    span_place *places; /* one per block */
     size_t count;
     chain_sides sides;
     span_run runs[SPAN_RUNS_MAX];
 } span_decode;
 
 /*
- * Tells whether a device decodes blocks of the span faster than the host. Removes blocks that have no part of
- * the span from the list. Also false if a block has too many stretches.
+ * Tells whether a device decodes blocks of the span faster than the host. Removes blocks that have no part of the span
+ * from the list. Also false if a block has too many stretches, or `data` is not aligned.
  */
 bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *count);
 /*
@@ -478,15 +476,15 @@ bool device_can_decode_span(span_decode *f, const view_block **blocks, size_t *c
  */
 ckd_status device_decode_span(span_decode *f, const view_block **blocks, size_t count, ckd_error *err);
 /*
- * The same in steps, for all blocks at once: begin; make what to send for each block, with any threads; run, with one
- * thread; end, in any case. span_decode_run without `memory` neither calls `make` nor uses the pool, so the next span
- * can be made meanwhile. The values are there when it returns. Errors: as device_decode_span.
+ * The same in steps, for all blocks at once: begin; make each block, on any threads; run, on one thread; end, in any
+ * case. Without `memory`, span_decode_run neither calls `make` nor uses the pool, so the next span can be made
+ * meanwhile. The values are there when it returns. Errors: as device_decode_span.
  */
 ckd_status span_decode_begin(span_decode *f, const view_block **blocks, size_t count, ckd_error *err);
 ckd_status span_decode_make(span_decode *f, size_t index, uint32_t worker, ckd_error *err);
 ckd_status span_decode_run(span_decode *f, ckd_error *err);
 void span_decode_end(span_decode *f);
-/* Estimates the host memory of a block on its way. */
+/* Estimates the host memory of a block in transit. */
 uint64_t span_decode_size(const view_block *b);
 
 /*
@@ -527,7 +525,7 @@ ckd_status device_standalones_clear(device_standalones *b, stream_batch *streams
  */
 device_standalone *device_standalones_add(device_standalones *b, uint64_t first, uint64_t count,
                                           uint64_t max);
-/* Goes from values to counts of symbols. Errors: DEVICE, NOMEM. */
+/* Turns values into counts of symbols. Errors: DEVICE, NOMEM. */
 ckd_status device_standalones_count(device_standalones *b, symbols_workspace *w, ckd_error *err);
 /* Plans the stream of one block; any thread may call it. */
 void device_standalones_plan(const device_standalones *b, device_standalone *d, symbols_workspace *w);

@@ -1,4 +1,4 @@
-/* Packs four lanes at a time, each with every fourth integer: a vector of the host, and 16 bytes of a device. */
+/* Packs four lanes at a time, each with every fourth integer: one vector on the host, 16 bytes on a device. */
 #include "engine/device/internal.h"
 
 #include <string.h>
@@ -49,8 +49,8 @@ static uint32_t any_of(four_words v) {
 }
 
 /*
- * Bits of the largest magnitude, plus one for the sign; 0: all are 0. With `levels`, LEVEL_ZERO fits any
- * width, as its smallest number; else it counts as what it is.
+ * Returns the bits of the largest magnitude, plus one for the sign; 0: all are 0. With `levels`, LEVEL_ZERO fits any
+ * width, as it is packed as the smallest number; else it counts as its value.
  */
 static uint32_t width_of(const int32_t *q, bool levels) {
     const four_words may = (four_words){0} - (uint32_t)levels;
@@ -67,7 +67,6 @@ static uint32_t width_of(const int32_t *q, bool levels) {
     return largest ? scalar_bit_length(largest) + 1 : (any_of(zeros) ? 1 : 0);
 }
 
-/* width_of for bytes. */
 static uint32_t width_of_bytes(const int8_t *q8) {
     some_bytes any = {0};
     uint64_t both[2];

@@ -44,7 +44,7 @@ void device_reference_release(ckd_store *store, device_reference *reference) {
     }
 }
 
-/* Takes `size` bytes of the store's limit, if they are left. */
+/* Takes `size` bytes of the store's limit, if that many are left. */
 static bool reserve(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
     uint64_t used = store->device_references_held + store->device_references_refused;
@@ -54,7 +54,7 @@ static bool reserve(ckd_store *store, uint64_t size) {
     return fits;
 }
 
-/* The device has less memory than the limit allows: lowers the limit, so that this is not tried again and again. */
+/* Lowers the limit by `size` bytes that the device does not have, so that later saves do not try them again. */
 static void release_memory(ckd_store *store, uint64_t size) {
     pthread_mutex_lock(&store->mutex);
     store->device_references_held -= size;

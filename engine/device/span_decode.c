@@ -5,8 +5,8 @@
 #include "base/float_mode.h"
 
 /*
- * Dense streams for each thread of the host, from which on the device reads them. It reads any number of them, up to
- * thousands, in the time that a thread takes for about so many (DECISIONS.md).
+ * Fewest dense streams per host thread for which the device reads them. It reads up to thousands in the time that a
+ * thread takes for about this many (DECISIONS.md).
  */
 #define STREAMS_WORTH 16u
 #define PLACES        UINT64_C(256)
@@ -18,7 +18,7 @@ static size_t runs_of(span_decode *f, const view_block *b) {
     return span_runs(f->runs, SPAN_RUNS_MAX, f->tensor->shape, f->span, &have);
 }
 
-/* Blocks of a matrix's columns have a stretch in each row, all alike: one copy moves them. */
+/* A block of some columns has equal stretches in all rows, and one copy moves them. */
 static span_place place_of(span_decode *f, const view_block *b) {
     size_t runs = runs_of(f, b);
     const span_run *r = f->runs;
@@ -39,7 +39,7 @@ static span_place place_of(span_decode *f, const view_block *b) {
     return p;
 }
 
-/* Is all of the block wanted, as one stretch? */
+/* Tells whether the whole block is wanted, as one stretch. */
 static bool lies_as_it_is(const span_place *p, const view_block *b) {
     return p->rows == 1 && p->count == b->record->count;
 }
@@ -100,8 +100,8 @@ typedef struct fill_part {
 } fill_part;
 
 /*
- * Sets the places of values: their final place, or, if they are scattered there, own memory from `apart` on.
- * Returns where that ends.
+ * Sets where values are made: in their final place, or, if they would lie scattered there, in memory from offset
+ * `apart` on. Returns the end of that memory.
  */
 static uint64_t find_offsets(span_decode *f, const fill_part *p, uint64_t apart, uint8_t *memory) {
     size_t element = ckd_dtype_size(f->tensor->tensor->dtype);
@@ -118,7 +118,7 @@ static uint64_t chains_size(const span_decode *f, const fill_part *p) {
     return aligned(device_chains_memory(f->chains + p->first, p->count, &f->sides));
 }
 
-/* Reduces the part to the chains that memory allows. If not even one fits, takes its values instead. */
+/* Reduces the part to the chains that memory allows. If not even one fits, sends its values instead. */
 static ckd_status fit_memory(fill_part *p, span_decode *f, ckd_error *err) {
     bool values = false;
     ckd_status status = CKD_OK;
@@ -139,7 +139,7 @@ static ckd_status fit_memory(fill_part *p, span_decode *f, ckd_error *err) {
 
 #define STRIDE_MAX (UINT64_C(1) << 31) /* bytes */
 
-/* Copies stretches that are all alike. false: their strides are too large. */
+/* Copies stretches that are all alike. false: they differ, or their strides are too large. */
 static bool copy_rows(const span_decode *f, const span_place *p, const uint8_t *from, device_failure *why) {
     size_t element = ckd_dtype_size(f->tensor->tensor->dtype);
     const device_rows rows = {.to = f->data + p->to * element,
@@ -184,7 +184,7 @@ static uint64_t copied_of(span_decode *f, size_t i) {
     return copied;
 }
 
-/* Copies values that were made elsewhere to their places. */
+/* Copies values that were made elsewhere to their final places. */
 static ckd_status scatter(span_decode *f, const fill_part *p, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     bool supported = true;
@@ -241,7 +241,7 @@ static ckd_status run_batch(span_decode *f, const view_block **blocks, size_t co
     return status;
 }
 
-/* Its stored chain, a byte per element and link, and its values. */
+/* The values, a byte per element and link, and the stored chain. */
 uint64_t span_decode_size(const view_block *b) {
     const record *r = b->record;
     uint64_t max = 64 * r->raw_size; /* a damaged file may say anything */

@@ -5,7 +5,7 @@
 #define COUNTERS (DEVICE_SYMBOLS * (uint64_t)DEVICE_SYMBOLS * sizeof(uint32_t))
 /* Largest number of nonzero counters of a block: far more than a worthwhile stream has. */
 #define ENTRIES (UINT32_C(1) << 14)
-/* Upper bound of a stream's tables, states and description: what dense_batch takes apart from the elements. */
+/* Upper bound of a stream's tables, states and description, which dense_batch takes besides the elements. */
 #define TABLES (UINT64_C(320) << 10)
 #define SPARE  4096u /* bytes for rounding up */
 
@@ -113,7 +113,7 @@ static device_classes classes_of(const device_stream *s, unsigned width) {
                             .capacity = ENTRIES};
 }
 
-/* all, entered: one per stream; entered is written for each of them. */
+/* all: one per stream that is not dropped. entered: one per stream. */
 static ckd_status classify(stream_batch *b, device_classes *all, uint64_t *entered, ckd_error *err) {
     const device_backend *backend = b->lease->backend;
     device_queue *queue = &b->lease->queue;

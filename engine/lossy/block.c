@@ -36,7 +36,6 @@ typedef struct source {
     const float *products; /* or NULL */
 } source;
 
-/* Some elements of a row of the block. */
 typedef struct row_slice {
     uint64_t row, first, column, n;
 } row_slice;
@@ -104,7 +103,7 @@ static lattice_effort effort_of(const lossy_tile *t) {
     return t->params->effort >= 7 ? LATTICE_SMALL : LATTICE_FAST;
 }
 
-/* Uses bytes if they hold all integers, which is nearly always so. Planes are made of wider integers. */
+/* Uses bytes if they hold all integers, as they nearly always do. LATTICE_SMALL needs wider integers. */
 static ckd_status quantise_linear(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const lossy_tile *t = e->tile;
     lattice_block *b = &j->block;
@@ -148,7 +147,7 @@ static bool any_set(const int32_t *q, uint64_t n) {
     return all != 0;
 }
 
-/* Makes integers only if one is not 0; mostly rows and columns suffice. */
+/* Makes integers only if one of them is not 0; rows and columns mostly suffice. */
 static ckd_status quantise_levels(lossy_job *j, const lossy_elements *e, ckd_error *err) {
     const float *now = e->tile->input.now + e->at;
     lattice_block *b = &j->block;
@@ -285,7 +284,7 @@ ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile
     for (uint32_t i = 0; i < b.exceptions; i++) {
         values[b.exception_at[i]] = 0;
     }
-    bool same = true; /* -0.0 is on no lattice, nor are a parent's values that were off the lattice */
+    bool same = true; /* false for -0.0, and for a parent's values that were off the lattice */
     if (b.map == LATTICE_LEVELS) {
         k->level_of(q, values, n);
         for (uint64_t i = 0; i < n; i++) {
@@ -302,7 +301,7 @@ ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile
     b.q = q;
     bytes_clear(payload);
     if (!same) {
-        return CKD_OK; /* no payload: the values are stored in another way */
+        return CKD_OK; /* no payload: the caller stores the values in another way */
     }
     return lattice_encode(payload, &b, LATTICE_FAST, &j->work.scratch, work, err);
 }

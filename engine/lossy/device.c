@@ -7,7 +7,7 @@
 #include "kernels/scalar_lattice.h"
 
 #define MAX_EXCEPTIONS(n) \
-    ((n) / 256 + 64) /* exceptions among n elements, at most: each takes memory and a write of its own */
+    ((n) / 256 + 64) /* most exceptions among n elements; each takes memory and a write of its own */
 
 /* ---- begin and end ---- */
 
@@ -38,8 +38,8 @@ static uint64_t max_rank(const lossy_tile *t, uint64_t rows) {
 }
 
 /*
- * Returns the scratch of the operation that takes most: sums of rows, sums of columns, factors, gathering or
- * packing, hashes.
+ * Returns the scratch that the largest operation takes: sums of rows, sums of columns, factors, gathering or packing,
+ * hashes.
  */
 static uint64_t scratch_of(const lossy_tile *t, uint64_t rows) {
     uint64_t columns = t->shape.columns, sides = 4 * (rows + columns);
@@ -266,7 +266,7 @@ static ckd_status sum_rows(tile_pass *p, const lossy_tile *t, ckd_error *err) {
                : status;
 }
 
-/* Computes the levels of rows, and what a birth in each row counts. */
+/* Computes each row's level, and the scale of births moved by it. */
 static void find_scales(double *scale, tile_pass *p, uint64_t rows) {
     for (uint64_t i = 0; i < rows; i++) {
         scale[i] = p->birth;
@@ -496,7 +496,7 @@ ckd_status lossy_device_residual(rate_histogram *h, const lossy_tile *t, ckd_err
     THEN(status, lossy_device_steps(&r.tile, t, &used, err));
     THEN(status, lossy_device_factors(&r.tile, t, used, err));
     r.bin = lossy_device_take(
-        d, &used, DEVICE_BINS * sizeof(uint32_t)); /* overwrites the factors, which are done with */
+        d, &used, DEVICE_BINS * sizeof(uint32_t)); /* overwrites the factors, which have been used */
     if (status != CKD_OK) {
         return status;
     }

@@ -7,7 +7,7 @@
 
 /* ---- blocks ---- */
 
-/* All are zero if the first one is, and each equals the one before it. */
+/* All integers are 0 if the first one is 0 and each equals the one before it. */
 static bool any_nonzero(const int8_t *integers, uint64_t count) {
     return count && (integers[0] || memcmp(integers, integers + 1, count - 1) != 0);
 }
@@ -74,12 +74,11 @@ static ckd_status hash_stretches(hash128 *out, const struct lossy_device *d, dev
     return status == CKD_OK ? device_hash(out, d->lease, stretches, count, to, err) : status;
 }
 
-/* Returns a hash in a block's description by its offset. */
 static hash128 *hash_place(lossy_device_block *b, size_t offset) {
     return (hash128 *)(void *)((uint8_t *)b + offset);
 }
 
-/* Computes the content hashes of all blocks of one array. offset: that of the hash in lossy_device_block. */
+/* Computes the content hashes of all blocks of one array. offset: of the hash in lossy_device_block. */
 static ckd_status hash_blocks(const struct lossy_device *d, size_t offset, const void *values, size_t size,
                               ckd_error *err) {
     device_hash_span *stretches = malloc(d->block_count * (sizeof(*stretches) + sizeof(hash128)) + 1);
@@ -101,7 +100,7 @@ static ckd_status hash_blocks(const struct lossy_device *d, size_t offset, const
 
 /* ---- masters ---- */
 
-/* Hashes the values as a rounded copy will have them. Uses the matrix's memory, which is free by then. */
+/* Hashes the values that a rounded copy will have. Uses the matrix's memory, which is free by then. */
 static ckd_status hash_rounded(const struct lossy_device *d, size_t offset, const float *values, ckd_dtype to,
                                ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
@@ -151,8 +150,7 @@ ckd_status lossy_device_measure(const struct lossy_device *d, ckd_error *err) {
 /* ---- values kept for the next save ---- */
 
 /*
- * Returns the part's values, contiguous: in the reference, or gathered in the matrix's memory, which is not
- * used yet.
+ * Returns the part's values, contiguous: in the reference, or gathered in the matrix's memory, which is not used yet.
  */
 static const void *gather_part(const struct lossy_device *d, const lossy_device_part *p, uint64_t *used,
                                device_failure *why) {

@@ -8,18 +8,17 @@
 
 /* ---- integers and values ---- */
 
-/* Integers do not reach values from this magnitude on. */
+/* Returns the smallest magnitude that integers do not reach. */
 static float out_of_reach(const lossy_tile *t) {
     return t->part == LOSSY_SECOND ? INFINITY : ldexpf(1, t->plan.lattice.exponent + 29);
 }
 
-/* May elements be exceptions, whatever their integers are? */
 static bool may_have_exceptions(const lossy_tile *t) {
     return !(t->limits.ordinary && t->limits.largest < out_of_reach(t));
 }
 
 /*
- * Can the device code all blocks of the tile by its plan? Outliers among second moments count for their rows
+ * Tells whether the device can code all blocks by the tile's plan. Outliers among second moments count for their rows
  * and columns, but a device's sums leave them out.
  */
 static bool is_planned(const lossy_tile *t) {
@@ -39,7 +38,7 @@ static device_exceptions exceptions_of(const lossy_tile *t, device_failure *why)
     return exceptions;
 }
 
-/* Fetches the number of exceptions. *fit = false: they exceed the room for them. */
+/* Fetches the number of exceptions. *fit = false: the list has no room for them. */
 static ckd_status count_exceptions(bool *fit, struct lossy_device *d, ckd_error *err) {
     ckd_status status =
         device_get(d->lease, &d->whole.exception_count, d->exceptions.count, sizeof(uint64_t), err);
@@ -73,7 +72,6 @@ static ckd_status put_levels(device_levels *out, const lossy_tile *t, ckd_error 
     return status;
 }
 
-/* Fetches the packed integers and unpacks them. */
 static ckd_status fetch_integers(struct lossy_device *d, ckd_error *err) {
     uint64_t used = 0, words = (d->count + 15) / 16, capacity = d->count / 16, wide_count = 0;
     device_failure why = {DEVICE_DONE, "", ""};
@@ -112,7 +110,6 @@ static ckd_status fetch_integers(struct lossy_device *d, ckd_error *err) {
     return status;
 }
 
-/* Sets all integers to 0: nothing moved. */
 static ckd_status zero_integers(struct lossy_device *d, ckd_error *err) {
     int8_t *integers = bytes_scratch(&d->integers, d->count, "coding scratch", err);
     if (integers) {
@@ -172,7 +169,7 @@ static ckd_status make_levels(bool *fit, const lossy_tile *t, ckd_error *err) {
     return status == CKD_OK && *fit && levels.q8 ? fetch_integers(t->input.device, err) : status;
 }
 
-/* Rounds the values to the dtype, as a decoder gives them, and widens them again. */
+/* Rounds the values to the dtype, as a decoder does, and widens them again. */
 static ckd_status finish_values(const struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_elements narrow = {DEVICE_CAST, CKD_F32, d->dtype, NULL},
@@ -194,7 +191,7 @@ static int by_place(const void *a, const void *b) {
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Writes the exceptions into the decoded values, which are final then, and into the host's list. */
+/* Writes the exceptions into the host's list and into the decoded values, which are then final. */
 static ckd_status keep_elements(struct lossy_device *d, ckd_error *err) {
     device_failure why = {DEVICE_DONE, "", ""};
     uint64_t count = d->whole.exception_count;

@@ -42,7 +42,7 @@ typedef struct found_updates {
     uint64_t above;
 } found_updates;
 
-/* decoded: of the decoded values of both moments; else of their input. */
+/* Finds the updates of both moments' decoded values, or of their input. */
 static ckd_status find_updates(found_updates *out, const lossy_tile *t, bool decoded, ckd_error *err) {
     const struct lossy_device *d = t->input.device;
     const pair_bound *bounds = t->context.pair.bounds;

@@ -63,7 +63,7 @@ static void add_exception(lossy_job *j, const lossy_elements *e, uint64_t i) {
     }
 }
 
-/* Computes finite limits for kernels. All exceptions are beyond them, but not all values beyond are exceptions. */
+/* Computes finite limits for kernels. All exceptions are beyond these limits, but so are some other values. */
 static void limits_of(float limits[3], const lossy_tile *t, float max) {
     bool second = t->part == LOSSY_SECOND;
     float below = scalar_float(scalar_bits(max) - 1);

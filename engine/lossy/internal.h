@@ -5,8 +5,6 @@
 #include "engine/lossy/lossy.h"
 #include "engine/lossy/rate.h"
 
-/* Parts that the ways to code a lossy block share. */
-
 /* Returns the tile's plan for one block. */
 lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count);
 
@@ -15,8 +13,8 @@ lattice_block lossy_block_of(const lossy_tile *t, uint64_t at, uint64_t count);
 ckd_status lossy_residual(rate_histogram *h, const lossy_tile *t, const kernels *k, ckd_error *err);
 
 /*
- * The residuals as a matrix whose submatrices are computed on demand. The tile's steps must not change meanwhile,
- * and the tile has no factors.
+ * The residuals as a matrix whose submatrices are computed on demand. The tile's steps must not change meanwhile, and
+ * it must have no factors.
  */
 typedef struct lossy_matrix {
     const lossy_tile *tile;
@@ -61,13 +59,12 @@ ckd_status lossy_exceptions_done(lossy_job *j, ckd_error *err);
  */
 ckd_status lossy_find_exceptions(lossy_job *j, const lossy_elements *e, uint64_t from, uint64_t to,
                                  ckd_error *err);
-/* Sets j->within from j->error. */
 void lossy_check_bound(lossy_job *j, const tile_limits *limits);
 
 /* ---- direction ---- */
 /*
- * A sample of elements shows how far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps). The whole
- * cannot be compared, as first and second moments are saved one after the other.
+ * A sample of elements shows how far lossy moments change the direction of an Adam step, m / (sqrt(v) + eps). First and
+ * second moments are saved one after the other, so not all elements can be compared.
  */
 #define DIRECTION_SAMPLE 4096u /* approximate number of elements per tile */
 
@@ -81,8 +78,8 @@ typedef struct outlier {
 typedef struct tile_pass {
     float max[2];        /* largest magnitude, and largest difference, that count */
     bool lattice;        /* compute parent_bits and lowest_bit */
-    const float *weight; /* of columns, for all.weighted; the plan has the rows'. NULL: none */
-    bool means;          /* sum up rows and columns */
+    const float *weight; /* columns' weights, for all.weighted; the plan has the rows'. NULL: none */
+    bool means;          /* sum rows and columns */
     bool magnitudes;     /* sum magnitudes; else positive values */
     bool outliers;       /* list them */
     double birth;        /* scale of levels; 0: no levels */
@@ -98,7 +95,10 @@ typedef struct tile_pass {
     tile_scratches own;
 } tile_pass;
 
-/* Runs a pass. Release with tile_pass_free, whatever the status; do not copy p before. Errors: NOMEM. */
+/*
+ * Runs a pass. Release with tile_pass_free, whatever the status; do not copy p before that. Errors: as
+ * lossy_tile_prepare.
+ */
 ckd_status tile_pass_run(tile_pass *p, const lossy_tile *t, const kernels *k, ckd_error *err);
 void tile_pass_free(tile_pass *p);
 
@@ -114,10 +114,9 @@ int32_t level_distance(double now, double from);
 uint64_t max_outliers(uint64_t elements);
 
 /*
- * A few values far from all others (spikes, and values returning from one) would dominate all steps, so they
- * become exceptions. Estimates the largest magnitude and difference that are no such outliers, or an upper
- * bound of them (t->exception_above, exception_moved), and the mean of the positive values below. Errors:
- * NOMEM.
+ * A few values far from all others (spikes, and values returning from one) would dominate all steps, so they become
+ * exceptions. Estimates the largest magnitude and difference that are not such outliers, or an upper bound of them
+ * (t->limits.exception_above, exception_moved), and the mean of the positive values within them. Errors: NOMEM, DEVICE.
  */
 ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, ckd_error *err);
 /*
@@ -126,7 +125,7 @@ ckd_status sample_typical_range(lossy_tile *t, double *mean, const kernels *k, c
  */
 bool typical_range_holds(const lossy_tile *t, const lattice_sums *s);
 ckd_status find_typical_range(lossy_tile *t, const kernels *k, ckd_error *err);
-/* Estimates the RMS of values over the steps of their rows and columns. weight: of columns. Errors: NOMEM, DEVICE. */
+/* Estimates the RMS of values divided by the steps of rows and columns. weight: of columns. Errors: NOMEM, DEVICE. */
 ckd_status sample_weighted(double *out, const lossy_tile *t, const float *weight, const kernels *k,
                            ckd_error *err);
 
@@ -164,8 +163,8 @@ uint64_t lossy_device_search_size(uint64_t rows, uint64_t columns, uint64_t coun
 /* Puts the plan's steps into the scratch from *used on, without the products of its factors. */
 ckd_status lossy_device_steps(device_tile *out, const lossy_tile *t, uint64_t *used, ckd_error *err);
 /*
- * Multiplies the plan's factors into d->matrix, with the scratch behind `used`: as integers if the factors
- * are small enough, else as floats. Does nothing without factors.
+ * Multiplies the plan's factors into d->matrix, with the scratch after `used`: as integers if the factors are small
+ * enough, else as floats. Does nothing without factors.
  */
 ckd_status lossy_device_factors(device_tile *tile, const lossy_tile *t, uint64_t used, ckd_error *err);
 

@@ -19,21 +19,21 @@
  *   lossy_tile_prepare   statistics of the whole tile: movement, weights of rows and columns, steps, low-rank factors
  *   lossy_block    (parallel) integers of one block, its payload, and the values that a decoder will get
  *
- * The loop is closed: the error of a checkpoint is that of one rounding, however long its chain is. Where
- * codec/FORMAT.md makes no claim the arithmetic is free: doubles, sums in any order.
+ * The loop is closed: a checkpoint has the error of one rounding, however long its chain is. Arithmetic that
+ * codec/FORMAT.md does not specify is free: doubles, sums in any order.
  */
 
-#define LOSSY_LEVEL_UP    0.6f /* fraction of a step of levels; from there on a value rounds up */
-#define LOSSY_LEVELS_NONE 4096 /* a step of levels so large that every difference rounds to 0 */
+#define LOSSY_LEVEL_UP    0.6f /* fraction of a level step from which a value rounds up */
+#define LOSSY_LEVELS_NONE 4096 /* a level step so large that every difference rounds to 0 */
 
 /* The three ways to code a tensor lossily; all other tensors are exact. */
 typedef enum lossy_part {
     LOSSY_NONE,
     LOSSY_WEIGHT, /* residual to the parent; steps follow the movement since the parent */
     LOSSY_MOMENT, /* first moments: no parent; steps follow their own rows and columns */
-    LOSSY_SECOND  /* second moments: no parent; levels, as differences to their rows and columns */
+    LOSSY_SECOND  /* second moments: no parent; levels, as differences from their rows and columns */
 } lossy_part;
-/* Returns the way for a role and dtype. */
+/* Returns how to code a tensor of this role and dtype. */
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype);
 
 /* Quantizer parameters. Steps are relative to the values that they quantise, so they fit any model. */
@@ -51,7 +51,7 @@ typedef struct quant_params {
     int effort;            /* 1 ... 9 */
     double bits_for_load;  /* in a chain: bits worth the decoding time of one base load */
     uint32_t max_rank;     /* largest number of components of a matrix's factors */
-    unsigned rounds;       /* of the search for components */
+    unsigned rounds;       /* subspace iterations beyond the first */
 } quant_params;
 quant_params quant_params_of(ckd_fidelity fidelity, int effort);
 
@@ -75,7 +75,7 @@ typedef struct tile_scratches {
     tile_scratch *workers; /* one per thread of the pool */
     uint32_t count;
     bytes now, moved, parts;
-    bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* of the last pass */
+    bytes sums, panels, outliers, outliers_of[TILE_PANELS]; /* results of the last pass */
     lossy_scales scales;
     bytes counts, histogram;
     lattice_work work; /* steps of the tile */
@@ -87,7 +87,7 @@ void tile_scratches_free(tile_scratches *r);
 typedef struct pair_bound {
     double eps, largest, max;
 } pair_bound;
-/* The optimizer's eps, and its effective value after few steps. */
+/* The optimizer's eps, and its lower effective value in the first steps. */
 enum { PAIR_EPS, PAIR_LOW_EPS, PAIR_BOUNDS };
 
 /* The other moment of the same elements: its input values, followed by its decoded values. */
@@ -98,38 +98,37 @@ typedef struct lossy_pair {
     /* A panel's layout: columns of the tile, first column of the panel, columns of the panel. width 0: not a panel. */
     uint64_t stride, first, width;
     pair_bound bounds[PAIR_BOUNDS];
-    double decoded; /* of a tile on a device: the largest update of its decoded values */
+    double decoded; /* on a device: the largest update of the tile's decoded values */
 } lossy_pair;
 
-/* Where a tile lies: elements first ... first + count - 1 of a region, as a matrix. */
+/* Place of a tile: elements first ... first + count - 1 of a region, as a matrix. */
 typedef struct tile_shape {
     uint64_t first, count, columns;
     uint64_t phase; /* column of the first element */
     bool vector;
 } tile_shape;
 
-/* The elements of a tile. */
 typedef struct tile_input {
     const void *values;         /* in the tensor's dtype */
     const float *now;           /* the same as floats */
     const float *parent_values; /* values that the parent decodes to; NULL: no parent */
     struct lossy_device
         *device;      /* holds `now` and `parent_values` in its memory; NULL: they are in host memory */
-    uint64_t sampled; /* of a panel: index of its first element in samples of the whole tile */
+    uint64_t sampled; /* for a panel: index of its first element in samples of the whole tile */
 } tile_input;
 
 /* Facts about a tile from the parent, and from other tensors of the same parameter. */
 typedef struct tile_context {
-    double parent_error;      /* mean square error of `parent_values` against the state that it stands for */
-    double expected_movement; /* RMS of the movement; NaN: estimate it from `parent_values` */
-    const lossy_scales *scales; /* of the second moment; NULL: unknown */
-    lossy_pair pair;            /* of moments only */
+    double parent_error;        /* mean square error of `parent_values` against the parent's original state */
+    double expected_movement;   /* RMS of the movement; NaN: estimate it from `parent_values` */
+    const lossy_scales *scales; /* scales of the second moment; NULL: unknown */
+    lossy_pair pair;            /* for moments only */
 } tile_context;
 
 /* Threads and memory for a tile's statistics. */
 typedef struct tile_resources {
     thread_pool *pool;         /* NULL: none */
-    tile_scratches *scratches; /* of that pool; NULL: each pass allocates its own */
+    tile_scratches *scratches; /* for that pool; NULL: each pass allocates its own */
     cancel_check *stop;        /* cancellation; NULL: none */
 } tile_resources;
 
@@ -137,32 +136,32 @@ typedef struct tile_resources {
 typedef struct tile_limits {
     /* A larger magnitude, or a larger distance from the parent's value, makes a value an exception. */
     float exception_above, exception_moved;
-    bool ordinary; /* no value is an outlier, infinite or (second moments) negative */
-    float largest; /* bound on magnitudes other than exceptions; of second moments: 0 */
+    bool ordinary; /* no value is an outlier or infinite, and no second moment is negative */
+    float largest; /* bound on the magnitudes of values that are not exceptions; 0 for second moments */
     double bound;  /* on |error|; infinite: none */
-    /* largest step, also for a target of bits; infinite: none */
+    /* largest step, even if the target of bits asks for a larger one; infinite: none */
     double step;
 } tile_limits;
 
 /* How the blocks of a tile are coded. Set by lossy_tile_prepare. */
 typedef struct tile_plan {
-    lattice_block lattice;  /* of the whole tile, without q and exceptions */
+    lattice_block lattice;  /* the whole tile, without q and exceptions */
     hash128 shared_content; /* if lattice.shared: content of the side record that has the columns' part */
     float up[3];            /* thresholds from which integers are rounded up */
     low_rank factors;
     bool still; /* nothing moved; the parent's values stay */
-    /* All values are on the lattice and can stand alone as integers; else they stand alone only exactly. */
+    /* All values are on the lattice, so blocks can stand alone as integers; else they do only exactly. */
     bool on_lattice;
     bool offsets_known;     /* the lattice has them */
     bool levels_known;      /* rows and columns determine second moments; no integers are made */
     double standalone_bits; /* estimated bits per element without a parent */
     double movement;        /* estimated RMS of the movement */
-    bytes row_memory, column_memory, weight_memory; /* of the lattice's steps, and of weights */
+    bytes row_memory, column_memory, weight_memory; /* for the lattice's steps, and for weights */
 } tile_plan;
 
 /*
- * A tile. lossy_tile_cut sets the shape, the caller the input and the context, and lossy_tile_prepare limits and plan.
- * A function takes the whole tile only if it needs several of these.
+ * A tile. lossy_tile_cut sets the shape, the caller sets the input and the context, and lossy_tile_prepare sets the
+ * limits and the plan. A function takes the whole tile only if it needs several of these.
  */
 typedef struct lossy_tile {
     lossy_part part;
@@ -178,7 +177,7 @@ typedef struct lossy_tile {
     tile_plan plan;
 } lossy_tile;
 
-/* Only weights use a parent. A delta of moments would take about as many bytes, and a chain to decode. */
+/* Only weights use a parent. A delta of moments would take about as many bytes, and would add a chain to decode. */
 bool lossy_wants_parent(const lossy_tile *t);
 /*
  * A tile has at most LOSSY_TILE_ELEMENTS elements. Less staging memory makes tiles smaller, down to
@@ -188,7 +187,7 @@ bool lossy_wants_parent(const lossy_tile *t);
 #define LOSSY_TILE_ELEMENTS (UINT64_C(1) << 24)
 #define LOSSY_TILE_MIN      (UINT64_C(1) << 20)
 #define LOSSY_TILE_BYTES    16u
-/* Cuts the tile that begins at `first` of a region, with at most `max` elements: sets its end and its rows. */
+/* Cuts the tile that begins at element `first` of a region, with at most `max` elements. */
 void lossy_tile_cut(tile_shape *shape, const geometry *g, const ckd_region *region, uint64_t elements,
                     uint64_t first, uint64_t max);
 /*
@@ -197,7 +196,9 @@ void lossy_tile_cut(tile_shape *shape, const geometry *g, const ckd_region *regi
  */
 uint64_t lossy_block_count(const tile_shape *shape, uint64_t at);
 
-/* Prepares a tile. *worth = false: coding it exactly is better. Errors: NOMEM, and those of t->stop. */
+/*
+ * Prepares a tile. *worth = false: coding it exactly is better. Errors: NOMEM, DEVICE, and those of t->resources.stop.
+ */
 ckd_status lossy_tile_prepare(lossy_tile *t, bool *worth, const kernels *k, ckd_error *err);
 /* Chooses thresholds, and factors where they pay. A part of lossy_tile_prepare (plan.c). */
 ckd_status lossy_tile_plan_rate(lossy_tile *t, const kernels *k, ckd_error *err);
@@ -212,7 +213,6 @@ typedef struct lossy_error {
     uint64_t finite, exceptions; /* exceptions: values stored verbatim */
 } lossy_error;
 
-/* Adds the error of n more values. */
 void lossy_error_add(lossy_error *e, const float *input, const float *decoded, uint64_t n, const kernels *k);
 
 /* The elements of a tile that become one block: at ... at + count - 1. */
@@ -231,30 +231,29 @@ typedef struct lossy_job {
     const float *decoded; /* decoded values as floats, valid until the next block */
     lattice_block block;
     lossy_error error;
-    bool within;   /* the error keeps the tile's bound */
+    bool within;   /* the error is within the tile's bound */
     double update; /* largest decoded update; NaN: the other moment is unknown */
 } lossy_job;
 void lossy_job_free(lossy_job *j);
 
-/* Codes a block: sets j->values, error and within, and writes the payload. Errors: NOMEM. */
+/* Codes a block: sets j->values, error and within, and writes the payload. Errors: NOMEM, and those of pair_read. */
 ckd_status lossy_block(lossy_job *j, bytes *payload, const lossy_elements *e, symbols_workspace *work,
                        ckd_error *err);
 /*
- * Codes the values of the last lossy_block without a parent. They stay the same. An empty payload: no lattice
- * holds them.
+ * Codes the values of the last lossy_block without a parent, and does not change them. The payload is empty if no
+ * lattice holds them.
  */
 ckd_status lossy_block_standalone(lossy_job *j, bytes *payload, const lossy_tile *t, const kernels *k,
                                   symbols_workspace *work, ckd_error *err);
-/* Estimates its size in bytes. */
+/* Estimates the size of a standalone block in bytes. */
 uint64_t lossy_standalone_size(const lossy_tile *t, uint64_t count);
 
 /*
- * The two moments of a parameter as an optimizer uses them: the update of an element is |m| / (sqrt(v) +
- * eps). Both moments can be accurate enough and the update still far too large: where v is tiny, a small
- * error of m suffices. The moments are saved one after the other. The second one saved is checked against the
- * first, and no update exceeds PAIR_MAX times the largest true one. This holds for the optimizer's eps and
- * for a lower one: Adam corrects its moments for bias, and after few steps eps counts for less. Internal to
- * engine/.
+ * The two moments of a parameter as an optimizer uses them: the update of an element is |m| / (sqrt(v) + eps). Even if
+ * both are accurate, an update can be far too large: where v is tiny, a small error of m suffices. The moments are
+ * saved one after the other. The second one saved is checked against the first, and no update exceeds PAIR_MAX times
+ * the largest true one. This holds for the optimizer's eps and for a lower one: Adam corrects its moments for bias, so
+ * eps counts for less in the first steps. Internal to engine/.
  */
 
 #define PAIR_MAX 2.0 /* times the largest true update of the tile */
@@ -298,18 +297,18 @@ static inline uint64_t pair_in_row(const lossy_pair *p, uint64_t at, uint64_t n)
 }
 
 /*
- * Limits the updates of a block that has just been coded (j->decoded is set), and sets j->update. It raises
- * second moments by their integers. It makes first moments exceptions, shrunk as far as necessary. If these
- * would be too many, it sets their integers to 0 and drops the factors. Errors: NOMEM.
+ * Limits the updates of a block that has just been coded (j->decoded is set), and sets j->update. It raises second
+ * moments through their integers. It makes first moments exceptions, shrunk as far as necessary. If these would be too
+ * many, it sets their integers to 0 and drops the factors. Errors: NOMEM, and those of pair_read.
  */
 ckd_status pair_finish(lossy_job *j, const lossy_elements *e, ckd_error *err);
-/* Only sets j->update, for values that stay as they are. Errors: NOMEM. */
+/* Only sets j->update, for values that stay as they are. Errors: as pair_finish. */
 ckd_status pair_measure(lossy_job *j, const lossy_tile *t, uint64_t at, const float *decoded, uint64_t n,
                         ckd_error *err);
 
 /* Every stride-th element of a tile of second moments: input and decoded. Zero-initialise. */
 typedef struct direction_sample {
-    uint64_t count, stride; /* of the tile */
+    uint64_t count, stride; /* elements of the tile, and from one sample to the next */
     float *input, *decoded; /* point into `memory` */
     bytes memory;
 } direction_sample;
@@ -321,7 +320,7 @@ typedef struct direction_values {
     const float *input, *decoded;
     uint64_t at, count;
 } direction_values;
-/* Records second moments where the sample has them. */
+/* Records the second moments of sampled elements. */
 void direction_record(direction_sample *s, const direction_values *v);
 
 /* Sums over the sample, with the first moments of the same tile. */
@@ -330,8 +329,8 @@ typedef struct direction_sums {
 } direction_sums;
 void direction_add(direction_sums *sums, const direction_sample *s, const direction_values *v, double eps);
 /*
- * Handles values of the sample's elements alone: `at` and `count` are those in the sample. sums == NULL: records them
- * as second moments. Else compares them, as first moments, with the recorded second moments.
+ * Takes the values of sampled elements only; `at` and `count` are in samples. sums == NULL: records them as second
+ * moments. Otherwise compares them, as first moments, with the recorded second moments.
  */
 void direction_take(direction_sums *sums, direction_sample *s, const direction_values *v, double eps);
 /* Returns the relative change; NaN if there is nothing to compare. */
@@ -365,9 +364,9 @@ typedef struct tile_slice {
 } tile_slice;
 typedef struct tile_sample {
     const lossy_tile *tile;
-    uint64_t stride, in_round, round; /* of slices */
+    uint64_t stride, in_round, round; /* in slices */
     uint64_t row, at;
-    float *now, *parent_values; /* of a tile on a device: copies of all slices; `next` is the next one */
+    float *now, *parent_values; /* on a device: copies of all slices; `next` is the offset of the next one */
     uint64_t next;
 } tile_sample;
 /*
@@ -379,11 +378,11 @@ bool sample_next(tile_slice *out, tile_sample *s);
 void sample_end(tile_sample *s);
 
 /*
- * A lossy tile in the memory of a device. The device makes its statistics, integers and decoded values. The
- * host receives sums, hashes, and the integers at two bits each. The host makes plans, rounds factors and
- * does the entropy coding, as for other tiles.
+ * A lossy tile in the memory of a device. The device makes its statistics, integers and decoded values. The host
+ * receives sums, hashes, and the integers at two bits each. The host makes plans, rounds factors and does the entropy
+ * coding, as for other tiles.
  *
- * This serves tiles as training has them: whole rows, a parent if they are weights, and few exceptions. Other
+ * The device takes the usual tiles of training: whole rows, a parent if they are weights, and few exceptions. Other
  * tiles are copied to the host and coded there.
  */
 
@@ -393,14 +392,13 @@ typedef struct lossy_device_rounded {
     lossy_error error;
 } lossy_device_rounded;
 
-/* Result for one block. */
 typedef struct lossy_device_block {
     uint64_t at, count; /* in the tile */
     hash128 original, content;
     hash128 parent_content; /* f32 only: hash of the parent's values */
     bool nonzero;           /* some integer is not 0 */
     lossy_error error;
-    lossy_device_rounded bf16, f16; /* of masters */
+    lossy_device_rounded bf16, f16; /* masters only */
 } lossy_device_block;
 
 /*
@@ -426,29 +424,29 @@ struct lossy_device {
     device_reference *reference; /* the tile's values from the last save, kept on the device; NULL: none */
     uint64_t rows, columns, count;
     ckd_dtype dtype;
-    bool master;                   /* rounded copies of it will be recognised by its blocks */
-    lossy_device_arrays whole, at; /* at: the arrays of the blocks: the whole tile or a panel */
+    bool master;                   /* the blocks' hashes will identify rounded copies of it */
+    lossy_device_arrays whole, at; /* at: the arrays that blocks lie in: the whole tile or a panel */
     float *matrix;                 /* residuals in steps, or products of factors */
     int8_t *q8;
     device_exceptions exceptions; /* room for exceptions, without limits yet */
     uint8_t *panel;               /* memory for a panel's arrays */
     uint8_t *scratch;             /* reused by one operation after the other */
     uint64_t scratch_size;
-    struct { /* of a search for factors, in the scratch */
+    struct { /* a search for factors, in the scratch */
         float *spare, *mix;
         double *scale;
         uint32_t *largest;
     } search;
     bytes integers, panel_integers;         /* int8 each */
-    bytes exception_list, panel_exceptions; /* of device_element_at */
+    bytes exception_list, panel_exceptions; /* device_element_at each */
     lossy_device_block *blocks;
     size_t block_count, block_scratch;
     pthread_mutex_t mutex; /* held while the queue is used; blocks are coded in parallel */
 };
 
 /*
- * Tells whether a device can code the tile, which has been cut and has its part, dtype and parameters. input:
- * its address there.
+ * Tells whether a device can code the tile, which has been cut and has its part, dtype and parameters. input: the
+ * tile's address on the device.
  */
 bool lossy_device_can_code(const lossy_tile *t, const void *input);
 /*
@@ -460,28 +458,31 @@ typedef struct lossy_device_values {
     device_lease *lease;
     const void *input;
     const float *parent_values;
-    device_reference *reference; /* taken by the caller; passes to the tile */
-    /* The caller decodes them, then calls lossy_device_before_made before anything else. */
+    device_reference *reference; /* taken by the caller; lossy_device_end releases it */
+    /* The caller decodes the parent's values, then calls lossy_device_before_made before anything else. */
     bool makes_parent_values;
     uint64_t widest; /* largest number of columns of its panels */
     bool master;
     bool only_input; /* only hashes of the input are wanted */
 } lossy_device_values;
 /*
- * Allocates memory for the tile and converts its elements to floats: sets t->device, t->now and t->before
- * (NULL with only_input). Release with lossy_device_end. Errors: NOMEM (also of the device: the host can code
- * the tile), DEVICE.
+ * Allocates memory for the tile and converts its elements to floats. Sets t->input.device, now and parent_values; the
+ * last two are NULL with only_input. Release with lossy_device_end. Errors: NOMEM (also of the device: the host can
+ * code the tile), DEVICE.
  */
 ckd_status lossy_device_begin(struct lossy_device *d, lossy_tile *t, const lossy_device_values *values,
                               ckd_error *err);
 void lossy_device_end(struct lossy_device *d);
-/* Memory into which the caller decodes the parent's values, in the tile's dtype. It is free until then. */
+/*
+ * `parent_values`: where the caller decodes the parent's values, in the tile's dtype. `spare`: memory that is free
+ * until then.
+ */
 typedef struct lossy_device_scratch {
     void *parent_values, *spare;
-    uint64_t size; /* of `spare`: at least 9 bytes per element */
+    uint64_t size; /* size of `spare`: at least 9 bytes per element */
 } lossy_device_scratch;
 lossy_device_scratch lossy_device_scratch_of(const struct lossy_device *d);
-/* Called when the parent's values are decoded: converts them to floats where necessary. */
+/* Called when the parent's values are decoded. Converts them to floats if the tile has another dtype. */
 ckd_status lossy_device_before_made(struct lossy_device *d, ckd_error *err);
 
 /*
@@ -493,8 +494,8 @@ typedef struct lossy_device_part {
     hash128 content;
 } lossy_device_part;
 /*
- * Compares the hashes of the tile's reference with those of the parent's blocks, whose places in the tile
- * `parts` gives.
+ * Compares the hashes of the tile's reference with those of the parent's blocks. `parts` has these blocks' places in
+ * the tile.
  */
 ckd_status lossy_device_compare(bool *same, const struct lossy_device *d, const lossy_device_part *parts,
                                 size_t count, ckd_error *err);
@@ -506,10 +507,7 @@ ckd_status lossy_device_keep_reference(struct lossy_device *d, const device_refe
                                        ckd_error *err);
 
 /* ---- device_code.c ---- */
-/*
- * Makes integers and decoded values of the tile, which is prepared. *done = false: the tile does not suit a
- * device.
- */
+/* Makes the integers and decoded values of a prepared tile. *done = false: the tile does not suit a device. */
 ckd_status lossy_device_code(bool *done, lossy_tile *t, ckd_error *err);
 /*
  * Gathers the arrays of the panel t, which begins at column `first` of the tile. They replace the tile's
@@ -529,26 +527,25 @@ ckd_status lossy_device_direction(direction_sums *sums, direction_sample *s, con
 /* ---- device_moments.c ---- */
 /* Converts the input and the decoded values of a coded tile to halves (pair_record), for the other moment. */
 ckd_status lossy_device_halves(const lossy_tile *t, ckd_error *err);
-/* Copies n halves from index `at` on: of the input, followed by those of the decoded values. */
+/* Copies n halves from index `at` on. The input's halves come first, then those of the decoded values. */
 ckd_status lossy_device_get_halves(uint16_t *to, struct lossy_device *d, uint64_t at, uint64_t n,
                                    ckd_error *err);
 /* Puts n halves of the other moment, from index `at` on, on the device. */
 ckd_status lossy_device_put_halves(struct lossy_device *d, const uint16_t *from, uint64_t at, uint64_t n,
                                    ckd_error *err);
 /*
- * Finds the largest updates with the other moment, whose halves are all on the device: sets t->pair.bounds, whose eps
- * are known, and t->pair.decoded. *within = false: an update of the decoded values is too large.
+ * Finds the largest updates with the other moment, all of whose halves are on the device. Sets t->context.pair.decoded
+ * and, for the given eps, t->context.pair.bounds. *within = false: an update of the decoded values is too large.
  */
 ckd_status lossy_device_updates(bool *within, lossy_tile *t, ckd_error *err);
 
 /* ---- device_blocks.c ---- */
 /*
- * lossy_device_add_block adds the next block of the tile or panel; at 0 starts a new list.
- * lossy_device_measure then computes hashes and errors of all blocks.
+ * lossy_device_add_block adds the next block of the tile or panel; at = 0 starts a new list. lossy_device_measure then
+ * computes hashes and errors of all blocks.
  */
 ckd_status lossy_device_add_block(struct lossy_device *d, uint64_t at, uint64_t count, ckd_error *err);
 ckd_status lossy_device_measure(const struct lossy_device *d, ckd_error *err);
-/* Returns the result for the block at `at`. */
 const lossy_device_block *lossy_device_block_of(const struct lossy_device *d, uint64_t at);
 
 #endif

@@ -9,10 +9,10 @@
 #define ROUND_UP         0.55 /* fraction from which a factor's integers round up */
 #define MORE_PASSES      1    /* refits beyond the first */
 #define FIRST_GUESS      24u  /* directions in the first search */
-#define MORE             3u   /* growth of the search while more directions may pay */
+#define MORE             3u   /* growth factor of the search while more directions may pay */
 #define OVERSAMPLED      8u   /* directions searched beyond those that pay */
 #define BITS_A_COMPONENT 8.0
-#define DEPENDENT        1e-6      /* share of its energy; a vector with a smaller remainder is dependent */
+#define DEPENDENT        1e-6      /* share of a vector's energy; with a smaller remainder it is dependent */
 #define LARGEST_SUM      8388608.0 /* half the limit for sums of products */
 
 void low_rank_free(low_rank *f) {
@@ -27,7 +27,7 @@ void low_rank_scratch_free(low_rank_scratch *r) {
     bytes_free(&r->scratch);
 }
 
-/* The seed is fixed: a checkpoint's content depends on the state alone. */
+/* The seed is fixed, so that a checkpoint's content depends on the state alone. */
 static void fill_random(vectors *to) {
     uint64_t seed = 0x9e3779b97f4a7c15u;
     for (size_t v = 0; v < to->count; v++) {
@@ -46,9 +46,9 @@ typedef struct search {
     const low_rank_matrix *x;
     size_t count;
     cancel_check *stop;
-    vectors left, right; /* of rows, of columns */
+    vectors left, right; /* vectors of x->rows and of x->columns elements */
     product_context products;
-    float *mix; /* count x count, as are these: */
+    float *mix; /* count x count, as are gram and inverse */
     double *gram, *inverse;
     double *energy;       /* squared singular values */
     double (*largest)[2]; /* largest integer on either side, per component */
@@ -161,7 +161,7 @@ static int by_energy(const void *a, const void *b) {
 }
 
 /*
- * Finds the mix that makes the vectors singular vectors: left then carries the singular values, right is
+ * Finds the mix that turns the vectors into singular vectors. Left then carries the singular values, and right is
  * orthonormal.
  */
 static ckd_status decompose(search *s, ckd_error *err) {
@@ -238,12 +238,12 @@ static double round_component(vectors *side, size_t k, double scale) {
     return largest;
 }
 
-/* A unit of the right side is one step's share of the component, rounded to a power of two. */
+/* A unit of the right side is the reciprocal of the component's singular value, rounded to a power of two. */
 static int32_t right_exponent(const search *s, size_t k) {
     return (int32_t)lrint(-log2(sqrt(s->energy[s->order[k]])));
 }
 
-/* Returns 1 / a unit of component k. */
+/* Returns the reciprocal of a unit of component k. */
 static double scale_of(const search *s, size_t k, int side) {
     return side ? ldexp(1, -right_exponent(s, k)) : 1;
 }
@@ -293,8 +293,8 @@ static ckd_status refit(search *s, vectors *to, const vectors *fixed, bool trans
 }
 
 /*
- * Refits each side to the rounded other side. This makes up for a part of the rounding, and is a round of
- * subspace iteration as well.
+ * Refits each side to the rounded other side. This makes up for a part of the rounding, and is also a round of subspace
+ * iteration.
  */
 static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
     ckd_status status = components(s, &s->left, rank, err);
@@ -312,8 +312,8 @@ static ckd_status round_in_turn(search *s, uint32_t rank, ckd_error *err) {
 }
 
 /*
- * Writes the side's integers: n x rank. Each float there is a whole number over the scale. A number too large
- * for a float makes the factors unusable anyway.
+ * Writes the side's integers: n x rank. Each float is a whole number over the scale. If the number is too large for a
+ * float, the factors are not used anyway.
  */
 static void integers_of(int32_t *all, const search *s, int which) {
     const vectors *side = which ? &s->right : &s->left;

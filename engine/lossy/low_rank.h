@@ -14,7 +14,7 @@
 #include "engine/common/common.h"
 
 /*
- * left (rows x rank) times right (columns x rank), transposed; products of component k count 2^(exponent +
+ * left (rows x rank) times right (columns x rank), transposed; products of component k have the unit 2^(exponent +
  * shift[k]).
  */
 typedef struct low_rank {
@@ -36,7 +36,7 @@ void low_rank_scratch_free(low_rank_scratch *r);
 typedef struct low_rank_search {
     double lambda;     /* squared steps that a bit is worth */
     uint32_t max;      /* largest rank */
-    unsigned rounds;   /* of subspace iteration, beyond the first */
+    unsigned rounds;   /* subspace iterations beyond the first */
     thread_pool *pool; /* may be NULL; the result does not depend on it */
     const kernels *kernels;
     low_rank_scratch *scratch; /* takes `max` vectors of rows and of columns, and half a MiB per thread */

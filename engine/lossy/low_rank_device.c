@@ -1,12 +1,12 @@
 /*
- * The search for factors of a tile on a device. Vectors stay there. Only the starting vectors, matrices of
- * vector products, and the factors cross the bus.
+ * The search for factors of a tile on a device. The vectors stay there. Only the starting vectors, matrices of vector
+ * products, and the factors cross the bus.
  */
 #include <stdlib.h>
 
 #include "engine/lossy/internal.h"
 
-/* Size of a side, and of the spare one. All have the size of the longer side, as they swap places. */
+/* Returns the size of a side, and of the spare one. All have the longer side's size, as they swap places. */
 static uint64_t side_size(uint64_t rows, uint64_t columns, uint64_t count) {
     return lossy_device_aligned(count * (rows > columns ? rows : columns) * sizeof(float));
 }

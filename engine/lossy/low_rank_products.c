@@ -140,7 +140,7 @@ ckd_status vectors_mix(vectors *v, const float *mix, size_t count, const product
     }
     if (count == v->count) {
         status = run(c, vectors_parts(v), mix_part, &m, err);
-    } else { /* in order: fewer vectors move down, over finished parts */
+    } else { /* in order: fewer vectors move down, over parts that are done */
         for (size_t i = 0; i < vectors_parts(v); i++) {
             mix_part(&m, i, 0, err);
         }

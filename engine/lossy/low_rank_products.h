@@ -1,8 +1,7 @@
 /*
- * Products of a few vectors with a matrix that is never in memory: each product computes the submatrices
- * again. So factors of a tile take the memory of the factors, not of two copies of the tile. The order of
- * sums depends on the shapes only, and is that of one product of the whole matrix. Internal to
- * engine/lossy/low_rank.c.
+ * Products of a few vectors with a matrix that is never in memory: each product computes the submatrices again. A
+ * search then takes the memory of the factors, not of two copies of the tile. The order of sums depends on the shapes
+ * only, and is that of one product of the whole matrix. Internal to engine/lossy/low_rank.c.
  */
 #ifndef ENGINE_LOW_RANK_PRODUCTS_H
 #define ENGINE_LOW_RANK_PRODUCTS_H
@@ -26,13 +25,13 @@ typedef struct vectors_rounding {
 } vectors_rounding;
 
 /*
- * Vectors multiplied elsewhere than on the host, such as on a device. The vectors stay there (vectors.there);
+ * Multiplies vectors elsewhere than on the host, such as on a device. The vectors stay there (vectors.device_copy);
  * only small arrays travel. The products are those of the functions below. Errors: NOMEM, DEVICE.
  */
 typedef struct vectors_backend {
     /*
-     * Makes room for both sides; their n and count are set and are the largest. Invalidates what an earlier
-     * search made.
+     * Makes room for both sides, whose n and count are set to the largest values. Invalidates an earlier search's
+     * vectors.
      */
     ckd_status (*begin)(const void *context, struct vectors *left, struct vectors *right, ckd_error *err);
     /* Copy all vectors from host memory (put) and to it (take). */
@@ -78,7 +77,6 @@ static inline size_t vectors_width(const vectors *v, size_t which) {
 static inline float *vectors_part(const vectors *v, size_t which) {
     return v->at + which * SUBMATRIX_SIDE * v->count;
 }
-/* Address of element i of a vector. */
 static inline float *vectors_element(const vectors *v, size_t vector, size_t i) {
     size_t which = i / SUBMATRIX_SIDE;
     return vectors_part(v, which) + vector * vectors_width(v, which) + i % SUBMATRIX_SIDE;
@@ -94,7 +92,7 @@ typedef struct product_context {
     float *scratch;
     size_t scratch_of_one;
 } product_context;
-/* Sets the scratch of c, which has all else, in `memory`, which stays the caller's. Errors: NOMEM. */
+/* Sets c->scratch in `memory`, which stays the caller's. All else in c is set before. Errors: NOMEM. */
 ckd_status product_context_begin(product_context *c, bytes *memory, ckd_error *err);
 
 void transpose(float *to, const float *from, size_t rows, size_t columns);

@@ -10,7 +10,7 @@
 #include "kernels/scalar_moments.h"
 
 #define SLICE       512u /* elements at a time */
-#define CHOSEN_MAX  64   /* at most one first moment in 64 is kept for its update; with more, they become 0 */
+#define CHOSEN_MAX  64   /* at most one first moment in 64 becomes an exception; else all of these become 0 */
 #define RAISED_STEP 8    /* step in levels where second moments had no integers: an octave */
 
 /* ---- stored values ---- */
@@ -37,7 +37,7 @@ static double min_second(double first, double max, double eps) {
     return root > 0 ? root * root : 0;
 }
 
-/* Is an update larger than `max`? NaN has none. */
+/* Tells whether an update is larger than `max`. NaN has no update. */
 CPU_PLAIN static bool any_larger(const float *first, const float *second, uint64_t n, double max,
                                  double eps) {
     int any = 0;
@@ -56,15 +56,15 @@ static double largest_of(double so_far, const float *first, const float *second,
     return so_far;
 }
 
-/* Does a fast check first, as few updates are larger. */
+/* Checks fast first, as few updates are larger. */
 static double larger_of(double so_far, const float *first, const float *second, uint64_t n, double eps) {
     bool any = !(so_far > 0) || any_larger(first, second, n, so_far, eps);
     return any ? largest_of(so_far, first, second, n, eps) : so_far;
 }
 
 /*
- * Checks both bounds in one pass. `max` is that of the optimizer's eps, the smaller one. With the low eps the
- * check finds all updates that are too large by either bound, and few others.
+ * Checks both bounds in one pass. `max` belongs to the optimizer's eps and is the smaller maximum. With the low eps it
+ * finds all updates that exceed either bound, and few others.
  */
 static bool any_doubtful(const float *first, const float *second, uint64_t n, double max,
                          const pair_bound bounds[PAIR_BOUNDS]) {
@@ -126,7 +126,7 @@ static block_pair pair_of(const lossy_tile *t, const float *values, const float 
     return (block_pair){second ? other : values, second ? values : other, t->context.pair.bounds};
 }
 
-/* Is one of n updates from element i on too large, by either bound? */
+/* Tells whether one of n updates from element i on is too large by either bound. */
 static bool any_too_large(const block_pair *p, uint64_t i, uint64_t n) {
     const float *first = p->first + i, *second = p->second + i;
     bool any = false, doubtful = any_doubtful(first, second, n, p->bounds[PAIR_EPS].max, p->bounds);
@@ -266,8 +266,8 @@ static double max_first(const block_pair *p, uint64_t i) {
 }
 
 /*
- * Rebuilds the block's exceptions. Those with too large an update shrink. chosen: other elements with too
- * large an update become exceptions, too. Either way their integers become 0.
+ * Rebuilds the block's exceptions, and shrinks those whose update is too large. chosen: other elements with too large
+ * an update become exceptions, too. All integers with too large an update become 0.
  */
 static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block_pair *p, bool chosen,
                               ckd_error *err) {
@@ -311,7 +311,7 @@ static ckd_status keep_firsts(lossy_job *j, const lossy_elements *e, const block
 static ckd_status finish_firsts(lossy_job *j, const lossy_elements *e, const float *other, uint64_t large,
                                 ckd_error *err) {
     lattice_block *b = &j->block;
-    /* Without factors it would use nothing of its shared rows. */
+    /* Without factors the block would use nothing of its shared rows. */
     bool needs_factor = b->shared_rows && !b->row;
     bool chosen = large <= b->count / CHOSEN_MAX || (b->factor && needs_factor);
     ckd_status status = CKD_OK;
@@ -386,7 +386,7 @@ void direction_record(direction_sample *s, const direction_values *v) {
     }
 }
 
-/* 0 where there is no second moment, or no finite quotient. */
+/* Returns 0 without a second moment or a finite quotient. */
 static double direction_of(double first, double second, double eps) {
     double d = second > 0 ? first / (sqrt(second) + eps) : 0;
     return isfinite(d) ? d : 0;

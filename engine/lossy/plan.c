@@ -37,7 +37,7 @@ typedef struct planning {
     bool factors; /* factors may pay: look at all elements, not at a sample */
     rate_histogram *histogram;
     tile_scratches *scratches;
-    double bits; /* of the last plan */
+    double bits; /* estimate of the last plan */
 } planning;
 
 /* Returns the price, in bits, of the time that later loads spend on the factors. First moments have no chains. */
@@ -110,7 +110,6 @@ static ckd_status sample_residual(planning *p, const lossy_tile *t, const kernel
     return status;
 }
 
-/* Plans with the current steps. */
 static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     low_rank no_factors = {0};
     use_factors(t, &no_factors);
@@ -127,7 +126,7 @@ static ckd_status plan_once(planning *p, lossy_tile *t, const kernels *k, ckd_er
     return try_factors(p, t, cost_of(&plan, 0, t->params->lambda), k, err);
 }
 
-/* The largest step that the target may choose, in quarter octaves. */
+/* Returns the largest step that the target may choose, in quarter octaves. */
 static int32_t step_limit(const lossy_tile *t) {
     double limit = isfinite(t->limits.step)
                        ? LATTICE_STEP_OCTAVE * (log2(t->limits.step) - t->plan.lattice.exponent)
@@ -136,12 +135,12 @@ static int32_t step_limit(const lossy_tile *t) {
 }
 
 /*
- * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. The limit
- * of steps comes first: values that were replaced take more bits, rather than to keep the old ones.
+ * Finds the finest step that meets the target, by bisection between steps known to take more and fewer bits. The step's
+ * limit has precedence: replaced values take more bits, and do not keep their old values.
  */
 static ckd_status meet_target(planning *p, lossy_tile *t, const kernels *k, ckd_error *err) {
     const double max = t->params->target * (double)t->shape.count;
-    int32_t finer = -1, coarser = INT32_MAX; /* steps that take too many bits, and that take few enough */
+    int32_t finer = -1, coarser = INT32_MAX; /* a step with too many bits, and one with few enough */
     ckd_status status = CKD_OK;
     for (int round = 0; round < TARGET_ROUNDS && status == CKD_OK; round++) {
         int32_t now = t->plan.lattice.step;

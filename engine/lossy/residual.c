@@ -1,4 +1,4 @@
-/* Residuals of a whole tile before rounding, panels of its rows in parallel. */
+/* Residuals of a whole tile before rounding, computed in parallel panels of rows. */
 #include <string.h>
 
 #include "engine/lossy/internal.h"

@@ -91,8 +91,8 @@ void sample_end(tile_sample *s) {
 /* ---- typical ranges ---- */
 
 /*
- * Takes one step of the search for a limit; false: the search is over. energy, n: of values within the limit
- * so far.
+ * Takes one step of the search for a limit. Returns false if the search is over. energy, n: of the values within the
+ * current limit.
  */
 static bool next_limit(float *limit, float largest, double energy, uint64_t n) {
     double next = n > 0 ? OUTLIER * sqrt(energy / (double)n) : 0;

@@ -5,7 +5,7 @@
 #include "engine/lossy/internal.h"
 
 #define CHUNK \
-    16384u /* elements per chunk; with all that belongs to them they take a fifth of a second-level cache */
+    16384u /* elements per chunk; together with all their arrays they take a fifth of a second-level cache */
 
 typedef struct stream {
     lossy_job *job;

@@ -85,9 +85,9 @@ typedef struct panels {
 
 int32_t level_distance(double now, double from) {
     double octaves = now > 0 && from > 0 ? log2(now / from) : 0;
-    octaves = fabs(octaves) <= 256 ? octaves : 0; /* an infinite parent says nothing */
+    octaves = fabs(octaves) <= 256 ? octaves : 0; /* an infinite quotient says nothing */
     double steps = octaves * LEVELS_IN_OCTAVE / LEVELS_OF_MEANS;
-    int32_t rounded = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are left alone */
+    int32_t rounded = (int32_t)(fabs(steps) + 1 - MEANS_UP); /* fluctuations are ignored */
     return LEVELS_OF_MEANS * (steps < 0 ? -rounded : rounded);
 }
 
@@ -95,7 +95,7 @@ uint64_t max_outliers(uint64_t n) {
     return n / ONE_OUTLIER_IN + 4;
 }
 
-/* Records outliers up to their largest number. With more, the limit does not hold. */
+/* Records outliers until there are more than max_outliers; the limit does not hold then. */
 static void record_outliers(panel *to, const panels *all, uint64_t row) {
     const tile_pass *p = all->pass;
     uint64_t first, column, n = tile_row_span(&all->tile->shape, row, &first, &column),
@@ -109,7 +109,7 @@ static void record_outliers(panel *to, const panels *all, uint64_t row) {
     }
 }
 
-/* Sums one row. Returns what a birth in it counts. */
+/* Sums one row. Returns the scale of births moved by the row's level. */
 static double add_row(panel *to, const panels *all, uint64_t row) {
     tile_pass *p = all->pass;
     const lossy_tile *t = all->tile;

@@ -10,18 +10,18 @@
 #define DEFAULT_EFFORT 5
 #define ELEMENTS_MIN \
     64u /* elements; a smaller tensor is coded exactly, which is cheap, and small tensors tend to be special */
-#define NARROWEST       8u   /* rows and columns of a matrix that has steps of its own per row and column */
+#define NARROWEST       8u   /* fewest rows and columns of a matrix with a step per row and column */
 #define UNITS_MOVED     16.0 /* lattice units in the RMS of the movement */
-#define MOVEMENT_MIN    0.25 /* of the residual's energy; less is lost in the leftovers */
+#define MOVEMENT_MIN    0.25 /* share of the residual's energy; a smaller one is lost in the leftovers */
 #define CATCHING_UP_MAX 4.0
 #define COARSEST        64.0 /* largest step of weights, in lattice units of weights without a parent */
 #define OF_BOUND \
-    1.7 /* largest step per bound; rounded to a quarter octave, and values to the lattice, it is less than 2 */
+    1.7 /* largest step per bound; less than 2 once it is on a quarter octave, and values on the lattice */
 #define NOTHING_MOVED 6e-3 /* relative to the error, which is known to three digits */
 #define LASTING_MAX \
-    8 /* error of the parent's values, in lattice units of weights without one; more is made up for */
+    8 /* largest error of the parent's values that may last, in lattice units of weights without a parent */
 #define COARSER_MAX 6   /* quarter octaves that a row or column may be coarser than the tile: 2.8 times */
-#define WEIGHT_MAX  108 /* quarter octaves of a row or column; the lattice has no place beyond */
+#define WEIGHT_MAX  108 /* quarter octaves of a row or column; the lattice holds no more */
 #define STEP_MAX    400 /* quarter octaves of a block's step */
 
 lossy_part lossy_part_of(ckd_role role, ckd_dtype dtype) {
@@ -127,7 +127,7 @@ static ckd_status make_steps(lossy_tile *t, ckd_error *err) {
 
 /* ---- sums over a tile ---- */
 
-/* Computes the columns' weights in the tile's memory; NULL if it has none. */
+/* Computes the columns' weights in the tile's memory; NULL without steps of columns. */
 static ckd_status weights_of(float **out, lossy_tile *t, ckd_error *err) {
     const int32_t *columns = t->plan.lattice.own.step;
     *out = columns ? bytes_scratch(&t->plan.weight_memory, t->shape.columns * sizeof(float), "coding scratch",
@@ -169,7 +169,7 @@ static double root(double sum, uint64_t n) {
     return n ? sqrt(sum / (double)n) : 0;
 }
 
-/* Smallest step of any row and column, relative to the tile's step. */
+/* Returns the smallest step of any row and column, relative to the tile's step. */
 static double smallest_weight(const lossy_tile *t) {
     if (!t->plan.lattice.row) {
         return 1;
@@ -184,7 +184,7 @@ static double smallest_weight(const lossy_tile *t) {
     return exp2((double)(row + column) / LATTICE_STEP_OCTAVE);
 }
 
-/* Returns the exponent of a lattice that is at least this fine, but coarse enough to hold values up to `largest`. */
+/* Returns the exponent of a lattice at least as fine as `spacing`, but coarse enough for values up to `largest`. */
 static int32_t exponent_of(const lossy_tile *t, double spacing, double largest) {
     int32_t min = t->dtype == CKD_F16 ? -24 : -120;
     int32_t min_exponent = largest > 0 ? ilogb(largest) - 27 : min;
@@ -198,7 +198,6 @@ static void set_step(lossy_tile *t, double step) {
     t->plan.lattice.step = t->plan.lattice.step < 0 ? 0 : t->plan.lattice.step;
 }
 
-/* Rounds x to an integer of magnitude at most `max`. */
 static int32_t round_clamped(double x, int32_t max) {
     return x > max ? max : (x < -max ? -max : (int32_t)lrint(x));
 }
@@ -207,8 +206,8 @@ static int32_t round_clamped(double x, int32_t max) {
 
 /*
  * Elements that do not move keep the parent's value, so the lattice must be as fine as the lowest bit of any of these
- * values. After an exact base no lattice worth its integers is. Then on_lattice is false: the block can be a lossy
- * delta, but stands alone only exactly.
+ * values. After an exact base, such a lattice is not worth its integers. on_lattice is false then: the block can be a
+ * lossy delta, but stands alone only exactly.
  */
 static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
     int32_t lowest = s->lowest_bit < t->plan.lattice.exponent ? s->lowest_bit : t->plan.lattice.exponent;
@@ -217,9 +216,8 @@ static void stay_on_lattice(lossy_tile *t, const lattice_sums *s) {
 }
 
 /*
- * Steps are finer where the second moment is large: they follow its fourth root, by rows and columns. Where
- * it is small they are coarser, within limits. An output layer's rows for rare tokens move as far as others,
- * as Adam divides by the root.
+ * Steps follow the inverse fourth root of the second moment, by rows and columns. Where it is small they are coarser
+ * only within limits. An output layer's rows for rare tokens move as far as others, as Adam divides by the root.
  */
 static int32_t weight_of(double all, double own) {
     int32_t weight = round_clamped(all - own, WEIGHT_MAX);
@@ -257,11 +255,10 @@ static void prepare_root(lossy_tile *t, const lattice_sums *values) {
 }
 
 /*
- * Estimates the movement of the weights. Returns its share of the difference's energy; the parent left out
- * the rest.
+ * Estimates the movement of the weights. Returns its share of the difference's energy; the rest is the parent's error.
  */
 static double find_movement(lossy_tile *t, double energy, double rms) {
-    double lasting_error = rms / t->params->root_units; /* an error that may stay for ever */
+    double lasting_error = rms / t->params->root_units; /* an error that may last */
     t->plan.still = fabs(energy - t->context.parent_error) <= NOTHING_MOVED * t->context.parent_error &&
                     energy <= lasting_error * lasting_error && !(t->params->max_error > 0);
     double share = energy > 0 ? 1 - t->context.parent_error / energy : 0;
@@ -276,9 +273,9 @@ static double find_movement(lossy_tile *t, double energy, double rms) {
 }
 
 /*
- * Deltas leave out movements below a step. These add up over tens of saves before they are worth a step. If
- * they exceed `leftover`, steps get finer by the square of the excess. Errors then settle within a few deltas
- * and for few bits, as most leftovers are just below a step.
+ * Deltas leave out movements below a step. These leftovers add up over tens of saves before they are worth a step.
+ * Beyond `leftover`, steps get finer by the square of the excess. Errors then settle within a few deltas and for few
+ * bits, as most leftovers are just below a step.
  */
 static double step_refinement(const lossy_tile *t) {
     double leftover =
@@ -306,7 +303,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
         return status;
     }
     double rms = root(s.now, s.finite);
-    /* against values that all are zero now, every error is infinite, however far they have moved */
+    /* relative to values that are all 0 now, every error is infinite, however far they have moved */
     t->limits.bound = rms == 0 ? 0 : t->params->max_error > 0 ? t->params->max_error * rms : INFINITY;
     if (!t->input.parent_values) {
         prepare_root(t, &s);
@@ -316,7 +313,7 @@ static ckd_status prepare_weight(lossy_tile *t, const kernels *k, ckd_error *err
                       root(s.weighted * share, s.compared) / step_refinement(t);
         step = step < OF_BOUND * t->limits.bound ? step : OF_BOUND * t->limits.bound;
         double max = COARSEST * rms / t->params->root_units;
-        step = step > max && max > 0 ? max : step; /* values that were replaced altogether get this step */
+        step = step > max && max > 0 ? max : step; /* values that were replaced get this step */
         double lasting = LASTING_MAX * rms / t->params->root_units;
         t->limits.step = t->context.parent_error > lasting * lasting ? step : max > 0 ? max : INFINITY;
         double spacing = t->plan.movement / UNITS_MOVED,
@@ -351,7 +348,7 @@ static ckd_status weigh_by_means(lossy_tile *t, const tile_pass *p, ckd_error *e
     return status;
 }
 
-/* RMS of the quantised values over the steps of their rows and columns. */
+/* Finds the RMS of the quantised values divided by the steps of rows and columns. */
 static ckd_status find_weighted(double *out, lossy_tile *t, const lattice_sums *s, const kernels *k,
                                 ckd_error *err) {
     float *weight;
@@ -390,9 +387,8 @@ static ckd_status prepare_moment(lossy_tile *t, const kernels *k, ckd_error *err
 /* ---- second moments ---- */
 
 /*
- * Brings the means of rows, then of columns, to their current values. It uses arithmetic means: means of
- * logarithms are too small where moments vary. Too small a second moment makes too large an optimizer step
- * when training resumes.
+ * Brings the means of rows, then of columns, to their current values. They are arithmetic: means of logarithms are too
+ * small where moments vary. Too small a second moment makes too large an optimizer step when training resumes.
  */
 static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *err) {
     ckd_status status = make_steps(t, err);
@@ -411,13 +407,13 @@ static ckd_status correct_means(lossy_tile *t, const tile_pass *p, ckd_error *er
     return status;
 }
 
-/* Finds the corrections of rows and columns, and the scales that steps of weights and first moments follow. */
+/* Finds the corrections of rows and columns, and the scales that steps of weights follow. */
 static ckd_status find_means(lossy_tile *t, tile_pass *p, ckd_error *err) {
     ckd_status status = t->found ? lossy_scales_of(t->found, p, &t->shape, err) : CKD_OK;
     return status == CKD_OK ? correct_means(t, p, err) : status;
 }
 
-/* Tells whether rows and columns determine every element but exceptions: no level is half a step away. */
+/* Tells whether rows and columns determine every element but exceptions: no level is far enough away to round up. */
 static bool levels_suffice(const lossy_tile *t, const lattice_sums *s) {
     int32_t row = 0, column = 0;
     for (uint64_t i = 0; t->plan.lattice.row && i < rows_of(&t->shape); i++) {
