@@ -196,8 +196,8 @@ ckd_status store_identity_decode(store_identity *out, const void *data, size_t s
 
 /*
  * Group records: the data from which an optimizer step is predicted. codec/FORMAT.md, "Group records" and "Optimizer
- * steps", is normative. A record holds the hyper-parameters of the trainer, which are informative, and the rule and
- * coefficients derived from them. A decoder uses only the rule and the coefficients.
+ * steps", is normative. A record holds the trainer's hyper-parameters, which are informative, and the rule and
+ * coefficients derived from them. A decoder uses only the latter two.
  */
 
 /* Stored in files: numbers are stable, new ones are appended. */
@@ -307,7 +307,7 @@ typedef struct metadata_reader {
     reader in; /* the payload */
     ckd_id store;
     uint32_t generation;
-    uint32_t features; /* required features, all of them known for this kind of file */
+    uint32_t features; /* required features, all known for this kind */
     const char *path;
     ckd_error *err;
     ckd_status status; /* the first problem; then `in` has failed, too */
@@ -353,7 +353,7 @@ file_ref *metadata_take_files(metadata_reader *n, size_t *count);
  * `item_size` bytes in the metadata file.
  */
 void *metadata_take_array(metadata_reader *n, size_t *count, size_t item_size, size_t size);
-/* Fails if the file has a generation, for kinds that are not published by generation. */
+/* For kinds that are not published by generation: fails if the file has one. */
 void metadata_check_no_generation(metadata_reader *n);
 /* Checks that rank < world; so world is at least 1. */
 void metadata_check_rank(metadata_reader *n, uint32_t rank, uint32_t world);

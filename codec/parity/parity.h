@@ -56,11 +56,10 @@ uint32_t parity_member_size(const parity_group *g, size_t member, uint64_t strip
 uint32_t parity_stripe_size(const parity_group *g, uint64_t stripe);
 /* Offset of a stripe behind the first head; for stripe = parity_stripes it is the offset behind the last stripe. */
 uint64_t parity_stripe_offset(const parity_group *g, uint64_t stripe);
-/* Size of the whole file. */
 uint64_t parity_file_size(const parity_group *g);
 
 /* ---- a stripe in memory: its piece, then an 8-byte hash per member, then its identity ---- */
-/* Fills in the identity, which ends with a checksum of the stripe. */
+/* Fills in the identity and its checksum. */
 void parity_stripe_finish(uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe);
 /* Returns true if the data is the given stripe of the given row, undamaged. */
 bool parity_stripe_valid(const uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe);
