@@ -92,7 +92,7 @@ void adaptive_scratch_free(adaptive_scratch *scratch) {
     bytes_free(&scratch->tried);
 }
 
-/* Returns a coder in the scratch, its models not yet initialised. NULL: out of memory. */
+/* NULL: out of memory. */
 static value_coder *coder_of_values(adaptive_scratch *scratch, ckd_error *err) {
     value_coder *v = bytes_scratch(&scratch->models, sizeof(*v), "the models of an adaptive stream", err);
     if (v) {

@@ -29,7 +29,7 @@
 #define LOG_MAX       511
 #define TRIED         (1u << 14) /* integers that the encoder tries first */
 
-/* Prior against which neighbours count: the smaller it is, the more they count. The first mode ignores them. */
+/* Prior weight against neighbours: the smaller, the more they count. The first mode ignores them. */
 static const uint8_t neighbour_weight[MODES] = {0, 32, 12, 4};
 
 static const adaptive_pace pace_zero = {512, 8192}, pace_sign = {1024, 4096}, pace_size = {32, 512};

@@ -23,7 +23,7 @@ struct coder {
     size_t planes_size;
 };
 
-/* Indexed by coding. Only codings of arrays have a name, since messages name no others. */
+/* Indexed by coding. Messages name only codings of arrays. */
 static const struct {
     const char *name;
     bool is_array;

@@ -13,10 +13,10 @@
  * denser and slower than the symbol coder: tens of nanoseconds per nonzero integer. codec/FORMAT.md, "Adaptive
  * streams", is normative.
  *
- * Encoders append a stream to `to` and set to->failed if memory runs out. A stream of no integers is empty. Decoders
- * take exactly one stream. Any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero. Time and memory
- * are bounded by the number of integers. A missing or extra byte is CORRUPT. All functions are thread-safe, provided
- * that each thread has its own scratch.
+ * Encoders append a stream to `to`; NOMEM sets to->failed. A stream of no integers is empty. Decoders take exactly one
+ * stream. Any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero. Time and memory are bounded by the
+ * number of integers. A missing or extra byte is CORRUPT. All functions are thread-safe if each thread has its own
+ * scratch.
  */
 
 /*
@@ -127,8 +127,8 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
                         const symbols_grid *grid, size_t all);
 /*
- * Returns the decoding work of the stream planned in `slot`, as a number of integers of a dense stream. Change streams
- * and run streams take fewer than n.
+ * Returns the decoding work of the stream planned in `slot`, in integers of a dense stream. Change and run streams take
+ * fewer than n.
  */
 size_t symbols_coded(const symbols_workspace *w, int slot);
 /* Returns the largest possible size in bytes of the stream planned in `slot`. */
@@ -170,7 +170,7 @@ typedef struct symbols_stream {
 typedef enum symbols_listing {
     SYMBOLS_ALL_INTEGERS,      /* the stream does not list changes */
     SYMBOLS_CHANGES_ALONE,     /* symbols_find_changes needs no contexts */
-    SYMBOLS_CHANGES_BY_CONTEXT /* symbols_find_changes needs the contexts of all n integers */
+    SYMBOLS_CHANGES_BY_CONTEXT /* it needs the contexts of all n integers */
 } symbols_listing;
 symbols_listing symbols_lists_changes(const void *from, size_t size);
 ckd_status symbols_find_changes(symbols_changes *out, symbols_workspace *w, const symbols_stream *stream,
@@ -197,10 +197,7 @@ typedef enum coding {
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */
-/*
- * Returns true if the coding stores one array of integers, which coder_decode decodes. engine/decode/ decodes lattice
- * and gradient blocks.
- */
+/* Returns true if it stores one array of integers, which coder_decode decodes. engine/decode/ decodes the others. */
 bool coding_is_array(uint32_t c);
 
 /* Scratch of one worker: symbol tables, zstd and LZ4 contexts, a plane buffer. One thread uses it at a time. */
@@ -304,7 +301,7 @@ typedef struct symbols_extent {
 typedef struct symbols_splitting {
     unsigned bits;
     uint64_t bias;
-    unsigned shift; /* number of lowest bits that all integers share; omitted from the stream */
+    unsigned shift; /* lowest bits that all integers share; omitted from the stream */
     uint64_t shared;
 } symbols_splitting;
 symbols_splitting symbols_split_finest(const symbols_extent *extent);

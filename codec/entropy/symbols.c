@@ -1,6 +1,4 @@
-/*
- * Symbol streams: chooses between dense, change, run and framed streams, and reads these and sparse ones (FORMAT.md).
- */
+/* Symbol streams: chooses between dense, change, run and framed streams, and also reads sparse ones (FORMAT.md). */
 #include "codec/entropy/entropy.h"
 
 #include <math.h>

@@ -13,7 +13,7 @@
 #include "codec/entropy/symbols_work.h"
 
 #define LOW_SHARE 5     /* all lists but the last may hold one element in this many */
-#define LIST_BITS 64.0f /* approximate bits of a list besides its places */
+#define LIST_BITS 64.0f /* approximate bits of a list without its places */
 
 static ckd_status corrupt(ckd_error *err, const char *what) {
     return err_corrupt(err, NULL, CKD_NO_OFFSET, "a change stream %s", what);
@@ -52,7 +52,7 @@ static void sum_contexts(context_sums *sums, const symbols_workspace *w) {
     }
 }
 
-/* Returns the bits of a list of the contexts above `low` up to `high`. low < 0: from the first context on. */
+/* Returns the bits of the contexts above `low` up to `high`. low < 0: from the first context on. */
 static float part_bits(const symbols_workspace *w, const context_sums *sums, int low, int high) {
     uint32_t all = low < 0 ? 0 : sums->all[low], changed = low < 0 ? 0 : sums->changed[low];
     return list_bits(w, sums->changed[high] - changed, sums->all[high] - all);

@@ -22,10 +22,7 @@ CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     uint32_t exponent;
     memcpy(&exponent, &as_float, 4);
     int32_t size = (int32_t)(exponent >> (23 - fine)) - (int32_t)((126 + fine) << fine);
-    /*
-     * Below 2^fine the size is the magnitude, which is then the larger of the two. The maximum avoids a branch, which
-     * would prevent vectorising.
-     */
+    /* Below 2^fine the size is the magnitude, then the larger of the two. A branch would prevent vectorising. */
     int32_t small = (int32_t)(magnitude < 1u << fine ? magnitude : 1u << fine);
     size = size > small ? size : small;
     uint32_t symbol = 2 * (uint32_t)size - (uint32_t)(size < 1 ? size : 1) - sign;

@@ -161,9 +161,9 @@ CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_w
 #define FAST_BITS(width) (SYMBOLS_MAX_LANES * ((width) < 8 ? 32 + SYMBOLS_MAX_LOG : 64 + SYMBOLS_MAX_LOG))
 
 /*
- * Decodes eight integers at a time, one per lane. Begins only where words no longer reach past the end of the payload.
- * Stops before eight worst-case integers could read below its start. Returns the index behind the last integer.
- * Unrolled by hand like the encoder.
+ * Decodes eight integers at a time, one per lane. Starts where words no longer reach past the end of the payload. Stops
+ * before eight worst-case integers could read below its start. Returns the next index. Unrolled by hand like the
+ * encoder.
  */
 CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
                               unsigned width, bool contexts) {

@@ -38,10 +38,7 @@ static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, i
     return bits;
 }
 
-/*
- * Returns the median of the sample if it saves the bits of a centre and more than an eighth of a bit per difference;
- * else 0.
- */
+/* Returns the median of the sample if it saves its own bits and more than 1/8 bit per difference; else 0. */
 uint64_t symbols_centre(int64_t *samples, size_t count, unsigned width) {
     qsort(samples, count, sizeof(samples[0]), compare);
     int64_t median = samples[count / 2];
@@ -175,7 +172,7 @@ static void halve(split_counts *to, const split_counts *from, unsigned odd) {
 
 /*
  * Chooses the split. A coarser one needs smaller tables, and loses little where neighbouring symbols are about equally
- * frequent. The counts of the groups become those of the chosen split.
+ * frequent. Sets the counts of the groups to those of the chosen split.
  */
 static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
     symbols_header *h = &p->header;

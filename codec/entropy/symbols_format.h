@@ -1,6 +1,6 @@
 /*
- * Shared by the encoder and the decoder of symbol streams: the parsed stream header, and the order in which the states
- * of a table are assigned to symbols. codec/FORMAT.md, "Symbol streams", is normative. Internal to codec/.
+ * Shared by the encoder and the decoder of symbol streams: the parsed header, and the assignment of states to symbols.
+ * codec/FORMAT.md, "Symbol streams", is normative. Internal to codec/.
  */
 #ifndef CODEC_SYMBOLS_FORMAT_H
 #define CODEC_SYMBOLS_FORMAT_H

@@ -17,9 +17,8 @@ typedef struct binning {
 } binning;
 
 /*
- * Contexts differ in where their symbols lie. All bins weigh about the same; half of the weight is counts, half is
- * numbers of symbols, so rare symbols matter. Adjacent symbols are a positive and a negative difference; they never
- * share a bin.
+ * Contexts differ in where their symbols lie. Bins weigh about the same, with counts and numbers of symbols weighing
+ * alike, so rare symbols matter. Adjacent symbols are a positive and a negative difference; they never share a bin.
  */
 static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
     float symbols = 0, mass = 0;
@@ -81,10 +80,7 @@ static void measure_join(const symbols_workspace *w, const binning *q, group *g,
 #define SHARE_MIN 64
 #define COUNT_MIN 48
 
-/*
- * Collects the contexts that occur into groups. `merged` becomes the counts of each group. Returns the number of
- * groups.
- */
+/* Collects the contexts that occur into groups, with their counts in `merged`. Returns the number of groups. */
 CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
     size_t count = 0, min = n / SHARE_MIN < COUNT_MIN ? COUNT_MIN : n / SHARE_MIN;
     group *g = NULL;

@@ -1,7 +1,7 @@
 /*
- * Run streams, for data with few nonzero integers. Each of them is stored with the number of zeros before it, by
- * adaptive arithmetic coding. This needs no tables, so blocks of a few hundred nonzero integers stay near their
- * entropy, and only these integers take time.
+ * Run streams, for data with few nonzero integers. Each is stored with the number of zeros before it, by adaptive
+ * arithmetic coding. This needs no tables, so blocks of a few hundred nonzero integers stay near their entropy, and
+ * zeros take no time.
  */
 #include <string.h>
 
@@ -63,10 +63,7 @@ static size_t next_nonzero(const uint8_t *values, unsigned width, size_t i, size
     return at / width;
 }
 
-/*
- * Returns the plain bits for about a quarter of the mean gap: gaps with equal upper bits are then about equally
- * probable.
- */
+/* Plain bits span about a quarter of the mean gap: gaps with equal upper bits are then about equally probable. */
 static unsigned plain_bits(size_t n, size_t nonzeros) {
     uint64_t mean = (n - nonzeros) / (nonzeros + 1);
     unsigned plain = 0;

@@ -25,7 +25,7 @@ static uint64_t load_gap(const uint8_t *from, unsigned width) {
     return load_le64(wide);
 }
 
-/* Returns the position of the set bit of `mask` that has `rank` set bits below it. */
+/* Returns the set bit of `mask` with `rank` others below it. */
 CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
     for (; rank > 0; rank--) {
         mask &= mask - 1;

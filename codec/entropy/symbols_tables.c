@@ -95,7 +95,7 @@ static double low_bits(const symbols_workspace *w, const symbols_header *h, cons
     return (double)bits;
 }
 
-/* Returns the smallest size for which each table has two states per symbol, so that common symbols get their share. */
+/* Each table must have at least two states per symbol, so that common symbols get their share. */
 static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *groups) {
     unsigned log = SYMBOLS_MIN_LOG;
     for (unsigned g = 0; g < groups->count; g++) {

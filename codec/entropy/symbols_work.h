@@ -13,8 +13,7 @@
 
 /*
  * The changes of a sparse stream: pairs of a gap and a difference, range by range. They are the integers of an inner
- * dense stream, where the context is the range, plus 16 for differences. Sparse streams are only read, since change
- * streams are faster.
+ * dense stream, where the context is the range, plus 16 for differences. Only read, since change streams are faster.
  */
 #define SYMBOLS_SPARSE     0x80u /* first byte of a sparse stream */
 #define SYMBOLS_SPARSE_MAX 4     /* a decoder accepts at most one pair per this many elements */
@@ -384,7 +383,7 @@ bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const 
 bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
 /* Plans the stream of a frame's levels, if any. Returns the size of the frame. */
 size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p);
-/* Computes the contexts of n elements from the levels. */
+/* Sets the contexts of n elements. */
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
 /* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes. Returns its size. The stream of the levels follows it. */
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
