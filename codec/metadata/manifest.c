@@ -92,7 +92,6 @@ static void take_roles(metadata_reader *n, manifest *m) {
     }
 }
 
-/* A file and its index in the list. */
 typedef struct file_place {
     ckd_id id;
     size_t at;

@@ -12,9 +12,9 @@
  * codec/FORMAT.md, "Metadata files", is normative.
  *
  * Encoders append to a buffer. The caller checks its `failed` flag, which a file above METADATA_MAX also sets. Decoders
- * trust nothing, copy everything out, and name path and offset in errors. UNSUPPORTED: a newer version, unknown feature
- * bits, or another kind of metadata file, checkpoint or fidelity. CORRUPT: everything else, including a file of another
- * store (`store` NULL accepts any store). NOMEM: out of memory.
+ * trust nothing, copy everything out, and name path and offset in errors. UNSUPPORTED: a newer version, feature bits,
+ * or another kind of metadata file, checkpoint or fidelity. CORRUPT: everything else, also a file of another store
+ * (`store` NULL accepts any). Or NOMEM.
  */
 
 #define METADATA_MAX (64u << 20)
@@ -197,7 +197,7 @@ ckd_status store_identity_decode(store_identity *out, const void *data, size_t s
 /*
  * Group records: the data from which an optimizer step is predicted. codec/FORMAT.md, "Group records" and "Optimizer
  * steps", is normative. A record holds the trainer's hyper-parameters, which are informative, and the rule and
- * coefficients derived from them. A decoder uses only the latter two.
+ * coefficients derived from them. Decoders use only the rule and the coefficients.
  */
 
 /* Stored in files: numbers are stable, new ones are appended. */
@@ -314,8 +314,8 @@ typedef struct metadata_reader {
 } metadata_reader;
 
 /*
- * Checks the envelope. `store` NULL accepts any store. After a failure all fields read as zeros, and metadata_close
- * reports the failure.
+ * Checks the envelope. `store` NULL accepts any store. If it fails, all fields read as zeros and metadata_close reports
+ * it.
  */
 metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const void *data, size_t size,
                               const char *path, ckd_error *err);
@@ -324,7 +324,7 @@ metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const voi
  * long. After a failure the `size` bytes of `out` are zero.
  */
 ckd_status metadata_close(metadata_reader *n, void *out, size_t size);
-/* Records a problem with the field just read, unless one is already recorded. */
+/* Records a problem with the field just read, unless there is one already. */
 void metadata_fail(metadata_reader *n, ckd_status status, const char *problem);
 
 void metadata_put_ids(bytes *to, const ckd_id *ids, size_t count);
@@ -349,8 +349,8 @@ file_ref metadata_take_file(metadata_reader *n);
 ckd_id *metadata_take_ids(metadata_reader *n, size_t *count);
 file_ref *metadata_take_files(metadata_reader *n, size_t *count);
 /*
- * Reads the count of an array and returns zeroed memory for elements of `size` bytes each. Each element takes
- * `item_size` bytes in the metadata file.
+ * Reads the count of an array and returns zeroed memory for elements of `size` bytes. Each takes `item_size` bytes in
+ * the metadata file.
  */
 void *metadata_take_array(metadata_reader *n, size_t *count, size_t item_size, size_t size);
 /* For kinds that are not published by generation: fails if the file has one. */
