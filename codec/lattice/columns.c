@@ -139,8 +139,8 @@ static ckd_status get_streams(int32_t *values, lattice_input *from, size_t n, un
 }
 
 /*
- * Chooses adaptive coding, which is smaller, or symbols, which are ten times as fast. Symbols are chosen for many
- * integers, or if they cost hardly more. Returns true for symbols.
+ * Writes the integers adaptively, which is smaller, or as symbols, which are ten times as fast: if there are many, or
+ * if symbols cost hardly more. Returns true for symbols.
  */
 static bool put_scaled(const lattice_output *out, const int32_t *values, size_t n, const uint8_t *contexts) {
     bytes *to = out->to, *fast = bytes_reset(&out->scratch->tried);

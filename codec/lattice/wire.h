@@ -4,14 +4,12 @@
 
 #include "codec/lattice/lattice.h"
 
-/* The output of a payload, and the tools of its encoders. */
 typedef struct lattice_output {
     bytes *to;
     lattice_scratch *scratch;
     symbols_workspace *work;
     ckd_error *err;
 } lattice_output;
-/* A payload being read, and the tools of its decoders. */
 typedef struct lattice_input {
     reader in;
     lattice_scratch *scratch;
