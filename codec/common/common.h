@@ -133,9 +133,8 @@ void wire_put_f64(bytes *to, double v);
 double wire_f64(reader *from);
 
 /*
- * Returns true if the stored and the computed hash match. All parsers use these two functions. Hashes only detect
- * damage, so a parser must be safe without them. Fuzzers therefore link versions that always return true
- * (tests/support/unchecked.c).
+ * Returns true if both hashes match. All parsers use these two functions. Hashes only detect damage, so a parser must
+ * be safe without them. Fuzzers therefore link versions that always return true (tests/support/unchecked.c).
  */
 bool wire_hash_matches(uint64_t stored, uint64_t computed);
 bool wire_content_matches(const hash128 *stored, const hash128 *computed);
@@ -146,7 +145,7 @@ bool wire_content_matches(const hash128 *stored, const hash128 *computed);
  * continue to use it.
  */
 
-/* Returns the largest size of a frame that holds `size` bytes. */
+/* Returns the largest size of a frame for `size` bytes. */
 size_t zstd_once_bound(size_t size);
 /*
  * Compresses into one frame. `capacity` is at least the bound. Returns the size of the frame, or 0 if out of memory,

@@ -38,7 +38,6 @@ typedef void (*tables_function)(int columns, int rows, unsigned char *matrix, un
 typedef void (*sums_function)(int size, int columns, int rows, unsigned char *tables, unsigned char **in,
                               unsigned char **out);
 
-/* The first call opens ISA-L, which stays open. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static tables_function make_tables;
 static sums_function make_sums;
