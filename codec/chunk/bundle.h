@@ -1,9 +1,9 @@
 /*
- * Bundles: many small records stored as one record, so their headers compress together. A header, its copy in the index
- * and two checksums take 240 bytes, as much as the payload of a block that hardly changed. In a bundle a record takes
+ * Bundles: many small records stored as one record, so that their headers compress together. A header, its copy in the
+ * index and two checksums take 240 bytes, as much as the payload of a block that hardly changed. In a bundle they take
  * about 45 bytes, nearly all of them hashes. codec/FORMAT.md, "Bundles", is normative.
  *
- * Private to codec/chunk/: a reader of a chunk file sees the members of bundles like other records.
+ * Private to codec/chunk/: readers of a chunk file see members like other records.
  */
 #ifndef CODEC_CHUNK_BUNDLE_H
 #define CODEC_CHUNK_BUNDLE_H
@@ -16,7 +16,7 @@
 #define BUNDLE_HASHES_MAX  (1u << 18) /* content hashes per bundle */
 
 /*
- * Columns of a bundle's heads, stored one after the other. A column has one value per record, or one per dependency.
+ * Columns of the heads of a bundle, stored one after the other. A column has one value per record or per dependency.
  * The order is part of the format.
  */
 typedef enum bundle_column {
@@ -31,10 +31,10 @@ typedef enum bundle_column {
     COLUMN_REGION,
     COLUMN_FIRST,
     COLUMN_LEFT,     /* elements of the region behind the record's last element */
-    COLUMN_RAW_SIZE, /* blocks have none: theirs follows from count and dtype */
+    COLUMN_RAW_SIZE, /* not for blocks, where count and dtype imply it */
     COLUMN_STORED_SIZE,
     COLUMN_DEPTH,
-    COLUMN_CHAIN_STORED, /* hints, coded as in bundle_hint, less the stored size; the low byte */
+    COLUMN_CHAIN_STORED, /* hints, coded as in bundle_hint, less the stored size: the low byte */
     COLUMN_CHAIN_STORED_HIGH,
     COLUMN_CHAIN_WORK,
     COLUMN_CHAIN_WORK_HIGH,
@@ -50,7 +50,7 @@ typedef enum bundle_column {
     BUNDLE_COLUMNS
 } bundle_column;
 
-/* Decodes a hint code. Hints serve planning only, so three digits are enough. Codes go up to BUNDLE_HINT_MAX. */
+/* Decodes a hint code, up to BUNDLE_HINT_MAX. Hints only serve planning, so three digits are enough. */
 #define BUNDLE_HINT_MAX 14591u
 static inline uint64_t bundle_hint(uint32_t code) {
     return code < 512 ? code : (uint64_t)(256 + code % 256) << (code / 256 - 1);
@@ -71,16 +71,16 @@ typedef struct bundle_source {
 } bundle_source;
 
 /*
- * Appends a bundle's payload to `to`; on NOMEM to->failed is set. `heads` is scratch. The members belong to one
+ * Appends the payload of a bundle to `to`; NOMEM sets to->failed. `heads` is scratch. The members belong to one
  * checkpoint, have no record_problem, and ascend by position. `payloads` holds their payloads back to back.
  */
 void bundle_encode(bytes *to, const bundle_member *members, size_t count, const bytes *payloads,
                    bytes *heads);
 
 /*
- * Decodes a bundle's payload. *members is malloc'ed; its pointers belong to the arena. Each member gets the bundle's
- * offset and checksum 0. Checks only the checksum of front, heads and hashes; damage in payloads shows when values are
- * decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
+ * Decodes the payload of a bundle. *members is malloc'ed; its pointers belong to the arena. Each member gets the offset
+ * of the bundle, and checksum 0. Checks only the checksum of front, heads and hashes; damage in payloads shows when
+ * values are decoded. Errors: CORRUPT, UNSUPPORTED (a dtype, role or region kind), NOMEM.
  */
 ckd_status bundle_decode(bundle_member **members, size_t *count, const bundle_source *from,
                          record_arena *arena, ckd_error *err);

@@ -1,12 +1,12 @@
-/* Small records on their way into a bundle. They are held back with their encoded headers. */
+/* Holds back small records, with their encoded headers, until they become a bundle. */
 #include <stdlib.h>
 
 #include "codec/chunk/bundle.h"
 #include "codec/chunk/wire.h"
 #include "codec/chunk/record_wire.h"
 
-#define SMALL        (1u << 12) /* bytes of payload, bytes of header */
-#define PAYLOADS_MAX (1u << 20) /* per bundle, as this writer makes them */
+#define SMALL        (1u << 12) /* bytes of payload, and of header */
+#define PAYLOADS_MAX (1u << 20) /* per bundle of this writer */
 #define HEADERS_MAX  (1u << 20)
 
 bool gather_takes(const record *r, size_t header_size) {
@@ -34,7 +34,7 @@ ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, c
     return CKD_OK;
 }
 
-/* Decodes the headers again. They were encoded from valid records, so only NOMEM is possible. */
+/* Decodes the headers again. Only NOMEM is possible, since valid records were encoded. */
 static ckd_status decode_members(bundle_member *members, record_arena *arena, const chunk_gathered *g,
                                  ckd_error *err) {
     reader in = reader_of(g->headers.data, g->headers.size);
@@ -50,7 +50,7 @@ static ckd_status decode_members(bundle_member *members, record_arena *arena, co
     return CKD_OK;
 }
 
-/* The other fields of a bundle's record are empty: its payload describes itself. */
+/* The other fields in the record of a bundle are empty: the payload describes itself. */
 static const ckd_region whole = {.kind = CKD_REGION_WHOLE};
 
 ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,

@@ -1,4 +1,4 @@
-/* Reads the payload of a bundle. Nothing in it is trusted, not even a matching checksum. codec/FORMAT.md, "Bundles". */
+/* Reads the payload of a bundle. Trusts nothing in it, even if the checksum matches. codec/FORMAT.md, "Bundles". */
 #include <stdlib.h>
 
 #include "codec/chunk/bundle.h"
@@ -6,8 +6,7 @@
 #include "codec/common/common.h"
 
 /*
- * Values from the columns that have no field of their own in a record. Shape and region are filled in only as far as
- * the bundle states them.
+ * Values of the columns that have no field in a record. Shape and region are set only as far as the bundle states them.
  */
 typedef struct head {
     record_tensor tensor;
@@ -28,7 +27,7 @@ typedef struct bundle_in {
     bundle_member *members; /* one per head */
     size_t count;
     uint32_t hash_count;
-    uint8_t *raw;             /* raw heads if they were compressed, else NULL */
+    uint8_t *raw;             /* raw heads if they are compressed, else NULL */
     uint8_t *flags, *flag_at; /* one per dependency */
     const uint8_t *hashes, *payloads;
     uint64_t payload_size;
@@ -61,7 +60,7 @@ static ckd_status unpack_heads(bundle_in *b, const uint8_t *stored, uint32_t sto
     return CKD_OK;
 }
 
-/* The payload's size bounds the memory of the heads, since each record has a hash in the payload. */
+/* The size of the payload bounds the memory of the heads, since each record has a hash there. */
 static ckd_status read_front(bundle_in *b, const uint8_t *payload) {
     uint64_t size = b->bundle->stored_size;
     if (size < BUNDLE_FRONT + 8) {
@@ -115,7 +114,7 @@ static void take_tensor_field(bundle_in *b, bundle_column column, head *h) {
     }
 }
 
-/* Checks that there are hashes for all dependencies. */
+/* Fails if there are fewer hashes than dependencies. */
 static void take_dependency_count(bundle_in *b, head *h, record *r, uint32_t *total) {
     r->dependency_count = (uint32_t)wire_varint_max(&b->in, RECORD_MAX_DEPENDENCIES);
     if (r->dependency_count > b->hash_count - b->count - *total) {
@@ -303,7 +302,7 @@ static ckd_status store_member(bundle_in *b, head *h, record *r, const record *p
     return CKD_OK;
 }
 
-/* A dependency must not state a field that equals its record's. */
+/* A dependency must not state a field that equals that of its record. */
 static bool flags_right(bundle_in *b, const record *r) {
     bool right = true;
     for (uint32_t i = 0; i < r->dependency_count; i++, b->flag_at++) {

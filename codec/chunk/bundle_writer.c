@@ -7,9 +7,9 @@
 #include "codec/chunk/record_wire.h"
 #include "codec/common/common.h"
 
-#define HEADS_LEVEL 19 /* zstd level: the heads are a few kilobytes, written once */
+#define HEADS_LEVEL 19 /* zstd level, since the heads are a few kilobytes, written once */
 
-/* ---- heads: the records' fields, by columns ---- */
+/* ---- heads: the fields of the records, by columns ---- */
 
 static uint64_t elements_left(const record *r) {
     uint64_t elements;
@@ -65,7 +65,7 @@ static void put_dependencies(bytes *to, bundle_column column, const record *r) {
     }
 }
 
-/* Returns the code of the smallest hint that is not below v. Rounding up makes sums along a chain always grow. */
+/* Returns the code of the smallest hint that is not below v. Since it rounds up, sums along a chain always grow. */
 static uint32_t hint_code(uint64_t v) {
     if (v < 512) {
         return (uint32_t)v;
@@ -178,7 +178,7 @@ static void put_heads(bytes *to, const bundle_member *members, size_t count) {
 
 /* ---- the whole payload ---- */
 
-/* Appends the heads, compressed if that is smaller. Returns the bytes they take. */
+/* Appends the heads, compressed if that is smaller. Returns their stored size. */
 static size_t put_stored_heads(bytes *to, const bytes *heads) {
     size_t start = to->size, bound = zstd_once_bound(heads->size);
     void *packed = heads->failed ? NULL : bytes_extend(to, bound);

@@ -1,7 +1,7 @@
 /*
- * Collects a chunk file's records of one checkpoint, direct ones and members of bundles, in the order in which they
- * were written. If a file holds several checkpoints, only bundles of the requested ones are unpacked. Bundles are
- * small, so each is read whole. Unless the file is kept in memory, payloads are read again one by one when needed.
+ * Collects the records of one checkpoint in a chunk file, direct ones and members of bundles, in the order of their
+ * appends. If a file holds several checkpoints, only bundles of the requested ones are unpacked. Bundles are small, so
+ * each is read whole. Unless the file is kept in memory, payloads are read again one by one when needed.
  */
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@ static ckd_status add_members(unpacking *u, bundle_member *members, size_t count
     return CKD_OK;
 }
 
-/* Computes checksums now, so that a later read must give the same payloads. */
+/* Computes checksums, so that later changes of the payloads are detected. */
 static void set_checksums(bundle_member *members, size_t count, const record *bundle,
                           const uint8_t *payload) {
     for (size_t i = 0; i < count; i++) {
@@ -44,7 +44,7 @@ static void set_checksums(bundle_member *members, size_t count, const record *bu
     }
 }
 
-/* Reads a bundle's payload, which is valid until the next bundle is read. */
+/* Reads the payload of a bundle. It is valid until the next bundle is read. */
 static ckd_status read_bundle(unpacking *u, const uint8_t **payload, const record *bundle) {
     *payload = file_cached(u->c->file, bundle->payload_offset, bundle->stored_size);
     if (*payload) {
@@ -85,7 +85,7 @@ static bool is_wanted(const unpacking *u, const record *r) {
     return !u->checkpoint || memcmp(&r->tensor->checkpoint, u->checkpoint, sizeof(ckd_id)) == 0;
 }
 
-/* Merges the unbundled records and the members in file order. */
+/* Merges the unbundled records and the members in the order of their appends. */
 static ckd_status merge(const unpacking *u, chunk_records *out) {
     const chunk *c = u->c;
     size_t capacity = c->outer_count + u->count, at = 0, next = 0, outside = 0;

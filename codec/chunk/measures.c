@@ -7,9 +7,9 @@
 #include "codec/common/common.h"
 
 #define FIGURES      5u /* in every table */
-#define MORE_FIGURES 2u /* after these, in tables that have them */
+#define MORE_FIGURES 2u /* after those, in tables that have them */
 #define ALL_FIGURES  (FIGURES + MORE_FIGURES)
-/* of an f32's four bytes, the upper two are written: eight bits after the leading one */
+/* the upper two of the four bytes of an f32: eight significant bits */
 #define FIGURE_BYTES  2u
 #define NOT_KNOWN     UINT32_C(0x7fc00000)
 #define INFINITE      UINT32_C(0x7f800000)
@@ -17,7 +17,7 @@
 
 /* ---- figures ---- */
 
-#define MAX_ERROR 2u /* index of the figure that is rounded up, and of its copy */
+#define MAX_ERROR 2u /* indices of the figures that are rounded up */
 #define UPDATE    6u
 #define SQUARES   2u /* the first two figures are sums of squares */
 
@@ -30,8 +30,8 @@ static double *figure_of(measures *m, unsigned which) {
 }
 
 /*
- * Returns the bits of an f32 near v; all bits below the highest FIGURE_BYTES are zero. A sum of squares that is too
- * small for that is not known: as zero it would say that the values are exact.
+ * Returns the bits of an f32 near v, with zeros below the highest FIGURE_BYTES. A sum of squares that is too small for
+ * that becomes unknown, since zero would mean that the values are exact.
  */
 static uint32_t figure_bits(double v, unsigned which) {
     const bool up = which == MAX_ERROR || which == UPDATE;
@@ -58,7 +58,7 @@ static double figure_value(uint32_t bits) {
 
 /* ---- the table ---- */
 
-/* Are there updates at all? Otherwise use the table that the first version could read. */
+/* Without updates, writes the table that the first version can read. */
 static unsigned more_figures(const measures_entry *entries, size_t count) {
     bool any = false;
     for (size_t i = 0; i < count && !any; i++) {
@@ -89,7 +89,7 @@ void measures_encode(bytes *to, const measures_entry *entries, size_t count) {
 }
 
 /*
- * Reads the figures. Missing figures are set to unknown; those beyond ALL_FIGURES are skipped. Returns false if one is
+ * Reads the figures. Missing figures become unknown; those beyond ALL_FIGURES are skipped. Returns false if one is
  * negative.
  */
 static bool take_figures(reader *in, measures_entry *entries, size_t count, unsigned figures,

@@ -1,4 +1,4 @@
-/* Opens a chunk file and reads from it. Nothing in the file is trusted: see codec/FORMAT.md, "Chunk files". */
+/* Opens a chunk file and reads from it. Trusts nothing in the file: see codec/FORMAT.md, "Chunk files". */
 #include <stdlib.h>
 
 #include "codec/chunk/wire.h"
@@ -6,8 +6,8 @@
 
 #define COMPARE_SLICE 4096u
 /*
- * Files up to this size are read whole when opened. A load through a long chain needs a little from many small files,
- * and separate reads take longer.
+ * Files up to this size are read whole when opened. A load through a long chain needs a little of many small files, and
+ * separate reads would take longer.
  */
 #define CHUNK_KEEP (1u << 18)
 
@@ -32,7 +32,7 @@ static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err)
     unsigned minor = reader_u16(&in);
     uint32_t header_size = reader_u32(&in);
     uint64_t required = *features = reader_u64(&in);
-    reader_u64(&in); /* optional features: a reader may ignore unknown ones */
+    reader_u64(&in); /* optional features, which a reader may ignore */
     c->identity.store = wire_id(&in);
     c->identity.file = wire_id(&in);
     c->identity.writer = wire_id(&in);
@@ -56,7 +56,7 @@ static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err)
     return CKD_OK;
 }
 
-/* Checks that the footer's numbers are possible. Then the file's size bounds the memory of the index. */
+/* Checks that the numbers in the footer are possible. The file size then bounds the memory of the index. */
 static const char *footer_problem(const chunk *c, const chunk_footer *f) {
     uint64_t end;
     if (f->index_offset < CHUNK_HEADER_SIZE || !size_add(&end, f->index_offset, f->index_stored) ||
@@ -67,7 +67,7 @@ static const char *footer_problem(const chunk *c, const chunk_footer *f) {
     if (f->record_count > records / RECORD_HEADER_MIN) {
         return "the file is too small for its number of records";
     }
-    /* Every header in the index is also in the file; the gap before it takes at most three bytes in the index. */
+    /* Every header in the index is also in the file. The gap before it takes at most three bytes in the index. */
     if (f->index_raw > CHUNK_INDEX_MAX || f->index_raw > records + 3 * f->record_count ||
         f->index_raw < f->record_count * (RECORD_HEADER_MIN + 1)) {
         return "the index's size does not fit the number of records";
@@ -104,7 +104,7 @@ static ckd_status read_footer(chunk *c, chunk_footer *f, ckd_error *err) {
     }
     const char *problem = footer_problem(c, f);
     if (!problem) {
-        file_let_close(c->file, footer_offset(c), data, sizeof(data)); /* the root hash tells files apart */
+        file_let_close(c->file, footer_offset(c), data, sizeof(data)); /* the root hash identifies the file */
     }
     return problem ? err_corrupt(err, path, footer_offset(c), "%s", problem) : CKD_OK;
 }
@@ -123,7 +123,7 @@ static ckd_status decompress_index(const char *path, void *raw, const void *stor
                : err_corrupt(err, path, f->index_offset, "the index does not decompress to its size");
 }
 
-/* Reads the raw index into `raw`, which has f->index_raw bytes and is malloc'ed. */
+/* Reads the raw index into `raw`, which has f->index_raw bytes. */
 static ckd_status unpack_index(const chunk *c, uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     bool packed = f->index_coding == INDEX_ZSTD;
@@ -150,7 +150,7 @@ static bool root_matches(const chunk_footer *f, const uint8_t *raw) {
            wire_hash_matches(load_le64(f->root.bytes + 8), load_le64(root.bytes + 8));
 }
 
-/* Parses the raw index into records. They must follow each other in the file without overlap, up to the index. */
+/* Parses the raw index into records, which must follow each other in the file, without overlap, up to the index. */
 static ckd_status parse_index(chunk *c, const uint8_t *raw, const chunk_footer *f, ckd_error *err) {
     const char *path = file_path(c->file);
     record *records = calloc(f->record_count + 1, sizeof(*records));
@@ -207,7 +207,7 @@ ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err) {
                      "a block that shares its rows in a file whose header does not say that it has any");
 }
 
-/* A reader that does not know a feature must learn that from the header, not from a record. */
+/* A reader must learn of an unknown feature from the header, not from a record. */
 static ckd_status check_features(chunk *c, uint64_t features, ckd_error *err) {
     ckd_status status = CKD_OK;
     c->has_shared_rows = features & CHUNK_ROW_SIDES;
@@ -300,7 +300,7 @@ void chunk_close(chunk *c) {
 
 /* ---- records ---- */
 
-/* Adds the tensor's name to an error, except for bundles, whose name is no tensor's. */
+/* Adds the name of the tensor to an error. Bundles have none. */
 static ckd_status in_tensor_of(const record *r, ckd_status status, ckd_error *err) {
     return status == CKD_OK || r->kind == RECORD_BUNDLE ? status
                                                         : err_in_tensor(err, status, r->tensor->name);

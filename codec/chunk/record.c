@@ -1,4 +1,4 @@
-/* Valid records, and how they are written. codec/FORMAT.md, "Records". */
+/* Validates and writes records. codec/FORMAT.md, "Records". */
 #include "codec/chunk/chunk.h"
 
 #include "base/vocabulary.h"
@@ -62,7 +62,7 @@ static const char *block_problem(const record *r, uint64_t elements, ckd_status 
     return NULL;
 }
 
-/* Is it a record without a tensor, with this name? */
+/* Returns true for a record that has no tensor and this name. */
 static bool bare(const record *r, const char *name) {
     const record_tensor *t = r->tensor;
     return r->predictor == 0 && r->dependency_count == 0 && t->role == CKD_ROLE_OTHER &&
@@ -70,7 +70,7 @@ static bool bare(const record *r, const char *name) {
            r->first == 0 && r->count == 0 && strcmp(t->name, name) == 0;
 }
 
-/* A bundle's header has no free field: all its information is in the payload. */
+/* The header of a bundle has no free field: its payload has all information. */
 static const char *bundle_problem(const record *r) {
     bool empty = r->coding == 0 && r->depth == 0 && r->chain_stored == 0 && r->chain_work == 0 &&
                  r->base_stored == 0 && r->raw_size == r->stored_size;

@@ -1,6 +1,5 @@
 /*
- * Reads record headers into an arena. Nothing in them is trusted, not even a matching checksum. codec/FORMAT.md,
- * "Records".
+ * Reads record headers into an arena. Trusts nothing in them, even if the checksum matches. codec/FORMAT.md, "Records".
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,7 @@ static bool add_slab(record_arena *a, size_t at_least) {
     if (ARRAY_GROW(a->slabs, a->capacity, a->count + 1, "records", NULL) != CKD_OK) {
         return false;
     }
-    /* Each slab is twice the last one. So small files stay small, and the number of slabs stays low. */
+    /* Each slab is twice the last one, so small files stay small and the number of slabs stays low. */
     size_t size = a->size < SLAB_MIN / 2 ? SLAB_MIN : a->size < SLAB_MAX / 2 ? 2 * a->size : SLAB_MAX;
     if (size < at_least) {
         size = at_least;
@@ -76,7 +75,7 @@ void arena_free(record_arena *a) {
 #define DEPENDENCY_MIN 18u /* bytes of the smallest dependency: kind, flags, content hash */
 
 typedef struct header_reader {
-    reader in; /* from the first field to the last, without the checksum */
+    reader in; /* the fields, without the checksum */
     record_arena *arena;
     const record *previous;
     bool no_memory, unknown_region;
@@ -203,7 +202,7 @@ static void take_dependency(header_reader *h, const record *r, dependency *d) {
     }
     d->content = wire_hash(in);
     if (!in->failed && !h->no_memory && flags != record_dependency_flags(r, d)) {
-        in->failed = true; /* stated although it equals the record's */
+        in->failed = true; /* it states a field that equals its record's */
     }
 }
 
@@ -262,7 +261,7 @@ static void take_fields(header_reader *h, record *r) {
     }
 }
 
-/* Finds the header's end and checks its checksum. `fields` becomes the bytes between size and checksum. */
+/* Finds the end of the header and checks its checksum. `fields` becomes the bytes between size and checksum. */
 static const char *take_frame(reader *from, reader *fields, uint32_t *header_size) {
     if (reader_left(from) < RECORD_HEADER_MIN) {
         return "the file ends inside a record header";

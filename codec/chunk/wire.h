@@ -11,7 +11,7 @@
 #define CHUNK_VERSION_MAJOR 1
 #define CHUNK_VERSION_MINOR 0
 #define CHUNK_BUNDLES       UINT64_C(1) /* required feature: records may be in bundles */
-#define CHUNK_ROW_SIDES     UINT64_C(2) /* required feature: blocks may have their rows in side records */
+#define CHUNK_ROW_SIDES     UINT64_C(2) /* required feature: blocks may have rows in side records */
 #define CHUNK_FEATURES      (CHUNK_BUNDLES | CHUNK_ROW_SIDES)
 #define CHUNK_HEADER_SIZE   CHUNK_FILE_HEADER
 #define CHUNK_HEADER_STORE  32u /* offset of the store's id in the header */
@@ -30,11 +30,10 @@ typedef struct chunk_footer {
     uint32_t index_coding;
 } chunk_footer;
 
-/* ---- writing: writer.c appends what bundle_gather.c held back ---- */
+/* ---- writing: small records that writer.c holds back for a bundle ---- */
 
-/* Small records waiting to be bundled. */
 typedef struct chunk_gathered {
-    bytes headers;    /* as they would be in the file */
+    bytes headers;    /* encoded as in the file */
     bytes payloads;   /* payloads back to back */
     uint64_t *before; /* per record: unbundled records passed to the writer before it */
     size_t count, capacity;
@@ -43,14 +42,14 @@ typedef struct chunk_gathered {
     record_arena arena;
 } chunk_gathered;
 
-/* Is the record small enough to gather? */
+/* Returns true if the record is small enough to gather. */
 bool gather_takes(const record *r, size_t header_size);
 /* Errors: NOMEM. */
 ckd_status gather_add(chunk_gathered *g, const record *r, const bytes *header, const void *payload,
                       uint64_t before, ckd_error *err);
-/* Can the record join the bundle being gathered? */
+/* Returns true if the record can join the bundle being gathered. */
 bool gather_fits(const chunk_gathered *g, const record *r);
-/* Makes the bundle of all gathered records: its record, which points to *tensor, and its payload. Errors: NOMEM. */
+/* Makes the bundle of all gathered records: its payload, and its record, which points to *tensor. Errors: NOMEM. */
 ckd_status gather_bundle(record *bundle, record_tensor *tensor, bytes *payload, chunk_gathered *g,
                          ckd_error *err);
 void gather_clear(chunk_gathered *g);
@@ -58,16 +57,16 @@ void gather_free(chunk_gathered *g);
 
 /* ---- reading ---- */
 
-/* A part in its chunk's list. */
+/* The records of a checkpoint, in the list of their chunk. */
 typedef struct chunk_unpacked {
     chunk_records part;
     ckd_id checkpoint; /* zero: all checkpoints */
     struct chunk_unpacked *next;
 } chunk_unpacked;
-/* Frees all parts, on closing. */
+/* Frees all parts when the chunk closes. */
 void chunk_records_free(chunk *c);
 
-/* CORRUPT if the record shares rows although the file's header says that no record does. */
+/* Returns CORRUPT if the record shares rows although the file header says that none does. */
 ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Writes a chunk file: header, records in the order of the appends, index, footer. */
+/* Writes a chunk file: header, records in the order of their appends, index, footer. */
 #include <stdlib.h>
 
 #include "codec/chunk/wire.h"
@@ -8,7 +8,7 @@
 #define WRITE_BUFFER       (1u << 20)
 #define INDEX_LEVEL        3
 #define INDEX_ZSTD_MINIMUM 64u /* smaller indexes are not compressed */
-/* bytes of payload; a record's header and index entry take about half as much */
+/* bytes of payload; the header and index entry of a record take about half as much */
 #define TINY 512u
 #define MANY 64u /* tiny records per file */
 
@@ -18,21 +18,21 @@ struct chunk_scratch {
     bytes index;  /* raw */
     bytes packed; /* the packed index, or a bundle's payload */
     chunk_gathered gathered;
-    bytes shards, key; /* keys of the shards, u64 each; scratch for one key */
+    bytes shards, key; /* keys of the shards, u64 each; memory for one key */
 };
 
 struct chunk_writer {
     file_writer *file;
     char *path;
     chunk_identity identity;
-    chunk_scratch *scratch, *own; /* own: allocated by the writer, else NULL */
+    chunk_scratch *scratch, *own; /* own: allocated by this writer, or NULL */
     uint64_t count;
     uint64_t given;    /* number of unbundled records */
     bool gathers;      /* small records are held back */
     bool gathers_many; /* tiny records are held back once there are many */
     uint64_t tiny;     /* number of tiny records so far */
-    uint64_t features; /* required features of what was written */
-    ckd_status failed; /* the first failure: later records would have the wrong offset */
+    uint64_t features; /* required features of the records so far */
+    ckd_status failed; /* the first failure, after which records would have wrong offsets */
 };
 
 static void put_file_header(bytes *to, const chunk_identity *identity, uint64_t features) {
@@ -135,7 +135,7 @@ void chunk_writer_gather_many(chunk_writer *w) {
     w->gathers_many = true;
 }
 
-/* Also counts tiny records: the first few are written at once. */
+/* Also counts tiny records. The first MANY are written directly. */
 static bool decide_to_hold_back(chunk_writer *w, const record *r) {
     bool tiny = w->gathers_many && r->stored_size <= TINY;
     w->tiny += tiny;
@@ -201,7 +201,7 @@ static ckd_status write_bundle(chunk_writer *w, ckd_error *err) {
 }
 
 /*
- * Writes the held-back records. Several become a bundle; a single one is written directly, unless that would change the
+ * Writes the held-back records. Several become a bundle. A single one is written directly, unless that would change the
  * order. Uses w->scratch->header.
  */
 static ckd_status flush_gathered(chunk_writer *w, ckd_error *err) {
@@ -222,7 +222,7 @@ static ckd_status hold_back(chunk_writer *w, const record *r, const void *payloa
     if (!gather_fits(&w->scratch->gathered, r)) {
         status = flush_gathered(w, err);
         if (status == CKD_OK) {
-            status = encode_record(w, r, err); /* its header was overwritten */
+            status = encode_record(w, r, err); /* write_bundle overwrote its header */
         }
     }
     return status == CKD_OK
@@ -313,7 +313,7 @@ static ckd_status append_index(chunk_writer *w, chunk_footer *footer, ckd_error 
     return file_append(w->file, stored, footer->index_stored, err);
 }
 
-/* The file's required features are known only at its end. */
+/* Rewrites the header: the required features are known only at the end. */
 static ckd_status rewrite_file_header(chunk_writer *w, ckd_error *err) {
     bytes_clear(&w->scratch->header);
     put_file_header(&w->scratch->header, &w->identity, w->features);

@@ -12,8 +12,8 @@
 #include "include/ckptdelta.h"
 
 /*
- * Loops compiled twice, for any processor and for x86-64 with AVX2 and BMI2; the choice is made at run time. Write the
- * loop once as an always-inline function and call it from two functions marked CPU_PLAIN and CPU_AVX2. Internal to
+ * Compiles a loop twice: for any processor, and for x86-64 with AVX2 and BMI2. The choice is made at run time. Write
+ * the loop once as an always-inline function, and call it from two functions marked CPU_PLAIN and CPU_AVX2. Internal to
  * codec/.
  */
 
@@ -31,7 +31,7 @@
 static inline bool cpu_has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
-/* For the few loops that gain more by it. */
+/* For the few loops that gain more from AVX-512. */
 #define CPU_AVX512 CPU_PLAIN __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512vl")))
 static inline bool cpu_has_avx512(void) {
     return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -133,28 +133,28 @@ void wire_put_f64(bytes *to, double v);
 double wire_f64(reader *from);
 
 /*
- * Do the stored and the computed hash match? All parsers use these two functions. Hashes only detect damage; a parser
- * must be safe without them. So fuzzers link versions that always return true (tests/support/unchecked.c).
+ * Returns true if both hashes match. All parsers use these two functions. Hashes only detect damage, so a parser must
+ * be safe without them. Fuzzers therefore link versions that always return true (tests/support/unchecked.c).
  */
 bool wire_hash_matches(uint64_t stored, uint64_t computed);
 bool wire_content_matches(const hash128 *stored, const hash128 *computed);
 
 /*
- * One-shot zstd frames: indexes, heads, measures. The contexts (100 KiB to a few MiB each) belong to the process. One
- * of each kind is kept for the next caller, so successive saves allocate none. Thread-safe and lock-free, so a forked
- * child may continue to use it.
+ * One-shot zstd frames, for indexes, heads and measures. The process keeps one context of each kind (100 KiB to a few
+ * MiB) for the next caller, so successive saves allocate none. Thread-safe and lock-free, so a forked child may
+ * continue to use it.
  */
 
-/* Largest size of a frame of `size` bytes. */
+/* Returns the largest size of a frame for `size` bytes. */
 size_t zstd_once_bound(size_t size);
 /*
- * Compresses into one frame in `to`, which has capacity for the bound. Returns its size; 0: out of memory, the only
- * possible error.
+ * Compresses into one frame. `capacity` is at least the bound. Returns the size of the frame, or 0 if out of memory,
+ * the only possible error.
  */
 size_t zstd_once_pack(void *to, size_t capacity, const void *from, size_t size, int level);
 /*
- * Decompresses exactly one frame, which must state the size `size` and have no bytes behind it. Errors: CORRUPT, NOMEM;
- * the caller writes the message.
+ * Decompresses exactly one frame, which must state `size` as its content size and take all `packed` bytes. Errors:
+ * CORRUPT, NOMEM; the caller writes the message.
  */
 ckd_status zstd_once_unpack(void *to, size_t size, const void *from, size_t packed);
 

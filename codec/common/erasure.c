@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- GF(2^8), for matrices: a few hundred products; ISA-L handles the files' bytes ---- */
+/* ---- GF(2^8), for small matrices; ISA-L handles the bytes of files ---- */
 
 static uint8_t product(uint8_t a, uint8_t b) {
     unsigned sum = 0, x = a;
@@ -38,7 +38,6 @@ typedef void (*tables_function)(int columns, int rows, unsigned char *matrix, un
 typedef void (*sums_function)(int size, int columns, int rows, unsigned char *tables, unsigned char **in,
                               unsigned char **out);
 
-/* Opened once, by the first call; it stays open. */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static tables_function make_tables;
 static sums_function make_sums;

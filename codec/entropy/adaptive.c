@@ -26,7 +26,7 @@ typedef struct value_coder {
 static const adaptive_pace pace = {64, 1024};
 
 #define SCALED_ROWS  32
-#define SCALED_PLAIN 28 /* from this context on, sizes are so large that their lowest bits are not modelled */
+#define SCALED_PLAIN 28 /* from this context on, sizes are large and their lowest bits are not modelled */
 #define SCALED_SURE  30
 #define SCALED_TAIL  96
 
@@ -92,7 +92,7 @@ void adaptive_scratch_free(adaptive_scratch *scratch) {
     bytes_free(&scratch->tried);
 }
 
-/* Makes the models in the scratch. NULL: out of memory. */
+/* NULL: out of memory. */
 static value_coder *coder_of_values(adaptive_scratch *scratch, ckd_error *err) {
     value_coder *v = bytes_scratch(&scratch->models, sizeof(*v), "the models of an adaptive stream", err);
     if (v) {

@@ -35,7 +35,9 @@ void adaptive_shift_out(adaptive_coder *c) {
     }
 }
 
-/* Finds the number in the interval with the most trailing zero bytes among the last four. Returns how many. */
+/*
+ * Finds the number in the interval with the most trailing zero bytes, at most four. Returns the number of these bytes.
+ */
 static unsigned shortest(uint64_t low, uint32_t range, uint64_t *number) {
     for (unsigned zeros = 4;; zeros--) {
         uint64_t unit = UINT64_C(1) << (8 * zeros);

@@ -1,8 +1,8 @@
 /*
- * Adaptive binary arithmetic coding, the engine of codec/entropy/entropy.h. It combines a 32-bit range coder with
- * carries (Martin, "Range encoding", 1979) with one-bit models (as in CABAC, Marpe et al., IEEE Trans. CSVT 13, 2003):
- * the average of a fast and a slow running mean. Integer arithmetic only. codec/FORMAT.md, "Adaptive streams", is
- * normative. Internal to codec/.
+ * Adaptive binary arithmetic coding, the engine of adaptive streams. It combines a 32-bit range coder with carries
+ * (Martin, "Range encoding", 1979) with one-bit models (as in CABAC, Marpe et al., IEEE Trans. CSVT 13, 2003). A model
+ * averages a fast and a slow running mean. Integer arithmetic only. codec/FORMAT.md, "Adaptive streams", is normative.
+ * Internal to codec/.
  *
  * One function codes a bit in both directions, so the reader of a stream cannot differ from its writer. `decoding` is a
  * constant at every call; when it is true, the value passed in is ignored.
@@ -46,12 +46,12 @@ void adaptive_begin_encoding(adaptive_coder *c, bytes *to);
 /* Writes the final bytes, as few as possible. */
 void adaptive_end_encoding(adaptive_coder *c);
 void adaptive_begin_decoding(adaptive_coder *c, const uint8_t *from, size_t size);
-/* Is the number exactly what the encoder writes after these bits, and was it read to its end? */
+/* Returns true if the number is the one that the encoder writes after these bits, read to its end. */
 bool adaptive_end_decoding(const adaptive_coder *c);
 /* Appends the top byte of `low` and adds its carry to the bytes before. */
 void adaptive_shift_out(adaptive_coder *c);
 
-/* Returns false once more bytes were read than the end of a valid stream explains. */
+/* Returns false once more bytes have been read than any valid stream needs at its end. */
 static inline bool adaptive_sound(const adaptive_coder *c) {
     return c->at <= c->size + 4;
 }

@@ -1,7 +1,7 @@
 /*
- * Adaptive streams of planes. The probability that the next integer is not zero follows from how many were not zero in
- * its row and in its column: the two densities multiply. This estimate chooses the model, which then adapts. If the
- * plane has clusters, the neighbours decoded so far refine the estimate.
+ * Adaptive streams of planes. The number of nonzero integers so far in a row and in a column predicts the next integer:
+ * the two densities multiply. This estimate chooses the model, which then adapts. If the plane has clusters, the
+ * neighbours decoded so far refine the estimate.
  */
 #include "codec/entropy/entropy.h"
 
@@ -12,7 +12,7 @@
 
 #define HINTS      16
 #define LEVELS     64 /* levels of the estimate, half an octave each */
-#define CLASSES    31 /* classes of sizes, by the probability that a size was present */
+#define CLASSES    31 /* classes of size models, by the probability that the integer is nonzero */
 #define COUNT_MAX  (1u << 30)
 #define ACTIVE_MAX 2 /* larger integers count as this */
 
@@ -29,7 +29,7 @@
 #define LOG_MAX       511
 #define TRIED         (1u << 14) /* integers that the encoder tries first */
 
-/* Weight of neighbours: the smaller, the more they count. The first mode ignores them. */
+/* Prior weight against neighbours: the smaller, the more they count. The first mode ignores them. */
 static const uint8_t neighbour_weight[MODES] = {0, 32, 12, 4};
 
 static const adaptive_pace pace_zero = {512, 8192}, pace_sign = {1024, 4096}, pace_size = {32, 512};
@@ -65,7 +65,8 @@ static uint32_t density_of(unsigned density) {
 }
 
 /*
- * Starts a row's prediction relative to what its columns predict: half as the row before was, half as an average row.
+ * Starts a row's prediction, relative to that of its columns: the mean of the previous row's ratio and that of an
+ * average row.
  */
 static void begin_row(plane_coder *p, bool first) {
     uint64_t ratio = first ? 256 : (p->active << 8) / p->expected;
@@ -74,7 +75,7 @@ static void begin_row(plane_coder *p, bool first) {
     p->active = ROW_SURE / 2 + ((ROW_SURE / 2 * ratio) >> 8);
 }
 
-/* How far an integer moves its column's activity after `count` integers, in 1/65536. */
+/* Returns how far an integer moves the activity of its column after `count` rows, in 1/65536. */
 static uint32_t column_step(const plane_coder *p, uint64_t count) {
     uint32_t sure = (1u << UNIT) / density_of(p->density);
     sure = sure > COLUMN_MIN ? sure : COLUMN_MIN;
@@ -85,7 +86,7 @@ CPU_INLINE uint32_t active_of(int32_t value) {
     return value == 0 ? 0 : (value >= ACTIVE_MAX || value <= -ACTIVE_MAX ? ACTIVE_MAX : 1);
 }
 
-/* Sums the activity of the known neighbours. The nearest two count twice, so there are eight. */
+/* Sums the activity of the known neighbours. The nearest two count twice, which makes eight. */
 static uint32_t neighbours(const int32_t *values, size_t i, uint64_t column, uint64_t columns) {
     uint32_t sum = 0;
     if (column >= 1 && i >= 1) {
@@ -127,7 +128,7 @@ CPU_INLINE void learn(plane_coder *p, uint32_t *column, uint32_t step, int32_t v
 
 /* ---- integers ---- */
 
-/* Selects size models by the probability that the integer was not zero. */
+/* Selects size models by the probability that the integer is nonzero. */
 static adaptive_size_models *sizes_of(plane_coder *p, uint32_t probability) {
     unsigned class = probability < 32768 ? log_of(probability) / 16 : 30 - log_of(65536 - probability) / 16;
     if (!p->class_ready[class]) {
@@ -143,8 +144,7 @@ static unsigned sign_context(const int32_t *values, size_t i, uint64_t column, u
 }
 
 /*
- * Codes an integer that is not zero; `probability` is that of this. Returns false if it does not fit 32 bits
- * (decoding).
+ * Codes a nonzero integer. `probability`: that of being nonzero. Returns false if it does not fit 32 bits (decoding).
  */
 CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, adaptive_bit *sign, uint32_t probability,
                              int32_t *value) {
@@ -158,7 +158,7 @@ CPU_INLINE bool code_nonzero(plane_coder *p, bool decoding, adaptive_bit *sign, 
     return size < (uint64_t)INT32_MAX + negative;
 }
 
-/* Codes `count` integers from the first on. When decoding, they are written to `out`, which then equals `values`. */
+/* Codes the first `count` integers. Decoding writes them to `out`, and `values` must then be the same array. */
 CPU_INLINE bool code_plane(plane_coder *p, bool decoding, const int32_t *values, int32_t *out, size_t count) {
     uint64_t columns = p->plane->columns, column = p->plane->phase;
     uint32_t step = column_step(p, 0);
@@ -252,7 +252,7 @@ static size_t tried_size(plane_coder *p, bytes *scratch, unsigned mode, unsigned
     return scratch->size;
 }
 
-/* Finds the best mode for the first integers. If there is no memory to try, any mode will do. */
+/* Finds the best mode for the first integers. Any mode is valid if there is no memory for trials. */
 static unsigned choose_mode(plane_coder *p, bytes *scratch, unsigned density, const int32_t *values,
                             size_t count) {
     size_t min = tried_size(p, scratch, 0, density, values, count);

@@ -1,6 +1,6 @@
 /*
- * Sizes: magnitudes of nonzero integers, minus one. The lowest few bits are plain. The bits above them are unary with
- * one model per step. Larger ones continue with an exponential Golomb code whose prefix and first two bits are
+ * Sizes: magnitudes of nonzero integers, minus one. The lowest few bits are plain. The bits above them are unary, with
+ * one model per step. Larger sizes continue with an exponential Golomb code whose prefix and first two bits are
  * modelled. Internal to codec/.
  */
 #ifndef CODEC_ADAPTIVE_SIZE_H
@@ -32,7 +32,7 @@ static inline void adaptive_size_begin(adaptive_size_models *m, unsigned probabi
 }
 
 /*
- * Codes `rest`, where rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 1, or 2^33 if
+ * Codes `rest`, where rest + 1 has `length` bits below its leading one. Decoding yields at most 2^32 - 2, or 2^33 if
  * the length is invalid.
  */
 CPU_INLINE uint64_t adaptive_code_rest(adaptive_coder *c, bool decoding, adaptive_size_models *m,

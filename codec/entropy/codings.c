@@ -1,6 +1,6 @@
 /*
- * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols. Streams
- * of symbols are planned and encoded by symbols.c; here they are only decoded.
+ * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols.
+ * symbols.c plans and encodes symbol streams; this file only decodes them.
  */
 #include "codec/entropy/entropy.h"
 
@@ -23,7 +23,7 @@ struct coder {
     size_t planes_size;
 };
 
-/* By number. Messages name only codings of arrays. */
+/* Indexed by coding. Messages name only codings of arrays. */
 static const struct {
     const char *name;
     bool is_array;
@@ -185,7 +185,7 @@ static ckd_status encode_raw(const void *from, size_t size, coder_result *result
     return CKD_OK;
 }
 
-/* Bytes of memory that the caller provides at least. */
+/* Returns how many bytes the caller provides at least. */
 static size_t capacity_of(const coder_result *result, size_t size) {
     size_t bound = coding_bound(size);
     return result->limit < bound ? result->limit : bound;

@@ -8,20 +8,20 @@
 #include "base/error.h"
 
 /*
- * Adaptive arithmetic coding of small signed integers. It covers two cases that the symbol coder
- * (`symbols_encode`) is not made for: few integers of a known scale, and planes of mostly zeros whose density
- * follows rows and columns. It is denser and slower than the symbol coder: tens of nanoseconds per nonzero integer.
- * codec/FORMAT.md, "Adaptive streams", is normative.
+ * Adaptive arithmetic coding of small signed integers. It covers two cases that the symbol coder (`symbols_encode`) is
+ * not made for: few integers of a known scale, and planes of mostly zeros whose density follows rows and columns. It is
+ * denser and slower than the symbol coder: tens of nanoseconds per nonzero integer. codec/FORMAT.md, "Adaptive
+ * streams", is normative.
  *
- * Encoders append a stream to `to`; out of memory sets to->failed. A stream of no integers is empty. Decoders take
- * exactly one stream. Any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero; time and memory are
- * bounded by their number. A missing or extra byte is CORRUPT. All functions are thread-safe, except that each thread
- * needs its own scratch.
+ * Encoders append a stream to `to`; NOMEM sets to->failed. A stream of no integers is empty. Decoders take exactly one
+ * stream. Any bytes give integers, or CORRUPT or UNSUPPORTED with all integers zero. Time and memory are bounded by the
+ * number of integers. A missing or extra byte is CORRUPT. All functions are thread-safe if each thread has its own
+ * scratch.
  */
 
 /*
- * Memory for models and for trial streams: about 130 KiB, plus 4 bytes per column of a plane. Zero-initialise. Streams
- * do not depend on its content.
+ * Memory for models and trial streams: about 130 KiB, plus 4 bytes per column of a plane. Zero-initialise. Its content
+ * does not influence streams.
  */
 typedef struct adaptive_scratch {
     bytes models, tried;
@@ -41,7 +41,7 @@ typedef enum adaptive_start {
 /* Returns the ADAPTIVE_SCALED context nearest to a standard deviation; 0 if it is not a positive number. */
 unsigned adaptive_context_of(double deviation);
 
-/* contexts: one byte per integer, taken modulo ADAPTIVE_CONTEXTS; NULL: all have context 0. */
+/* contexts: one byte per integer, taken modulo ADAPTIVE_CONTEXTS. NULL: all integers have context 0. */
 typedef struct adaptive_sequence {
     size_t count;
     const uint8_t *contexts;
@@ -55,9 +55,9 @@ ckd_status adaptive_decode(int32_t *values, const adaptive_sequence *sequence, c
 /* ---- planes ---- */
 
 /*
- * `count` integers of a matrix in row-major order. The first is in column `phase` < columns; columns >= 1. hints: a
- * byte 0 ... 15 (taken modulo 16) per integer that the decoder knows, too; equal hints promise similar integers. hints
- * may be NULL.
+ * `count` integers of a matrix in row-major order. The first is in column `phase` < columns; columns >= 1. hints: per
+ * integer, a byte 0 ... 15 (taken modulo 16) that the decoder also knows; integers with equal hints should be similar.
+ * hints may be NULL.
  */
 typedef struct adaptive_plane {
     size_t count;
@@ -84,13 +84,13 @@ ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, c
 
 typedef enum symbols_mode { SYMBOLS_CLASS = 0, SYMBOLS_SPLIT = 1 } symbols_mode;
 
-/* Tables and histograms of one worker, about 5 MiB. One thread uses it at a time. Decoding does not disturb plans. */
+/* Tables and histograms of one worker, about 9 MiB. One thread uses it at a time. Decoding does not disturb plans. */
 typedef struct symbols_workspace symbols_workspace;
 ckd_status symbols_workspace_create(symbols_workspace **out, ckd_error *err);
 void symbols_workspace_free(symbols_workspace *w);
 
 /*
- * n integers of `width` bytes (1, 2, 4 or 8). context: a byte for each of them; NULL: all have the same context. The
+ * n integers of `width` bytes (1, 2, 4 or 8). context: one byte per integer; NULL: all have the same context. The
  * decoder must get the same contexts as the encoder.
  */
 typedef struct symbols_input {
@@ -99,7 +99,7 @@ typedef struct symbols_input {
     const void *values;
     const uint8_t *context;
 } symbols_input;
-/* As symbols_input, with memory for the decoded integers. */
+/* As symbols_input, but `values` receives the decoded integers. */
 typedef struct symbols_output {
     unsigned width;
     size_t n;
@@ -114,45 +114,45 @@ typedef struct symbols_grid {
 
 /*
  * Plans the coding of at most 2^18 integers: histograms, choice of tables. grid: the rows and columns, or NULL; only in
- * SPLIT without contexts. With a grid, levels of rows and columns may replace contexts. Returns the expected size in
- * bytes, including a margin of 1/1024. The workspace holds two plans, slots 0 and 1, so a delta and a standalone coding
- * can be compared before either is written.
+ * SPLIT without contexts. With a grid, levels of rows and columns may serve as contexts. Returns the expected size in
+ * bytes, usually with a margin of 1/1024. The workspace holds two plans, slots 0 and 1, so a delta and a standalone
+ * coding can be compared before either is written.
  */
 size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const symbols_input *in,
                     const symbols_grid *grid);
 /*
- * Estimates the size of a stream of `all` integers from a sample of 1 ... 2^18. Otherwise as symbols_plan; the grid is
- * the sample's own. Discards all plans of the workspace.
+ * Estimates the size of a stream of `all` integers from a sample of 1 ... 2^18 of them. Otherwise as symbols_plan; the
+ * grid is that of the sample. Discards all plans of the workspace.
  */
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
                         const symbols_grid *grid, size_t all);
 /*
- * Returns the number of integers in the stream planned in `slot`, which determines decoding time. A change stream has
+ * Returns the decoding work of the stream planned in `slot`, in integers of a dense stream. Change and run streams take
  * fewer than n.
  */
 size_t symbols_coded(const symbols_workspace *w, int slot);
 /* Returns the largest possible size in bytes of the stream planned in `slot`. */
 size_t symbols_bound(const symbols_workspace *w, int slot);
 /*
- * Writes the stream planned in `slot` from the same values and context. Returns its size, or 0 if that exceeds capacity
- * (never if capacity is symbols_bound). A stream of no integers is empty.
+ * Writes the stream planned in `slot` from the same values and context. Returns its size, or 0 if that exceeds
+ * `capacity` (never if capacity is symbols_bound). A stream of no integers is empty.
  */
 size_t symbols_encode(symbols_workspace *w, int slot, const void *values, const uint8_t *context, void *to,
                       size_t capacity);
 
 /*
- * Decodes exactly out->n integers. Any bytes give integers, CORRUPT or UNSUPPORTED (a kind of stream that this version
- * does not know), in time and memory bounded by n. The stream states its mode, and whether it uses contexts: if so,
+ * Decodes exactly out->n integers. Any bytes give integers, CORRUPT or UNSUPPORTED (a kind of stream unknown to this
+ * version), in time and memory bounded by n. The stream states its mode and whether it uses contexts. If it does,
  * out->context must not be NULL (CORRUPT).
  */
 ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const void *from, size_t size,
                           ckd_error *err);
 
 /*
- * Reads the integers that are not 0 of a stream that lists them, in two steps, so that they can be added to an array in
- * place. First their indices, each once in streams of the encoder; then, with a context for each of them (or NULL, if
- * the encoder had none), their values. All are valid until the workspace plans or decodes something else.
- * symbols_decode gives the same integers. Errors: as symbols_decode.
+ * Reads the nonzero integers of a stream that lists them, so that they can be added to an array in place. First their
+ * indices, each once in a stream of the encoder; then their values, with a context for each (NULL if the encoder had
+ * none). All are valid until the workspace plans or decodes something else. symbols_decode gives the same integers.
+ * Errors: as symbols_decode.
  */
 typedef struct symbols_changes {
     unsigned width; /* bytes of an integer */
@@ -179,9 +179,9 @@ ckd_status symbols_read_changes(const symbols_changes *c, symbols_workspace *w, 
                                 ckd_error *err);
 
 /*
- * How a block's array of n integers of `width` bytes is stored: raw, zstd, LZ4, or as a symbol stream. zstd and LZ4
- * also work on byte planes (all lowest bytes first, then the next ones ...). The record's predictor defines what the
- * integers mean (values, residuals); see codec/FORMAT.md.
+ * How the n integers of a block, `width` bytes each, are stored: raw, zstd, LZ4, or as a symbol stream. zstd and LZ4
+ * also work on byte planes. The predictor of the record defines what the integers mean (values, residuals); see
+ * codec/FORMAT.md.
  */
 
 /* Stored in files: numbers are stable. The next one is 8. */
@@ -193,13 +193,11 @@ typedef enum coding {
     CODING_LZ4_PLANES = 4,
     CODING_SYMBOLS = 5,
     CODING_LATTICE = 6, /* a lossy block: codec/lattice/lattice.h */
-    CODING_GRADIENT = 7 /* a first moment by its gradient: two symbol streams */
+    CODING_GRADIENT = 7 /* a first moment, stored as its gradient: two symbol streams */
 } coding;
 
 const char *coding_name(coding c); /* "raw", "zstd", ...; "?" if unknown */
-/*
- * Whether it stores one array of integers, which coder_decode decodes. Lattice and gradient are for decode/ to decode.
- */
+/* Returns true if it stores one array of integers, which coder_decode decodes. engine/decode/ decodes the others. */
 bool coding_is_array(uint32_t c);
 
 /* Scratch of one worker: symbol tables, zstd and LZ4 contexts, a plane buffer. One thread uses it at a time. */
@@ -208,7 +206,7 @@ ckd_status coder_create(coder **out, ckd_error *err);
 void coder_free(coder *c);
 symbols_workspace *coder_symbols(coder *c);
 
-/* Upper bound of coder_encode's output for `size` bytes of input, for every coding but SYMBOLS. */
+/* Returns an upper bound of coder_encode's output for `size` bytes of input, for every coding but SYMBOLS. */
 size_t coding_bound(size_t size);
 
 /* size / width integers to encode. */
@@ -239,11 +237,11 @@ ckd_status coder_decode(coder *c, coding id, const coder_target *target, const v
                         ckd_error *err);
 
 /*
- * Byte planes: of n integers of `width` bytes, first all lowest bytes, then all second bytes, and so on. Neighbouring
- * integers share their high bytes; byte codecs find that only in planes. codec/FORMAT.md, "Byte planes", is normative.
+ * Byte planes of n integers of `width` bytes: first all lowest bytes, then all second bytes, and so on. Neighbouring
+ * integers share their high bytes, which byte codecs find only in planes. codec/FORMAT.md, "Byte planes", is normative.
  */
 
-/* Is `size` a whole number of integers of 1, 2, 4 or 8 bytes? */
+/* Returns true if `size` is a whole number of integers of 1, 2, 4 or 8 bytes. */
 static inline bool planes_valid(unsigned width, size_t size) {
     return (width == 1 || width == 2 || width == 4 || width == 8) && size % width == 0;
 }
@@ -253,10 +251,9 @@ void planes_split(uint8_t *planes, unsigned width, const void *values, size_t n)
 void planes_join(void *values, unsigned width, const uint8_t *planes, size_t n);
 
 /*
- * Symbol streams for code that handles the integers elsewhere, in device memory. Streams are planned from counts of
- * symbols, and taken apart into tables as plain data, with which a device reads and writes payloads. Only dense
- * streams: nearly all large blocks use them. The result equals what symbols_encode would write. codec/FORMAT.md,
- * "Symbol streams", is normative.
+ * Symbol streams for integers in device memory. They are planned from counts of symbols, and taken apart into plain
+ * tables, with which a device reads and writes payloads. Only dense streams: nearly all large blocks use them. The
+ * result equals the output of symbols_encode. codec/FORMAT.md, "Symbol streams", is normative.
  */
 
 #define SYMBOLS_PARTS_TABLES 16
@@ -265,15 +262,15 @@ void planes_join(void *values, unsigned width, const uint8_t *planes, size_t n);
 /* ---- planning ---- */
 
 /*
- * Size of the sample for symbols_centre. The sample has integers i * n / count of n, sign-extended, for i = 0 ... count
- * - 1.
+ * Returns the size of the sample for symbols_centre. The sample has integers i * n / count of n, sign-extended, for i =
+ * 0 ... count - 1.
  */
 static inline size_t symbols_sample_count(size_t n) {
     return n < SYMBOLS_PARTS_SAMPLE ? n : SYMBOLS_PARTS_SAMPLE;
 }
 /* Returns the value to subtract from differences of `width` bytes before they are classified. Sorts the samples. */
 uint64_t symbols_centre(int64_t *samples, size_t count, unsigned width);
-/* Returns FORMAT.md's `fine` of the finest classes of `width`-byte differences. */
+/* Returns `fine` (FORMAT.md) of the finest classes of `width`-byte differences. */
 unsigned symbols_finest(unsigned width);
 
 /* Counts of the finest symbols of n (1 ... 2^18) differences of `width` bytes. */
@@ -298,13 +295,13 @@ typedef struct symbols_extent {
     unsigned width;
     size_t n;
     uint64_t low, high;      /* smallest and largest */
-    uint64_t any, differing; /* any one of them, and the bits in which others differ from it */
+    uint64_t any, differing; /* any one of the integers, and the bits in which others differ from it */
 } symbols_extent;
 /* The finest symbols are (integer >> bits) - bias. */
 typedef struct symbols_splitting {
     unsigned bits;
     uint64_t bias;
-    unsigned shift; /* lowest bits that all share; omitted from the stream */
+    unsigned shift; /* lowest bits that all integers share; omitted from the stream */
     uint64_t shared;
 } symbols_splitting;
 symbols_splitting symbols_split_finest(const symbols_extent *extent);
@@ -320,7 +317,7 @@ typedef struct symbols_lines {
 symbols_lines symbols_lines_of(const symbols_grid *grid, size_t n);
 /*
  * Chooses levels of rows, then of columns. sums: per line, the sum of its finest symbols, plus 2^32 times the number of
- * nonzero ones. squares: over all symbols. Returns false if levels are not worth it.
+ * nonzero ones. squares: the sum of the squares of all symbols. Returns false if levels do not pay.
  */
 bool symbols_levels_of(uint8_t *levels, symbols_workspace *w, const symbols_lines *lines,
                        const uint64_t *sums, uint64_t squares, size_t n);
@@ -364,13 +361,13 @@ void symbols_parts_planned(symbols_parts *parts, const symbols_workspace *w, int
 /* Writes parts->header bytes. */
 void symbols_parts_header(const symbols_workspace *w, int slot, uint8_t *to);
 /*
- * The frame with levels in front of the header of a stream planned by symbols_plan_split: its largest size in bytes (0:
- * no frame), and writing it.
+ * The frame in front of a stream planned by symbols_plan_split: its largest size in bytes (0: no frame), and writing
+ * it, which returns its size.
  */
 size_t symbols_parts_frame_bound(const symbols_workspace *w, int slot);
 size_t symbols_parts_frame(symbols_workspace *w, int slot, uint8_t *to);
 /*
- * Takes apart an encoded stream of integers of `width` bytes. *dense = false: it is of another kind and needs
+ * Takes apart an encoded stream of integers of `width` bytes. *dense = false: the stream is of another kind and needs
  * symbols_decode. Errors: CORRUPT, UNSUPPORTED.
  */
 ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, unsigned width, const void *from,

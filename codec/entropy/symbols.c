@@ -1,4 +1,4 @@
-/* Symbol streams: chooses between dense, sparse, change, run and framed streams (FORMAT.md). */
+/* Symbol streams: chooses between dense, change, run and framed streams, and also reads sparse ones (FORMAT.md). */
 #include "codec/entropy/entropy.h"
 
 #include <math.h>
@@ -7,12 +7,13 @@
 
 #include "codec/entropy/symbols_work.h"
 
-/* A run stream may have at most one nonzero integer in this many. With more, it decodes slower than a dense stream. */
+/* A run stream has at most one nonzero integer in this many. With more, it decodes slower than a dense stream. */
 #define RUNS_WORTH 40
 /* A nonzero integer takes as long to decode as this many symbols of a dense stream. */
 #define RUN_SYMBOLS 20
 /*
- * A change stream may be larger than a dense one by this share. It decodes several times as fast, so chains get longer.
+ * A change stream may be larger than a dense one by this share. It decodes several times as fast, so chains may be
+ * longer.
  */
 #define CHANGES_SHARE 8
 
@@ -58,7 +59,7 @@ CPU_PLAIN static size_t nonzero_bytes(const uint8_t *values, size_t n) {
     return count;
 }
 
-/* Tries a run stream if few integers are not zero. For one-byte integers only. */
+/* Tries a run stream if few integers are nonzero. Only for one-byte integers. */
 static bool plan_runs(symbols_plan_slot *p, const symbols_input *in, size_t limit, size_t *planned) {
     size_t n = in->n;
     if (in->width != 1 || n < SYMBOLS_FEW_MIN) {
@@ -138,8 +139,8 @@ size_t symbols_bound(const symbols_workspace *w, int slot) {
 }
 
 /*
- * Writes the frame, and the levels' stream if there are levels. Returns 0 if there is no room. Sets the elements'
- * contexts.
+ * Writes the frame and the stream of its levels, if any, and sets the contexts of the elements. Returns 0 if there is
+ * no room.
  */
 static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, size_t n, uint8_t *to,
                            size_t capacity) {
@@ -148,7 +149,7 @@ static size_t encode_frame(symbols_workspace *w, const symbols_plan_slot *p, siz
     if (used > capacity) {
         return 0;
     }
-    if (p->frame.columns) { /* the stream's size, in front of it, may take more bytes than that of 0 */
+    if (p->frame.columns) { /* the varint of the stream size may be longer than that of 0 */
         uint8_t *levels = to + used;
         size = symbols_dense_encode(w, &p->inner, p->frame.level, NULL, levels, capacity - used);
         used = symbols_frame_write(&p->frame, size, header);

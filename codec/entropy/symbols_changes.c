@@ -1,8 +1,8 @@
 /*
- * Change streams, for data with most differences zero: the places of the others (symbols_places.c), and their values.
- * Small floats change far more often than large ones, so elements with low contexts have lists of their own. Most
- * values are 1 or -1, which take a bit. The decoder returns the list of changes, which may be applied in place: time
- * grows with them, not with the integers.
+ * Change streams, for data with most differences zero. They hold the places of the changes (symbols_places.c) and their
+ * values. Small floats change far more often than large ones, so elements with low contexts have lists of their own.
+ * Most values are 1 or -1, which take one bit. The decoder returns the list of changes, which may be applied in place:
+ * time grows with the changes, not with the integers.
  */
 #include <string.h>
 #if defined(__x86_64__)
@@ -12,16 +12,16 @@
 #include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
-#define LOW_SHARE 5     /* the lists but the last may hold one element in this many */
-#define LIST_BITS 64.0f /* about what a list takes besides its places */
+#define LOW_SHARE 5     /* all lists but the last may hold one element in this many */
+#define LIST_BITS 64.0f /* approximate bits of a list without its places */
 
 static ckd_status corrupt(ckd_error *err, const char *what) {
     return err_corrupt(err, NULL, CKD_NO_OFFSET, "a change stream %s", what);
 }
 
-/* ---- lists: elements with low contexts, and all ---- */
+/* ---- lists: elements with low contexts, and all elements ---- */
 
-/* The bits that the places of `changes` in `all` elements take, about. */
+/* Returns the approximate bits for the places of `changes` in `all` elements. */
 static float list_bits(const symbols_workspace *w, uint32_t changes, uint32_t all) {
     if (changes == 0 || changes >= all) {
         return LIST_BITS;
@@ -32,7 +32,7 @@ static float list_bits(const symbols_workspace *w, uint32_t changes, uint32_t al
            (float)same * (each - symbols_log2(w, same));
 }
 
-/* Elements and changes of the contexts up to each one. */
+/* Elements and changes of all contexts up to each context. */
 typedef struct context_sums {
     uint32_t all[SYMBOLS_CONTEXTS], changed[SYMBOLS_CONTEXTS];
     unsigned first, last;
@@ -52,16 +52,16 @@ static void sum_contexts(context_sums *sums, const symbols_workspace *w) {
     }
 }
 
-/* Bits of the contexts above `low` up to `high`; low < 0: from the first one on. */
+/* Returns the bits of the contexts above `low` up to `high`. low < 0: from the first context on. */
 static float part_bits(const symbols_workspace *w, const context_sums *sums, int low, int high) {
     uint32_t all = low < 0 ? 0 : sums->all[low], changed = low < 0 ? 0 : sums->changed[low];
     return list_bits(w, sums->changed[high] - changed, sums->all[high] - all);
 }
 
 /*
- * Chooses the contexts that the lists before the last one end with. A list must save 1 % of the bits and may hold few
- * of the elements, as their contexts take time. The last list is one of all elements, so that its places are found
- * without contexts; nearly all elements are above the lower lists anyway.
+ * Chooses the last context of each list but the last one. A list must save 1 % of the bits, and may hold only few
+ * elements, since its contexts take time. The last list counts all elements, so that its places are found without
+ * contexts; nearly all elements are above the lower lists anyway.
  */
 static void choose_lists(symbols_changing *c, const symbols_workspace *w, size_t n) {
     context_sums sums;
@@ -100,7 +100,7 @@ static uint8_t begin_of(const symbols_changing *c, unsigned list) {
     return list ? (uint8_t)(c->end[list - 1] + 1) : 0;
 }
 
-/* Returns the position of the k-th bit that is set, from 0 on. There is one. */
+/* Returns the position of the k-th set bit, counted from 0. It must exist. */
 typedef unsigned select_bit(uint64_t bits, unsigned k);
 
 static inline unsigned select_by_loop(uint64_t bits, unsigned k) {
@@ -118,8 +118,9 @@ CPU_AVX2 static inline unsigned select_by_deposit(uint64_t bits, unsigned k) {
 #endif
 
 /*
- * Finds the list's elements up to the one in `last` place, word by word. Each word marks 64 places, and the next one
- * overwrites those that are not its own: no branch depends on how many it has. Returns false if the list is shorter.
+ * Finds the elements of the list up to place `last`, word by word. Each word writes 64 entries of word_of, and the next
+ * word overwrites the surplus. So no branch depends on the number of elements in a word. Returns false if the list is
+ * shorter.
  */
 CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const symbols_listed *in,
                              symbols_range_64 *range_64) {
@@ -138,8 +139,8 @@ CPU_INLINE bool find_members(symbols_members *m, uint32_t last, const symbols_li
 }
 
 /*
- * Turns ascending places among the elements of a list but the last into these elements. Returns false if there are
- * fewer.
+ * Replaces ascending places in a list (other than the last) by the elements at these places. Returns false if the list
+ * is too short.
  */
 CPU_INLINE bool find_elements(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m,
                               symbols_range_64 *range_64, select_bit *select) {
@@ -200,8 +201,8 @@ static bool add_change(symbols_changing *c, size_t i, uint32_t place, const symb
 }
 
 /*
- * Lists the changes of one list. The sign of a small negative value is noted, and the value is negated. If it is not 1
- * then, it goes to the other values. Returns false if there are too many changes.
+ * Lists the changes of one list. A small negative value is negated, and its sign is noted. A value that is then not 1
+ * goes to the others. Returns false if there are too many changes.
  */
 static bool gather(symbols_changing *c, unsigned list, const uint8_t *symbols, const symbols_input *in) {
     const bool low = list + 1u < c->lists;
@@ -301,7 +302,7 @@ static bool take_header(symbols_changing *c, reader *from) {
     return !from->failed;
 }
 
-/* Reads one list: the elements that change, and which of them are others. */
+/* Reads one list: its changes, and the others among them. */
 static bool take_list(symbols_changing *c, unsigned list, size_t n, const uint8_t *context, reader *from) {
     uint32_t *at = c->at + c->count, *other = c->other + c->others;
     size_t count = (size_t)wire_varint_max(from, n / SYMBOLS_CHANGES_MAX - c->count);
@@ -353,7 +354,7 @@ ckd_status symbols_find_changes(symbols_changes *out, symbols_workspace *w, cons
     return CKD_OK;
 }
 
-/* Sets all values to 1 or -1, up to seven more than `count`. */
+/* Sets all values to 1 or -1. Writes up to seven values more than `count`. */
 CPU_INLINE void fill_signs(uint8_t *values, unsigned width, size_t count, const uint8_t *sign) {
     for (size_t i = 0; i < count; i += 8) {
         for (unsigned j = 0; j < 8; j++) {

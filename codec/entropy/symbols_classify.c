@@ -10,9 +10,9 @@
     memcpy(&name, (const uint8_t *)(from) + (i) * sizeof(type), sizeof(type))
 
 /*
- * symbols_class_of for differences of up to 32 bits. It uses a float's exponent, which vectorises where counting
+ * symbols_class_of for differences of up to 32 bits. It uses the exponent of a float, which vectorises where counting
  * leading zeros does not. The bit eight below the leading one is cleared, so rounding stops there in every rounding
- * mode and the bits above are exact.
+ * mode and the bits above it are exact.
  */
 CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     int32_t d = (int32_t)(u << (33 - bits)) >> (33 - bits);
@@ -22,9 +22,7 @@ CPU_INLINE uint8_t class_32(uint32_t u, unsigned bits, unsigned fine) {
     uint32_t exponent;
     memcpy(&exponent, &as_float, 4);
     int32_t size = (int32_t)(exponent >> (23 - fine)) - (int32_t)((126 + fine) << fine);
-    /*
-     * Below 2^fine the size is the magnitude, which is then the larger of the two. A branch would prevent vectorising.
-     */
+    /* Below 2^fine the size is the magnitude, then the larger of the two. A branch would prevent vectorising. */
     int32_t small = (int32_t)(magnitude < 1u << fine ? magnitude : 1u << fine);
     size = size > small ? size : small;
     uint32_t symbol = 2 * (uint32_t)size - (uint32_t)(size < 1 ? size : 1) - sign;

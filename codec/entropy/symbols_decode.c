@@ -1,4 +1,4 @@
-/* Reads a symbol stream: header, tables, then the bits from the end to the start. */
+/* Reads a dense symbol stream: header, tables, then the bits from the end to the start. */
 #include <string.h>
 
 #include "base/bytes.h"
@@ -7,7 +7,7 @@
 
 /* ---- tables ---- */
 
-/* Data shared by all states of a symbol, and the x of its next state: count ... 2 count - 1. */
+/* Data shared by all states of a symbol, and the x of the next state: count ... 2 count - 1. */
 typedef struct symbol_fill {
     uint64_t base;
     uint32_t x, low;
@@ -21,7 +21,7 @@ static void prepare(symbol_fill *fills, const symbols_header *h, unsigned width,
     }
 }
 
-/* One store instead of four for the struct's fields: filling tables takes a tenth of the time of decoding a block. */
+/* One store instead of four: filling tables takes a tenth of the time of decoding a block. */
 CPU_INLINE void store_state(symbols_state *to, uint32_t base, unsigned next, unsigned state_bits,
                             unsigned bits) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -82,7 +82,7 @@ CPU_INLINE uint64_t lowest(uint64_t v, unsigned bits) {
     return v & ((UINT64_C(1) << bits) - 1);
 }
 
-/* Returns the bits from `at` on, at least 57 of them. */
+/* Returns the bits from `at` on; at least 57 are valid. */
 CPU_INLINE uint64_t word_at(const uint8_t *from, size_t at) {
     return load_le64(from + (at >> 3)) >> (at & 7);
 }
@@ -110,7 +110,7 @@ static uint64_t source_get(bit_source *s, unsigned bits) {
 /* ---- elements ---- */
 
 typedef struct element_sink {
-    /* Table per context. If no contexts are passed, all elements use context 0. */
+    /* Per context, its table. Without contexts all elements use context 0. */
     const symbols_state *narrow[SYMBOLS_CONTEXTS];
     const symbols_state_wide *wide[SYMBOLS_CONTEXTS];
     uint8_t *values;
@@ -137,7 +137,9 @@ static void decode_slowly(bit_source *bits, uint32_t *state, const element_sink 
     symbols_store(to->values, width, i, e.base + low);
 }
 
-/* Decodes an integer of up to 4 bytes. `field` holds the bits that its state needs, with others above them. */
+/*
+ * Decodes an integer of up to 4 bytes. The lowest bits of `field` are its state bits and low bits; the rest is ignored.
+ */
 CPU_INLINE uint32_t step_narrow(uint32_t *state, const symbols_state *e, uint64_t field) {
     *state = e->next + (uint32_t)lowest(field, e->state_bits);
     return e->base + (uint32_t)(lowest(field, e->bits) >> e->state_bits);
@@ -159,9 +161,9 @@ CPU_INLINE uint64_t step_wide(uint32_t *state, size_t *at, const symbols_state_w
 #define FAST_BITS(width) (SYMBOLS_MAX_LANES * ((width) < 8 ? 32 + SYMBOLS_MAX_LOG : 64 + SYMBOLS_MAX_LOG))
 
 /*
- * Decodes eight integers at a time, one per lane. Starts where words no longer reach past the payload's end. Stops
- * before eight worst-case integers could read below its start. Returns the number decoded. Unrolled by hand like the
- * encoder's.
+ * Decodes eight integers at a time, one per lane. Starts where words no longer reach past the end of the payload. Stops
+ * before eight worst-case integers could read below its start. Returns the next index. Unrolled by hand like the
+ * encoder.
  */
 CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
                               unsigned width, bool contexts) {
@@ -184,7 +186,7 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
         symbols_store(values, 4, i + (j), step_narrow(&state[j], e, word_at(from, at)));                    \
         at -= e_2->bits;                                                                                    \
         symbols_store(values, 4, i + (j) + 1, step_narrow(&state[(j) + 1], e_2, word_at(from, at)));        \
-    } else { /* two of them fit a word, the first above the second */                                       \
+    } else { /* two integers fit a word, the first above the second */                                      \
         const symbols_state *e = ENTRY(narrow, j), *e_2 = ENTRY(narrow, (j) + 1);                           \
         unsigned bits_2 = e_2->bits;                                                                        \
         at -= e->bits + bits_2;                                                                             \
@@ -205,7 +207,7 @@ CPU_INLINE size_t decode_fast(bit_source *bits, uint32_t *states, const element_
     return i;
 }
 
-/* As decode_fast, for streams of one lane, which short ones have. */
+/* As decode_fast, for the single lane of short streams. */
 CPU_INLINE size_t decode_lane(bit_source *bits, uint32_t *lane, const element_sink *to, size_t i,
                               unsigned width, bool contexts) {
     uint32_t state = *lane;
@@ -230,7 +232,7 @@ CPU_INLINE size_t decode_lane(bit_source *bits, uint32_t *lane, const element_si
 
 typedef size_t (*fast_loop)(bit_source *, uint32_t *, const element_sink *, size_t);
 
-/* As decode_fast, for the common case of one-byte integers without low bits: four of them fit in a word. */
+/* As decode_fast, for the common case of one-byte integers without low bits: four integers fit in a word. */
 CPU_INLINE size_t decode_bare(bit_source *bits, uint32_t *states, const element_sink *to, size_t i,
                               bool contexts) {
     uint32_t state[SYMBOLS_MAX_LANES];

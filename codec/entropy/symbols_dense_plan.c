@@ -1,4 +1,4 @@
-/* Plans a dense stream: integers to symbols, their histogram, tables. */
+/* Plans a dense stream: symbols of the integers, their histogram, tables. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +38,7 @@ static uint64_t sampled_bits(const int64_t *samples, size_t n, unsigned width, i
     return bits;
 }
 
-/* Returns the median of a sample if that shortens differences by at least an eighth of a bit; else 0. */
+/* Returns the median of the sample if it saves its own bits and more than 1/8 bit per difference; else 0. */
 uint64_t symbols_centre(int64_t *samples, size_t count, unsigned width) {
     qsort(samples, count, sizeof(samples[0]), compare);
     int64_t median = samples[count / 2];
@@ -79,10 +79,7 @@ static void classify(symbols_slot *p, const void *values) {
 
 /* ---- SPLIT ---- */
 
-/*
- * Returns the bits below the symbols of the finest split, which has up to 256 symbols from the lowest integer to the
- * highest.
- */
+/* Returns the bits below the symbols of the finest split, at least `min`: at most 256 symbols from `low` to `high`. */
 static unsigned finest_split(uint64_t low, uint64_t high, unsigned min) {
     while ((high >> min) - (low >> min) >= SYMBOLS_ALPHABET) {
         min++;
@@ -90,9 +87,9 @@ static unsigned finest_split(uint64_t low, uint64_t high, unsigned min) {
     return min;
 }
 
-#define SHARED_WORTH 128 /* bits that omitting shared bits must save */
+#define SHARED_WORTH 128 /* omitting shared bits must save this many bits */
 
-/* shift: lowest bits that all n integers share; low and high are the smallest and the largest. */
+/* shift: number of lowest bits that all n integers share. low, high: the smallest and the largest integer. */
 static symbols_splitting splitting_of(uint64_t low, uint64_t high, unsigned shift, uint64_t shared,
                                       size_t n) {
     unsigned bits = finest_split(low, high, 0), saved = shift < bits ? shift : bits;
@@ -143,7 +140,7 @@ typedef struct split_counts {
     uint32_t count[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
 } split_counts;
 
-/* Returns the coding cost with one table per group, without low bits. */
+/* Returns the cost in bits with one table per group, without low bits. */
 static double split_bits(const symbols_workspace *w, const split_counts *c) {
     double bits = 0;
     for (unsigned g = 0; g < c->rows; g++) {
@@ -161,7 +158,7 @@ static double split_bits(const symbols_workspace *w, const split_counts *c) {
     return bits;
 }
 
-/* Merges pairs of symbols: one bit less in the symbols. */
+/* Merges pairs of symbols: each symbol passes one bit to its low bits. */
 static void halve(split_counts *to, const split_counts *from, unsigned odd) {
     to->rows = from->rows;
     to->symbols = ((from->symbols - 1 + odd) >> 1) + 1;
@@ -174,8 +171,8 @@ static void halve(split_counts *to, const split_counts *from, unsigned odd) {
 }
 
 /*
- * A coarser split needs smaller tables, and loses little where neighbouring symbols are about equally frequent. Leaves
- * the groups' counts as for the chosen split.
+ * Chooses the split. A coarser one needs smaller tables, and loses little where neighbouring symbols are about equally
+ * frequent. Sets the counts of the groups to those of the chosen split.
  */
 static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups) {
     symbols_header *h = &p->header;
@@ -215,7 +212,7 @@ static void choose_split(symbols_workspace *w, symbols_slot *p, const symbols_gr
 
 /* ---- the plan ---- */
 
-/* Adds up the low bits of all integers, and the most that state bits can exceed the estimate. */
+/* Sets the estimated bits of the payload, and the bound of the stream, which allows for the most state bits. */
 static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
                     double symbol_bits) {
     const symbols_header *h = &p->header;
@@ -237,7 +234,7 @@ static void measure(const symbols_workspace *w, symbols_slot *p, const symbols_g
     p->bound = header + (size_t)((low + max + states) / 8) + 2;
 }
 
-/* Derives groups of contexts and their own symbols from the histogram. */
+/* Derives groups of contexts and the symbols of each from the histogram. */
 static void refine(symbols_workspace *w, symbols_slot *p, symbols_groups *groups) {
     symbols_group(w, groups, p->count);
     p->zeros = 0;
@@ -277,7 +274,7 @@ static void begin(symbols_workspace *w, symbols_slot *p, symbols_mode mode, cons
     symbols_count(&w->histogram, p->symbols, in->context, in->n);
 }
 
-/* As begin, in SPLIT, with a frame if it helps. */
+/* As begin, in SPLIT with a frame. */
 static void begin_framed(symbols_workspace *w, symbols_slot *p, symbols_frame *frame,
                          const symbols_grid *grid, const symbols_input *in, size_t total) {
     size_t n = in->n;

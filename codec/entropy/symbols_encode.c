@@ -1,6 +1,6 @@
 /*
- * Writes a planned symbol stream. The coder is a stack: integers are written from last to first. The decoder reads the
- * bits from the end, so it gets them in order.
+ * Writes a planned dense stream. The coder is a stack: integers are written from last to first. The decoder reads the
+ * bits from the end, so it gets the integers in order.
  */
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
-/* ---- tables: as in FSE (Collet), one addition and one shift give the number of state bits ---- */
+/* ---- tables: as in FSE (Collet), an addition and a shift give the number of state bits ---- */
 
 static void build_codes(symbols_workspace *w, const symbols_header *h, unsigned width, unsigned table,
                         const uint8_t *remap) {
@@ -80,7 +80,7 @@ CPU_INLINE void sink_put_fast(bit_sink *s, uint64_t value, unsigned bits) {
 /* ---- elements ---- */
 
 typedef struct element_source {
-    const symbols_code *codes[SYMBOLS_CONTEXTS]; /* codes of the context's table, by symbol */
+    const symbols_code *codes[SYMBOLS_CONTEXTS]; /* codes of the table of each context, by symbol */
     const uint8_t *symbols, *values;
     const uint8_t *context; /* NULL: all elements use context 0 */
     unsigned shift;
@@ -106,8 +106,8 @@ static void encode_slowly(bit_sink *sink, uint32_t *state, const element_source 
 }
 
 /*
- * Encodes an integer's state bits below its low bits: at most 44 bits for integers of up to 4 bytes, 28 for up to 2
- * bytes.
+ * Encodes the state bits of an integer below its low bits: at most 44 bits for integers of up to 4 bytes, 28 bits for
+ * up to 2 bytes.
  */
 CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_code *code, uint64_t value,
                                 unsigned width) {
@@ -119,7 +119,7 @@ CPU_INLINE uint64_t step_narrow(unsigned *bits, uint32_t *state, const symbols_c
     return field;
 }
 
-/* Puts the state bits of an integer without low bits below those of later ones. */
+/* Puts the state bits of an integer without low bits above those of later integers. */
 CPU_INLINE void step_bare(uint64_t *fields, unsigned *bits, uint32_t *state, const symbols_code *code) {
     unsigned number = (*state + code->add_bits) >> 16;
     *fields |= lowest(*state, number) << *bits;
@@ -169,7 +169,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
         uint64_t field = step_narrow(&bits, &state[j], CODE(j), VALUE(j), width);                       \
         if (width == 4) {                                                                               \
             sink_put_fast(&s, field, bits);                                                             \
-        } else { /* two of them fit in a word */                                                        \
+        } else { /* two integers fit in a word */                                                       \
             sink_put_fast(&s, field_2 | field << bits_2, bits + bits_2);                                \
         }                                                                                               \
     }
@@ -190,7 +190,7 @@ CPU_INLINE size_t encode_fast(bit_sink *sink, uint32_t *states, const element_so
 
 typedef size_t (*fast_loop)(bit_sink *, uint32_t *, const element_source *, size_t);
 
-/* As encode_fast, for the common case of one-byte integers without low bits: four of them fit in a word. */
+/* As encode_fast, for the common case of one-byte integers without low bits: four integers fit in a word. */
 CPU_INLINE size_t encode_bare(bit_sink *sink, uint32_t *states, const element_source *from, bool contexts,
                               size_t end) {
     bit_sink s = *sink;

@@ -1,6 +1,6 @@
 /*
- * Shared by the encoder and the decoder of symbol streams: the parsed stream header, and the order in which states of a
- * table are assigned to symbols. codec/FORMAT.md, "Symbol streams", is normative. Internal to codec/.
+ * Shared by the encoder and the decoder of symbol streams: the parsed header, and the assignment of states to symbols.
+ * codec/FORMAT.md, "Symbol streams", is normative. Internal to codec/.
  */
 #ifndef CODEC_SYMBOLS_FORMAT_H
 #define CODEC_SYMBOLS_FORMAT_H
@@ -40,11 +40,11 @@ typedef struct symbols_header {
 } symbols_header;
 
 /*
- * CLASS. Let u be the difference of two values' bits. Its top bit tells whether a float's sign changed. The other bits,
- * as a signed number d, tell how far the magnitude moved. Without this split, a weight that crosses zero would look
- * like the largest change. The symbol encodes the size of |d|, its sign and the top bit. The size is |d| itself below
- * 2^fine; above, it numbers the bit length together with the `fine` bits below the leading one. Symbols count up from 0
- * if the top bit is unchanged and down from 255 if it changed.
+ * CLASS. Let u be the difference of the bits of two values. The top bit of u tells whether the sign of a float changed.
+ * The other bits, as a signed number d, tell how far the magnitude moved. Without this split, a weight that crosses
+ * zero would look like the largest change. The symbol encodes the size of |d|, the sign of d and the top bit. Below
+ * 2^fine the size is |d| itself; above, it combines the bit length with the `fine` bits below the leading one. Symbols
+ * count up from 0 if the top bit is unchanged, and down from 255 if it changed.
  */
 static inline unsigned symbols_size_of(uint64_t magnitude, unsigned fine) {
     if (magnitude >> fine == 0) {
@@ -64,36 +64,36 @@ static inline unsigned symbols_class_of(uint64_t u, unsigned bits, unsigned fine
 }
 
 /*
- * The value of a table's symbol: its `low` bits are added to `base`, modulo 2^bits. A table may have a floor. Then its
- * symbols 0 and 255 cover all d in -2^(floor - 1) ... 2^(floor - 1) - 1, and the other symbols continue from there. So
- * rare small differences share states.
+ * The value of a symbol of a table: its `low` bits are added to `base`, modulo 2^bits. A table may have a floor. Its
+ * symbols 0 and 255 then cover all d in -2^(floor - 1) ... 2^(floor - 1) - 1, and the other symbols continue from
+ * there. Rare small differences thus share states.
  */
 typedef struct symbols_meaning {
     uint64_t base;
     unsigned low;
 } symbols_meaning;
 
-/* Number of sizes merged by a floor, without 0. */
+/* Returns the number of sizes that a floor merges, not counting 0. */
 static inline unsigned symbols_below_floor(unsigned floor, unsigned fine) {
     return floor ? symbols_size_of(UINT64_C(1) << (floor - 1), fine) - 1 : 0;
 }
 symbols_meaning symbols_mean(const symbols_header *h, unsigned width, unsigned table, unsigned symbol);
-/* Does every symbol with states stand for a single integer? */
+/* Returns true if every symbol with states stands for a single integer. */
 bool symbols_without_low_bits(const symbols_header *h, unsigned width);
 
 /* Sets owner[state] = symbol for 2^log states. The counts must add up to 2^log. */
 void symbols_spread(uint8_t *owner, const symbols_table *table, unsigned log);
-/* Gives the table of each of the 256 contexts. */
+/* Finds the table of each of the 256 contexts. */
 void symbols_map_contexts(uint8_t *table_of, const symbols_header *h);
 
-/* Size in bytes of the encoded header; at most SYMBOLS_MAX_HEADER. */
+/* Returns the size of the encoded header in bytes; at most SYMBOLS_MAX_HEADER. */
 #define SYMBOLS_MAX_HEADER (64u + SYMBOLS_MAX_TABLES * (16u + SYMBOLS_ALPHABET * 4u))
 size_t symbols_header_size(const symbols_header *h, unsigned width);
 /* Writes symbols_header_size bytes. */
 void symbols_header_write(const symbols_header *h, unsigned width, uint8_t *to);
 /*
- * Parses and validates a header: all counts add up, all symbols fit mode and width, ranges ascend, nothing reserved is
- * set. *used becomes the header's size. Errors: CORRUPT, UNSUPPORTED (a future mode).
+ * Parses and validates a header: all counts add up, all symbols fit mode and width, ranges ascend, and no reserved bit
+ * is set. *used becomes the size of the header. Errors: CORRUPT, UNSUPPORTED (a future mode).
  */
 ckd_status symbols_header_read(symbols_header *h, unsigned width, const uint8_t *from, size_t size,
                                size_t *used, ckd_error *err);

@@ -5,7 +5,7 @@
 
 /* ---- shared bits: signs of second moments, mantissas of bf16 values in fp32 ---- */
 
-#define SAMPLE 64 /* a sample that suffices for most arrays */
+#define SAMPLE 64 /* enough to see that most arrays share no bits */
 
 /* Finds the bits in which any integer differs from the first. */
 CPU_INLINE uint64_t differing(unsigned width, const uint8_t *values, size_t n) {

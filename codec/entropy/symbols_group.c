@@ -1,6 +1,6 @@
 /*
- * Decides which contexts share a table, and which small differences share a class. These are free choices of the
- * encoder; the stream records them.
+ * Decides which contexts share a table, and which small differences share a class. The encoder may choose freely; the
+ * stream records the choice.
  */
 #include "codec/entropy/symbols_work.h"
 
@@ -17,8 +17,8 @@ typedef struct binning {
 } binning;
 
 /*
- * Contexts differ in where their symbols lie. Each bin gets about the same count, and rare symbols count, too. Adjacent
- * symbols are a positive and a negative difference; they never share a bin.
+ * Contexts differ in where their symbols lie. Bins weigh about the same, with counts and numbers of symbols weighing
+ * alike, so rare symbols matter. Adjacent symbols are a positive and a negative difference; they never share a bin.
  */
 static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
     float symbols = 0, mass = 0;
@@ -44,7 +44,7 @@ static void choose_bins(binning *q, const uint32_t *total, uint32_t n) {
 /* A group while contexts are being merged. */
 typedef struct group {
     uint32_t total;
-    float bits;      /* bits of its symbols coded with a table of their own, and of that table */
+    float bits;      /* bits of its symbols with a table of its own, and of that table */
     float join_gain; /* bits saved by merging it with the next group */
     uint8_t row, end;
 } group;
@@ -52,7 +52,7 @@ typedef struct group {
 /* Approximate bits of a table and of a symbol in the header. */
 #define TABLE_BITS        20.0f
 #define TABLE_SYMBOL_BITS 8.0f
-/* A table must save this fraction of all symbols' bits, since setting it up takes decoding time. */
+/* A table must save this fraction of the bits of all symbols, since setting it up takes decoding time. */
 #define TABLE_WORTH 0.0004f
 
 static float bits_of(const symbols_workspace *w, const binning *q, uint32_t total, const uint32_t *a,
@@ -74,12 +74,13 @@ static void measure_join(const symbols_workspace *w, const binning *q, group *g,
 }
 
 /*
- * Neighbouring contexts are merged until they have one element in SHARE_MIN, and enough elements to pay for a table.
+ * Neighbouring contexts are merged until they have at least one element in SHARE_MIN, and enough elements to pay for a
+ * table.
  */
 #define SHARE_MIN 64
 #define COUNT_MIN 48
 
-/* Collects the contexts that occur; `merged` becomes the counts of each. Returns their number. */
+/* Collects the contexts that occur into groups, with their counts in `merged`. Returns the number of groups. */
 CPU_PLAIN static size_t collect(symbols_workspace *w, group *groups, uint32_t *total, size_t n) {
     size_t count = 0, min = n / SHARE_MIN < COUNT_MIN ? COUNT_MIN : n / SHARE_MIN;
     group *g = NULL;
@@ -143,7 +144,7 @@ CPU_PLAIN static void join(symbols_workspace *w, const binning *q, group *groups
     }
 }
 
-/* Merges neighbours while there are too many groups or bits are saved. Returns the number left. */
+/* Merges neighbours while there are too many groups or a merge pays. Returns the number of groups. */
 static size_t join_all(symbols_workspace *w, const binning *q, group *groups, size_t count) {
     float worth = 0;
     for (size_t i = 0; i < count; i++) {
@@ -184,7 +185,7 @@ void symbols_group(symbols_workspace *w, symbols_groups *out, size_t n) {
 
 /* ---- fineness of classes ---- */
 
-/* Returns the size with one magnitude bit less below the leading one. */
+/* Returns the size for classes with one magnitude bit less below the leading one. */
 static unsigned coarser_size(unsigned size, unsigned fine) {
     if (size >> fine == 0) {
         return symbols_size_of(size, fine - 1);
@@ -214,7 +215,7 @@ float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uin
     return bits;
 }
 
-/* Returns the bits of all groups' symbols and of the low bits. */
+/* Returns the bits of all symbols, of their tables, and of the low bits. */
 static float class_bits(const symbols_workspace *w, const symbols_groups *groups, unsigned fine) {
     float bits = 0;
     for (unsigned g = 0; g < groups->count; g++) {
@@ -250,7 +251,7 @@ static void coarsen(symbols_workspace *w, const symbols_groups *groups, uint8_t 
     }
 }
 
-/* Makes classes coarser while that saves bits: few integers do not pay for large tables. */
+/* Makes classes coarser while that saves bits: large tables do not pay for few integers. */
 static void choose_fine(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups,
                         uint8_t *symbol) {
     for (unsigned s = 0; s < SYMBOLS_ALPHABET; s++) {
@@ -276,7 +277,7 @@ static void choose_fine(symbols_workspace *w, symbols_slot *p, const symbols_gro
 
 /* ---- floors ---- */
 
-#define FLOOR_STATES 1024.0f /* about as many as tables have */
+#define FLOOR_STATES 1024.0f /* about the usual number of states of a table */
 
 /*
  * Returns the bits of a symbol that occurs c times in n, including low bits and its entry in the table. A rare symbol
@@ -292,9 +293,9 @@ static float symbol_bits(const symbols_workspace *w, uint32_t n, uint32_t c, uns
     return TABLE_SYMBOL_BITS + count * (places + (float)low);
 }
 
-#define SIZES 65 /* for the 128 symbols with, and the 128 without, a changed top bit */
+#define SIZES 65 /* sizes of the 128 symbols with, and the 128 without, a changed top bit */
 
-/* Counts of all symbols by size, and the bits of all sizes from this one on. */
+/* Counts of all symbols by size, and the bits of all sizes from each size on. */
 typedef struct size_costs {
     uint32_t same[SIZES], changed[SIZES];
     float bits_from[SIZES + 1];

@@ -13,9 +13,9 @@ static symbols_meaning class_meaning(const symbols_table *t, unsigned bits, unsi
         return (symbols_meaning){t->floor ? base - (UINT64_C(1) << (t->floor - 1)) : base, t->floor};
     }
     unsigned size = (index + 1) / 2 + symbols_below_floor(t->floor, fine);
-    unsigned length = size >> fine; /* without `fine`; 0 where the size is the magnitude */
+    unsigned length = size >> fine; /* in bits, less `fine`; 0 where the size is the magnitude */
     unsigned low = length < 2 ? 0 : length - 1;
-    if (low > bits - 2) { /* no such class: 64 bits could not be shifted by it */
+    if (low > bits - 2) { /* no such class; a shift by it would overflow */
         return (symbols_meaning){0, low};
     }
     uint64_t leading = length ? (UINT64_C(1) << fine | (size & ((1u << fine) - 1))) << low : size;
@@ -42,8 +42,8 @@ bool symbols_without_low_bits(const symbols_header *h, unsigned width) {
 }
 
 /*
- * Assigns states to each symbol at a stride that visits all states, so they are spread evenly. This is the spreading of
- * zstd's FSE tables (RFC 8878, 4.1.1). The stride is odd for all table sizes from 16 on, so it visits every state once.
+ * Assigns states to each symbol at a stride that spreads them evenly, as zstd does for FSE tables (RFC 8878, 4.1.1).
+ * The stride is odd for all table sizes from 16 on, so it visits every state once.
  */
 void symbols_spread(uint8_t *owner, const symbols_table *table, unsigned log) {
     unsigned states = 1u << log, mask = states - 1;
@@ -67,7 +67,7 @@ void symbols_map_contexts(uint8_t *table_of, const symbols_header *h) {
 
 /* ---- writing ---- */
 
-/* With to == NULL it only counts. */
+/* With to == NULL it only counts the bits. */
 typedef struct bit_writer {
     uint8_t *to;
     size_t at; /* in bits */
@@ -86,10 +86,7 @@ static unsigned bit_length(unsigned v) {
     return v ? 32u - (unsigned)__builtin_clz(v) : 0;
 }
 
-/*
- * Elias gamma code of value + 1: as many zeros as value + 1 has bits below its leading one, then a one, then those
- * bits.
- */
+/* Elias gamma code of value + 1: as many zeros as value + 1 has bits below its leading one, a one, then those bits. */
 static void put_gamma(bit_writer *w, unsigned value) {
     unsigned length = bit_length(value + 1);
     put(w, 0, length - 1);
@@ -98,8 +95,8 @@ static void put_gamma(bit_writer *w, unsigned value) {
 }
 
 /*
- * Writes all counts but the last, which the others imply. Neighbouring counts have similar sizes. So the bit length is
- * coded as the difference from the previous one (0 1 -1 2 -2 ... in unary); the bits below the leading one are plain. A
+ * Writes all counts but the last, which the others imply. Neighbouring counts have similar sizes, so the bit length is
+ * coded as the difference from the previous one (0 1 -1 2 -2 ... in unary). The bits below the leading one are plain. A
  * zero count is followed by the number of further zeros.
  */
 static void put_counts(bit_writer *w, const symbols_table *t, unsigned log) {
@@ -201,7 +198,7 @@ static unsigned get_gamma(bit_reader *r) {
     return r->failed ? 0 : (1u << length | (unsigned)get(r, length)) - 1;
 }
 
-/* Reads the next count's bit length; returns false if it is invalid. */
+/* Reads the bit length of the next count. Returns false if it is invalid. */
 static bool get_length(bit_reader *r, unsigned *length, unsigned before, unsigned log) {
     unsigned steps = 0;
     while (steps <= 2 * SYMBOLS_MAX_LOG && get(r, 1)) {

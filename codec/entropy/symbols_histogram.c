@@ -34,7 +34,7 @@ CPU_PLAIN static void find_range_plain(symbols_histogram *h, const uint8_t *cont
     find_range(h, context, n);
 }
 
-/* Without contexts all increments hit few counters, so use four sets of them. */
+/* Without contexts, all increments hit few counters. Four sets of counters keep neighbours independent. */
 static void count_plainly(uint32_t *to, const uint8_t *symbols, size_t n) {
     uint32_t sets[4][SYMBOLS_ALPHABET] = {{0}};
     size_t i = 0;

@@ -1,7 +1,7 @@
 /*
- * Rows and columns of a matrix differ in scale, and so do their elements. Each row and each column has a level; the sum
- * of the two predicts an element's symbol. Second moments are nearly such a product (Adafactor: Shazeer and Stern,
- * arXiv:1804.04235, section 3), first moments and weights less so.
+ * Levels of the rows and columns of a matrix, which differ in scale. The sum of the two levels predicts the symbol of
+ * an element. Second moments are nearly such a product (Adafactor: Shazeer and Stern, arXiv:1804.04235, section 3),
+ * first moments and weights less so.
  */
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,7 @@ CPU_INLINE void add_levels(uint8_t *context, const uint8_t *columns, uint8_t row
     }
 }
 
-/* Returns the number of elements from i on in the same row. */
+/* Returns the number of elements from i on that are in the same row. */
 CPU_INLINE size_t stretch(const symbols_frame *f, size_t i, size_t n, size_t *row, size_t *column) {
     *row = (f->phase + i) / f->columns;
     *column = (f->phase + i) % f->columns;
@@ -46,7 +46,7 @@ void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n) {
 
 /* ---- choosing levels ---- */
 
-/* With fewer elements per level, levels do not pay. */
+/* With fewer elements, in all or per level, levels do not pay. */
 #define MIN_ELEMENTS 4096
 #define MIN_SHARE    16
 #define SAMPLE_SHARE 3
@@ -72,17 +72,16 @@ bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const 
     size_t all_rows = (*phase + total + *columns - 1) / *columns;
     return *rows > 1 && all_rows + *columns <= total / MIN_SHARE &&
            *rows + *columns <= n / (n < total ? SAMPLE_SHARE : MIN_SHARE) &&
-           *rows + *columns <=
-               SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX; /* only a sample of more than a block may exceed it */
+           *rows + *columns <= SYMBOLS_MAX_COUNT / SYMBOLS_FRAMED_MAX; /* only a sample can exceed it */
 }
 
 /*
- * Sums over rows and columns the symbols above the lowest, and counts them. Zeros, which have the lowest symbol, would
- * drown out the others. Returns the sum of squares.
+ * Sums the nonzero symbols over rows and columns, and counts them. Zero elements have symbol 0 and would drown out the
+ * others. Returns the sum of squares.
  */
 CPU_INLINE uint64_t add_row(uint32_t *sums, uint32_t *counts, uint32_t *sum, uint32_t *count,
                             const uint8_t *symbols, size_t n) {
-    uint32_t all = 0, above = 0, squares = 0; /* a row has fewer than 2^15 elements, see symbols_set_grid */
+    uint32_t all = 0, above = 0, squares = 0; /* a row has fewer than 2^15 elements (symbols_set_grid) */
     for (size_t i = 0; i < n; i++) {
         uint32_t s = symbols[i], is_above = s != 0;
         all += s;
@@ -122,7 +121,7 @@ typedef struct symbol_variance {
     float total; /* number of elements */
 } symbol_variance;
 
-/* Returns the spread of all symbols above the lowest. */
+/* Returns mean and variance of all nonzero symbols. */
 static symbol_variance of_all(const symbols_level_sums *s, size_t rows, uint64_t squares) {
     double n = 0, sum = 0;
     for (size_t i = 0; i < rows; i++) {
@@ -133,7 +132,7 @@ static symbol_variance of_all(const symbols_level_sums *s, size_t rows, uint64_t
     return (symbol_variance){(float)mean, n > 0 ? (float)((double)squares / n - mean * mean) : 0, (float)n};
 }
 
-/* The means of the rows, or of the columns. A line without elements gets the lowest mean. */
+/* The means of the rows, or of the columns. A line without nonzero symbols has mean 0, hence level 0. */
 typedef struct line_means {
     size_t lines;
     float *mean;
@@ -168,7 +167,7 @@ static void quantise(uint8_t *levels, const line_means *m, float step) {
     }
 }
 
-/* Returns false if levels are not worth it. */
+/* Returns false if levels do not pay. */
 static bool choose(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n) {
     symbol_variance all = of_all(s, f->rows, squares);
     if (!(all.variance > 0)) {

@@ -4,12 +4,12 @@
 
 #include "codec/entropy/symbols_work.h"
 
-/* Largest size of a stream in bytes: no integer takes more bits than its own plus a state's. */
+/* Largest size of a stream in bytes. No integer takes more bits than its own plus those of a state. */
 #define SYMBOLS_PARTS_MAX (SYMBOLS_MAX_HEADER + (size_t)SYMBOLS_MAX_COUNT * 10)
 
 /*
- * Would symbols_plan try another kind of stream? It does if few integers are not zero. It may for bytes: a centre is
- * subtracted, so their zeros are not counted.
+ * Returns true if symbols_plan might choose another kind of stream. It tries one if few integers are nonzero. A centre
+ * hides the zeros of bytes from the count, so for bytes it may try one too.
  */
 static bool may_be_other(const symbols_slot *dense, const symbols_counts *c, bool by_context) {
     bool few = dense->zeros >= c->n - c->n / SYMBOLS_CHANGES_WORTH;
@@ -72,7 +72,6 @@ size_t symbols_plan_split(symbols_workspace *w, int slot, const symbols_counts *
 
 /* ---- tables ---- */
 
-/* Takes the header's tables apart. */
 static void take_apart(symbols_parts *parts, const symbols_header *h, unsigned width) {
     uint32_t at = 0;
     parts->width = width;

@@ -1,15 +1,15 @@
 /*
  * The places of changes, as gaps or as runs, in Golomb-Rice codes (Golomb, Run-length encodings, 1966; Rice, JPL
- * 79-22). Without tables, these are within 1 % of the entropy of independent places.
+ * 79-22). These need no tables, and are within 1 % of the entropy of independent places.
  */
 #include <string.h>
 
 #include "codec/common/common.h"
 #include "codec/entropy/symbols_work.h"
 
-/* How places are stored. */
-#define PLACES_GAPS 1 /* the number of integers before each */
-#define PLACES_RUNS 2 /* neighbouring places are one run: the number of integers before it, and its length */
+/* Forms of places. */
+#define PLACES_GAPS 1 /* the number of integers before each place */
+#define PLACES_RUNS 2 /* neighbouring places form a run: the number of integers before it, and its length */
 #define LOW_MAX     17
 
 /* ---- numbers in Golomb-Rice codes: low bits, and the rest in unary ---- */
@@ -68,7 +68,7 @@ static void rice_write(bytes *to, const uint32_t *numbers, size_t count) {
     }
 }
 
-/* Returns 8 bytes as a number, zeros behind the end. */
+/* Loads 8 bytes, with zeros behind the end. */
 CPU_INLINE uint64_t word_at(const uint8_t *from, const uint8_t *end) {
     if (end - from >= 8) {
         return load_le64(from);
@@ -81,7 +81,7 @@ CPU_INLINE uint64_t word_at(const uint8_t *from, const uint8_t *end) {
 }
 
 typedef struct rice_code {
-    const uint8_t *lows, *unary, *end; /* end: of all that may be read */
+    const uint8_t *lows, *unary, *end; /* end: end of the readable bytes */
     size_t unary_size;
     unsigned low;
     bool places; /* the numbers are gaps between places */
@@ -89,13 +89,13 @@ typedef struct rice_code {
 
 /* Sums over a code. */
 typedef struct rice_sums {
-    uint64_t largest; /* all bits of the upper parts */
-    uint64_t end;     /* the sum of the numbers, and 1 for each */
+    uint64_t largest; /* OR of the upper parts */
+    uint64_t end;     /* the sum of all (number + 1) */
 } rice_sums;
 
 /*
- * Reads `count` numbers, or the places that lie so many integers apart. Returns the number of unary bits that they
- * take, or 0 if they are fewer.
+ * Reads `count` numbers, or the places that have them as gaps. Returns the number of unary bits used, or 0 if the code
+ * does not have exactly `count` numbers.
  */
 CPU_INLINE uint64_t rice_loop(uint32_t *numbers, size_t count, const rice_code *code, rice_sums *sums) {
     const unsigned low = code->low;
@@ -136,7 +136,7 @@ CPU_PLAIN static uint64_t rice_loop_plain(uint32_t *numbers, size_t count, const
     return rice_loop(numbers, count, code, sums);
 }
 
-/* Reads `count` >= 1 numbers below 2^18, or the places that lie so many integers apart. */
+/* Reads `count` >= 1 numbers below 2^18, or the places that have them as gaps. */
 static bool rice_read(uint32_t *numbers, uint64_t *sum, size_t count, bool places, reader *from) {
     rice_code code = {.low = reader_u8(from), .end = from->data + from->size, .places = places};
     code.unary_size = (size_t)wire_varint_max(from, reader_left(from));
@@ -167,9 +167,7 @@ static void find_gaps(uint32_t *gap, const uint32_t *place, size_t count) {
     }
 }
 
-/*
- * Returns the number of runs. Between two of them is at least one integer, so a gap counts one less, but for the first.
- */
+/* Returns the number of runs. Runs are at least one integer apart, so every gap but the first is stored less one. */
 static size_t find_runs(uint32_t *gap, uint32_t *length, const uint32_t *place, size_t count) {
     size_t runs = 0;
     for (size_t i = 0; i < count; i++) {

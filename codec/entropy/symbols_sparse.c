@@ -1,6 +1,6 @@
 /*
  * Reads sparse streams, which earlier versions wrote for data with nearly all differences zero. Each nonzero difference
- * is stored with the number of zeros before it, counted within the same range of contexts. Gaps and differences are the
+ * follows the number of zeros before it, counted within the same range of contexts. These gaps and differences are the
  * integers of a dense stream.
  */
 #include "codec/entropy/symbols_work.h"
@@ -25,7 +25,7 @@ static uint64_t load_gap(const uint8_t *from, unsigned width) {
     return load_le64(wide);
 }
 
-/* Returns the bit of `mask` with `rank` others below it. */
+/* Returns the set bit of `mask` with `rank` others below it. */
 CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
     for (; rank > 0; rank--) {
         mask &= mask - 1;
@@ -33,7 +33,9 @@ CPU_INLINE unsigned select_bit(uint64_t mask, uint64_t rank) {
     return (unsigned)__builtin_ctzll(mask);
 }
 
-/* Stores one range's differences in their elements. Returns false if the gaps lead past the range's elements. */
+/*
+ * Stores the differences of one range in their elements. Returns false if a gap leads past the elements of the range.
+ */
 CPU_INLINE bool scatter(const symbols_sparse *s, unsigned range, const uint8_t *pair,
                         const symbols_output *out) {
     const unsigned width = out->width;

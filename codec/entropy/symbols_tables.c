@@ -1,6 +1,6 @@
 /*
- * Decides how many states a table has, and how its symbols share them. These are free choices of the encoder; the
- * stream records them.
+ * Decides how many states a table has, and how its symbols share them. The encoder may choose freely; the stream
+ * records the choice.
  */
 #include "codec/entropy/symbols_work.h"
 
@@ -12,7 +12,7 @@ typedef struct shares {
     uint8_t symbol[SYMBOLS_ALPHABET];
     float count[SYMBOLS_ALPHABET];
     uint16_t states[SYMBOLS_ALPHABET];
-    float change[SYMBOLS_ALPHABET]; /* bits lost by taking a state away; negative: bits won by adding one */
+    float change[SYMBOLS_ALPHABET]; /* bits lost by taking a state away; negative: bits saved by adding one */
 } shares;
 
 /* Larger than any real change: a symbol's last state is never taken away. */
@@ -41,7 +41,7 @@ static void balance(shares *s, int surplus) {
     }
 }
 
-/* Shares 2^log states among the symbols; every symbol that occurs gets at least one. Returns the resulting bits. */
+/* Shares 2^log states among the symbols. Every symbol that occurs gets at least one. Returns the resulting bits. */
 static float share_states(const symbols_workspace *w, symbols_table *t, const uint32_t *counts,
                           unsigned log) {
     shares s;
@@ -95,7 +95,7 @@ static double low_bits(const symbols_workspace *w, const symbols_header *h, cons
     return (double)bits;
 }
 
-/* Each table must have room for its symbols twice over, so that common ones get their share. */
+/* Each table must have at least two states per symbol, so that common symbols get their share. */
 static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *groups) {
     unsigned log = SYMBOLS_MIN_LOG;
     for (unsigned g = 0; g < groups->count; g++) {
@@ -112,8 +112,8 @@ static unsigned smallest_log(const symbols_workspace *w, const symbols_groups *g
 }
 
 /*
- * More states code more exactly. But they leave the fastest cache, and take time to set up and bytes to describe. So a
- * doubling must save 1/700 of the stream.
+ * More states code more exactly. But large tables do not fit the fastest cache, and take time to set up and bytes to
+ * describe. So a doubling must save 1/700 of the stream.
  */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n) {

@@ -13,7 +13,7 @@
 
 /*
  * The changes of a sparse stream: pairs of a gap and a difference, range by range. They are the integers of an inner
- * dense stream. Each has a context there: the range, plus 16 for differences. Only read: change streams are faster.
+ * dense stream, where the context is the range, plus 16 for differences. Only read, since change streams are faster.
  */
 #define SYMBOLS_SPARSE     0x80u /* first byte of a sparse stream */
 #define SYMBOLS_SPARSE_MAX 4     /* a decoder accepts at most one pair per this many elements */
@@ -27,43 +27,43 @@ typedef struct symbols_sparse {
 } symbols_sparse;
 
 #define SYMBOLS_RUNS    0x82u /* first byte of a run stream */
-#define SYMBOLS_FEW_MIN 1024  /* with fewer elements, several headers are not worth it */
+#define SYMBOLS_FEW_MIN 1024  /* with fewer elements, several headers do not pay */
 
 /* The changes of a change stream, while it is written or read. */
 #define SYMBOLS_CHANGES          0x83u /* first byte of a change stream */
 #define SYMBOLS_CHANGES_MAX      2     /* a decoder accepts at most one change per this many elements */
-#define SYMBOLS_CHANGES_WORTH    4     /* the encoder tries with at most one change per this many */
+#define SYMBOLS_CHANGES_WORTH    4     /* the encoder tries changes with at most one per this many */
 #define SYMBOLS_LISTS            3
 #define SYMBOLS_PLACES_MORE      4 /* places written behind the last one */
 #define SYMBOLS_CHANGES_CAPACITY (SYMBOLS_MAX_COUNT / SYMBOLS_CHANGES_MAX)
-/* The elements of a list, 64 to a word, by their place among them. */
+/* Finds the elements of a list by their place in it. A word covers 64 of all elements. */
 typedef struct symbols_members {
-    uint64_t word[SYMBOLS_MAX_COUNT / 64];    /* a bit for each element: whether it is in the list */
-    uint32_t before[SYMBOLS_MAX_COUNT / 64];  /* elements of the list before the word */
-    uint16_t word_of[SYMBOLS_MAX_COUNT + 64]; /* the word of each element of the list */
+    uint64_t word[SYMBOLS_MAX_COUNT / 64];    /* one bit per element, set if it is in the list */
+    uint32_t before[SYMBOLS_MAX_COUNT / 64];  /* list elements before the word */
+    uint16_t word_of[SYMBOLS_MAX_COUNT + 64]; /* the word of each list element */
 } symbols_members;
 typedef struct symbols_changing {
     unsigned lists;
-    uint8_t end[SYMBOLS_LISTS]; /* highest context of each list but the last, which has all elements */
-    size_t count, others;       /* nonzero integers, and those of them that are not 1 or -1 */
-    size_t begin, others_begin; /* where the list being written begins */
-    reader rest;                /* what is not read yet */
+    uint8_t end[SYMBOLS_LISTS]; /* highest context of each list but the last, which covers all elements */
+    size_t count, others;       /* nonzero integers; others: those that are not 1 or -1 */
+    size_t begin, others_begin; /* start of the list being written */
+    reader rest;                /* the unread part of the stream */
     symbols_members members;    /* of the list being read */
-    /* places of changes, and of others among them */
+    /* places of changes; places of others among the changes */
     uint32_t at[SYMBOLS_CHANGES_CAPACITY + SYMBOLS_PLACES_MORE],
         other[SYMBOLS_CHANGES_CAPACITY + SYMBOLS_PLACES_MORE];
     uint32_t gap[SYMBOLS_CHANGES_CAPACITY], length[SYMBOLS_CHANGES_CAPACITY];
     uint8_t sign[SYMBOLS_CHANGES_CAPACITY / 8];
-    /* of all changes, but of the others only when a stream is written */
+    /* reading: of all changes; writing: of the others */
     uint8_t values[(SYMBOLS_CHANGES_CAPACITY + 8) * 8];
     uint8_t other_values[SYMBOLS_CHANGES_CAPACITY * 8];
     uint8_t context[SYMBOLS_CHANGES_CAPACITY],
-        all_contexts[SYMBOLS_CHANGES_CAPACITY]; /* of the others, of all changes */
+        all_contexts[SYMBOLS_CHANGES_CAPACITY]; /* of the others; of all changes */
 } symbols_changing;
 
 /*
- * A frame in front of the integers: the lowest bits that all of them share, and levels of rows and columns. The sum of
- * its two levels is an element's context. A decoder accepts at most n / SYMBOLS_FRAMED_MAX levels.
+ * A frame in front of the integers: the lowest bits that all of them share, and levels of rows and columns. The context
+ * of an element is the sum of its two levels. A decoder accepts at most n / SYMBOLS_FRAMED_MAX levels.
  */
 #define SYMBOLS_FRAMED        0x81u /* first byte of a framed stream */
 #define SYMBOLS_FRAMED_MAX    8
@@ -92,11 +92,11 @@ typedef struct symbols_slot {
     uint64_t bits;                                       /* estimated bits of the payload */
     size_t bound;                                        /* largest size of the stream in bytes */
     uint8_t symbols[SYMBOLS_MAX_COUNT];                  /* finest symbol of each integer, before `remap` */
-    uint8_t remap[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET]; /* per table: finest symbols to the table's own */
+    uint8_t remap[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET]; /* per table: from finest symbols to its own */
 } symbols_slot;
 
 /*
- * Counts of each symbol in each context. Two halves, so that equal neighbours do not wait for each other. All zero
+ * Counts of each symbol in each context, in two halves, so that equal neighbours increment different counters. All zero
  * outside the contexts first_context ... last_context.
  */
 typedef struct symbols_histogram {
@@ -107,7 +107,7 @@ typedef struct symbols_histogram {
 /* A state of the decoder: the value of its symbol, and the next state. */
 typedef struct symbols_state {
     uint32_t base; /* added to the low bits, modulo 2^32 */
-    uint16_t next; /* the state bits are added to it */
+    uint16_t next; /* plus the state bits */
     uint8_t state_bits;
     uint8_t bits; /* state bits plus low bits */
 } symbols_state;
@@ -118,7 +118,7 @@ typedef struct symbols_state_wide {
     uint8_t low_bits;
 } symbols_state_wide;
 
-/* A symbol of the encoder (as in FSE): which state bits to write, and where to look up the next state. */
+/* A symbol of the encoder (as in FSE): the number of state bits to write, and where to look up the next state. */
 typedef struct symbols_code {
     const uint16_t *next; /* indexed by (state >> number of bits) */
     uint32_t add_bits;    /* (state + add_bits) >> 16 is the number of state bits */
@@ -161,11 +161,11 @@ struct symbols_workspace {
     symbols_header decoding;
     uint32_t merged[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET]; /* counts per group of contexts */
     uint32_t binned[SYMBOLS_CONTEXTS][SYMBOLS_BINS];     /* the counts in bins of symbols */
-    uint32_t finer[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];  /* `merged` before classes became coarser */
-    symbols_table smaller[SYMBOLS_MAX_TABLES];           /* tables before they got more states */
+    uint32_t finer[SYMBOLS_CONTEXTS][SYMBOLS_ALPHABET];  /* `merged` before the classes were coarsened */
+    symbols_table smaller[SYMBOLS_MAX_TABLES];           /* tables before their states were doubled */
     float log2_of[SYMBOLS_MAX_STATES + 1];
     symbols_code codes[SYMBOLS_MAX_TABLES][SYMBOLS_ALPHABET];
-    /* the first part only serves as a base for pointers */
+    /* pointers may begin in the first part, which is unused */
     uint16_t next_state[(SYMBOLS_MAX_TABLES + 1) * SYMBOLS_MAX_STATES];
     union {
         symbols_state narrow[SYMBOLS_MAX_TABLES * SYMBOLS_MAX_STATES];
@@ -182,8 +182,8 @@ size_t symbols_dense_plan(symbols_workspace *w, symbols_slot *p, symbols_groups 
 size_t symbols_counted_plan(symbols_workspace *w, symbols_slot *p, symbols_groups *groups,
                             const symbols_counts *counts);
 /*
- * As symbols_dense_plan in SPLIT, with a frame: omits the bits that all integers share, and uses levels as contexts (in
- * `level_context`), each if it pays. *framed is false if neither does.
+ * As symbols_dense_plan in SPLIT, with a frame. Omits the bits that all integers share, and uses levels as contexts (in
+ * `level_context`), each only if it pays. *framed is false if neither pays.
  */
 size_t symbols_framed_plan(symbols_workspace *w, symbols_slot *p, symbols_frame *frame, bool *framed,
                            const symbols_grid *grid, const symbols_input *in);
@@ -209,14 +209,13 @@ CPU_INLINE uint64_t symbols_load(const uint8_t *values, unsigned width, size_t i
     }
 }
 
-/* Stores integer i of an array of integers of `width` bytes. */
 CPU_INLINE void symbols_store(uint8_t *values, unsigned width, size_t i, uint64_t v) {
     switch (width) {
     case 1:
         values[i] = (uint8_t)v;
         break;
     case 2: {
-        /* A single store; compilers do not merge the two of base/bytes.h. */
+        /* A single store: compilers do not merge the two byte stores of base/bytes.h. */
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
         uint16_t v16 = __builtin_bswap16((uint16_t)v);
 #else
@@ -242,9 +241,9 @@ static inline size_t symbols_put_varint(uint8_t *to, size_t at, uint64_t v) {
     return at;
 }
 
-/* ---- which elements are in a range of contexts ---- */
+/* ---- the elements in a range of contexts ---- */
 
-/* Returns a mask of 64 symbols: which are from `first` to `last`. */
+/* Returns a mask of 64 symbols, with the bits of symbols in first ... last set. */
 typedef uint64_t symbols_range_64(const uint8_t *symbols, uint8_t first, uint8_t last);
 
 #if defined(__x86_64__)
@@ -286,8 +285,8 @@ CPU_INLINE uint64_t symbols_in_range_64(const uint8_t *each, uint8_t first, uint
 #endif
 
 /*
- * Which of the 64 bytes from `at` on are in first ... last: a bit for each. at < n, and bytes behind n are not. symbols
- * NULL: all are.
+ * As symbols_range_64, of the 64 bytes from `at` on. at < n; bytes beyond n are not in range. symbols NULL: all others
+ * are.
  */
 CPU_INLINE uint64_t symbols_in_range_by(symbols_range_64 *range_64, const uint8_t *symbols, size_t at,
                                         size_t n, uint8_t first, uint8_t last) {
@@ -313,7 +312,7 @@ CPU_INLINE uint64_t symbols_in_range(const uint8_t *symbols, size_t at, size_t n
 /* Stores the pairs in their elements. Returns false if a gap leads past the range's elements. */
 bool symbols_scatter(const symbols_sparse *s, const symbols_output *out);
 /*
- * Reads the bytes before the dense stream, and sets the contexts of its integers. Returns false if they are invalid for
+ * Reads the bytes before the dense stream and sets the contexts of its integers. Returns false if they are invalid for
  * n elements.
  */
 bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, size_t n, size_t *used);
@@ -321,7 +320,7 @@ bool symbols_sparse_read(symbols_sparse *s, const uint8_t *from, size_t size, si
 /* ---- run streams (symbols_runs.c) ---- */
 
 /*
- * Writes the stream of n integers of 1, 2 or 4 bytes, `nonzeros` of them not zero; replaces the content of `to`.
+ * Replaces the content of `to` with the stream of n integers of 1, 2 or 4 bytes, of which `nonzeros` are not zero.
  * Returns false if it needs more than `limit` bytes, or on NOMEM.
  */
 bool symbols_runs_encode(bytes *to, unsigned width, const void *values, size_t n, size_t nonzeros,
@@ -341,11 +340,14 @@ typedef struct symbols_listed {
     size_t n;
 } symbols_listed;
 /*
- * Turns ascending places among the elements of a list into these elements; count >= 1. Returns false if there are fewer
- * of them.
+ * Replaces ascending places in a list by the elements at these places; count >= 1. Returns false if the list is too
+ * short.
  */
 typedef bool symbols_finder(uint32_t *at, size_t count, const symbols_listed *in, symbols_members *m);
-/* The ways to do so that this processor has, the fastest first; NULL: there are no more. All give the same. */
+/*
+ * Returns the i-th finder that this processor supports, the fastest first; NULL: there are no more. All give the same
+ * result.
+ */
 symbols_finder *symbols_finder_at(unsigned i);
 
 /* Appends ascending places; count >= 1. Uses c->gap and c->length, as does symbols_take_places. */
@@ -354,9 +356,9 @@ void symbols_put_places(bytes *to, const uint32_t *place, size_t count, symbols_
 bool symbols_take_places(uint32_t *place, size_t limit, size_t count, symbols_changing *c, reader *from);
 
 /*
- * Writes the stream of the integers whose symbol is not 0; replaces the content of `to`. The workspace's histogram is
- * that of the symbols. The input has contexts, unless all integers are 0. slot: scratch. Returns false if too many are
- * not 0, or on NOMEM. Sets *coded to the number of integers that decoding takes.
+ * Replaces the content of `to` with the stream of the integers whose symbol is not 0. The workspace has the histogram
+ * of the symbols. The input has contexts, unless all integers are 0. slot: scratch. Returns false if too many integers
+ * are not 0, or on NOMEM. Sets *coded to the number of integers that a decoder handles.
  */
 bool symbols_changes_encode(bytes *to, size_t *coded, symbols_workspace *w, symbols_slot *slot,
                             const uint8_t *symbols, const symbols_input *in);
@@ -369,34 +371,30 @@ ckd_status symbols_changes_decode(symbols_workspace *w, const symbols_output *ou
 void symbols_shared_bits(symbols_frame *f, unsigned width, const void *values, size_t n);
 /* Restores the omitted shared bits, in place. */
 void symbols_add_shared(const symbols_frame *f, unsigned width, void *values, size_t n);
-/*
- * Chooses levels from the symbols of n elements, a sample of `total`. Sets columns to 0 if rows and columns tell too
- * little.
- */
+/* Chooses levels from the symbols of n elements, a sample of `total`. Sets columns to 0 if levels do not pay. */
 void symbols_choose_levels(symbols_frame *f, symbols_level_sums *s, const symbols_grid *grid,
                            const uint8_t *symbols, size_t n, size_t total);
 /*
- * Computes the columns, phase and rows of n elements, a sample of `total`. Returns false if there are too many of
- * them.
+ * Computes the columns, phase and rows of n elements, a sample of `total`. Returns false if levels cannot pay for them.
  */
 bool symbols_set_grid(uint32_t *columns, uint32_t *phase, uint32_t *rows, const symbols_grid *grid, size_t n,
                       size_t total);
-/*
- * Chooses the levels of a frame from the sums in `s` over its rows and columns. Returns false if they tell too little.
- */
+/* Chooses the levels of a frame from the sums in `s` over its rows and columns. Returns false if levels do not pay. */
 bool symbols_choose_counted_levels(symbols_frame *f, symbols_level_sums *s, uint64_t squares, size_t n);
 /* Plans the stream of a frame's levels, if any. Returns the size of the frame. */
 size_t symbols_plan_frame(symbols_workspace *w, symbols_plan_slot *p);
-/* Gives the contexts of n elements. */
+/* Sets the contexts of n elements. */
 void symbols_fill_levels(uint8_t *context, const symbols_frame *f, size_t n);
-/* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes. The levels' own stream follows. Returns its size. */
+/* Writes the frame, at most SYMBOLS_FRAMED_HEADER bytes. Returns its size. The stream of the levels follows it. */
 size_t symbols_frame_write(const symbols_frame *f, size_t stream_size, uint8_t *to);
 /* Reads a frame. Returns false if it is invalid for n elements of `width` bytes. */
 bool symbols_frame_read(symbols_frame *f, size_t *stream_size, reader *from, unsigned width, size_t n);
 
 /* ---- splitting integers (symbols_classify.c) ---- */
 
-/* The finest classes, by the integers' bits, whose symbols fit a byte for both values of the top bit. */
+/*
+ * `fine` of the finest classes, by the bits of the integers: their symbols fit a byte for both values of the top bit.
+ */
 #define SYMBOLS_FINE_8  3
 #define SYMBOLS_FINE_16 2
 #define SYMBOLS_FINE_32 1
@@ -425,17 +423,20 @@ static inline float symbols_log2(const symbols_workspace *w, uint32_t n) {
     return w->log2_of[n >> shift] + (float)shift;
 }
 
-/* Merges neighbouring contexts until at most 16 groups remain and no further merge saves bits. */
+/* Merges neighbouring contexts until at most 16 groups remain and no further merge pays. */
 void symbols_group(symbols_workspace *w, symbols_groups *groups, size_t n);
-/* Estimates the bits of all symbols of a table, and in *table_bits the bits of the table. */
+/* Estimates the bits of all symbols of a table. *table_bits: the estimated bits of the table itself. */
 float symbols_table_bits(const symbols_workspace *w, const uint32_t *counts, uint32_t total,
                          float *table_bits);
 /*
- * CLASS: chooses how fine the classes are, and for each group the floor with the smallest result. The counts become
- * those of the tables' own symbols.
+ * CLASS: chooses how fine the classes are and, for each group, the floor with the smallest result. The counts become
+ * those of the symbols of each table.
  */
 void symbols_choose_classes(symbols_workspace *w, symbols_slot *p, const symbols_groups *groups);
-/* Chooses the table size and fills the header's tables. Returns the estimated payload bits without low bits. */
+/*
+ * Chooses the table size and fills the tables of the header. Returns the estimated bits of the payload without low
+ * bits.
+ */
 double symbols_choose_tables(symbols_workspace *w, symbols_header *h, const symbols_groups *groups,
                              unsigned width, size_t n);
 

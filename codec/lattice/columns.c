@@ -1,4 +1,4 @@
-/* The data that blocks of a matrix share, and the parts that it has in common with blocks: integers, factors. */
+/* The data that blocks of a matrix share, and the parts that it has in common with blocks: integers and factors. */
 #include "codec/lattice/wire.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 enum { COLUMNS_STEP = 1, COLUMNS_FACTOR = 2, COLUMNS_SYMBOLS = 4, COLUMNS_KNOWN = 7 };
 enum { SHIFT_MAX = 24 };
-#define FACTOR_MANY  16384 /* integers; with more, adaptive coding is not tried */
+#define FACTOR_MANY  16384 /* integers; from here on, adaptive coding is not tried */
 #define FACTOR_WORTH 16
 #define SYMBOLS_MAX  (1u << 18)
 
@@ -139,8 +139,8 @@ static ckd_status get_streams(int32_t *values, lattice_input *from, size_t n, un
 }
 
 /*
- * Uses adaptive coding, which is smaller, or symbols, which are ten times as fast: for many integers, or if they cost
- * hardly more.
+ * Writes the integers adaptively, which is smaller, or as symbols, which are ten times as fast: if there are many, or
+ * if symbols cost hardly more. Returns true for symbols.
  */
 static bool put_scaled(const lattice_output *out, const int32_t *values, size_t n, const uint8_t *contexts) {
     bytes *to = out->to, *fast = bytes_reset(&out->scratch->tried);

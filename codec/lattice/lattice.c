@@ -13,11 +13,11 @@ enum {
     FORM_FACTOR = 8,
     FORM_EXCEPTIONS = 16,
     FORM_SHARED = 32,
-    FORM_SYMBOLS = 64,      /* of the rows' factor */
+    FORM_SYMBOLS = 64,      /* the rows' factor is coded as symbols */
     FORM_SHARED_ROWS = 128, /* rows and the rows' factor are in a side record */
 };
-#define MASKS_WORTH 4         /* masks are tried if at most one integer in this many is not zero */
-#define MASKS_SURE  (1 << 15) /* with so many integers symbols are then not tried */
+#define MASKS_WORTH 4         /* masks are tried if at most one integer in this many is nonzero */
+#define MASKS_SURE  (1 << 15) /* for at least this many integers, masks are used without trying symbols */
 /* How q is stored: omitted, as symbols of 1, 2 or 4 bytes, adaptively, or as masks. */
 enum { Q_NONE = 0, Q_ADAPTIVE = 8, Q_MASKS = 16 };
 
@@ -49,7 +49,7 @@ static int32_t get_signed(reader *from) {
 CPU_PLAIN unsigned lattice_width(const int32_t *q, size_t n, bool levels) {
     int32_t min = 0, max = 0;
     for (size_t i = 0; i < n; i++) {
-        /* The marker of a zero value becomes the lowest integer of any width. */
+        /* INT32_MIN marks a zero value and becomes the lowest integer of any width. */
         int32_t v = levels && q[i] == INT32_MIN ? 0 : q[i];
         min = v < min ? v : min;
         max = v > max ? v : max;
@@ -98,7 +98,7 @@ static void put_stream(bytes *to, symbols_mode mode, unsigned width, const void 
     }
 }
 
-/* Masks need an eighth of the symbols, so an eighth of the time, and capture what neighbours have in common. */
+/* Masks need an eighth of the symbols, hence of the time, and capture what neighbours have in common. */
 static ckd_status put_masks(const lattice_output *out, const int8_t *q, size_t n) {
     bytes *to = out->to;
     size_t groups = (n + MASK_OF - 1) / MASK_OF;

@@ -1,5 +1,5 @@
 /*
- * The payload of a lossy block (coding 6), and the part that the blocks of one matrix share, as arrays of integers.
+ * The payload of a lossy block (coding 6), and the data that the blocks of one matrix share, as arrays of integers.
  * kernels/scalar_lattice.h defines what the integers mean for values; codec/FORMAT.md, "Lattice blocks", is normative.
  */
 #ifndef CODEC_LATTICE_LATTICE_H
@@ -20,8 +20,8 @@ typedef enum lattice_map {
 #define LATTICE_MAX_STEP    4096       /* of a row or column, in absolute value */
 
 /*
- * Data that all blocks of a matrix share. It is inside the payload if there is one block, else in a side record. Data
- * of rows shared by neighbouring blocks has the same form, with rows in place of columns; `shift` is unused there.
+ * Data that all blocks of a matrix share. A matrix of one block stores it in the payload, other matrices in a side
+ * record. Rows shared by neighbouring blocks have the same form, with rows in place of columns and `shift` unused.
  */
 typedef struct lattice_columns {
     uint64_t columns;
@@ -34,11 +34,11 @@ typedef struct lattice_columns {
 /* Element i is in column (phase + i) % columns and row (phase + i) / columns, counted from the block's first row. */
 typedef struct lattice_block {
     lattice_map map;
-    uint64_t count, columns, phase; /* without rows, columns and factors: one row, with columns and phase 0 */
+    uint64_t count, columns, phase; /* without row or column data: one row, columns and phase not stored */
     int32_t exponent;               /* linear: the lattice's spacing is 2^exponent */
     int32_t step;       /* linear: lattice units per integer, in quarter octaves; levels: levels */
     int32_t birth;      /* levels: starting level if the parent has no value */
-    uint8_t offset[3];  /* linear: how far below |q| = 1, 2, more the value lies, in 1/256 */
+    uint8_t offset[3];  /* linear: how far below |q| = 1, 2 and more the value lies, in 1/256 */
     const int32_t *row; /* per row, like `step` of lattice_columns; NULL: none */
     bool shared;        /* `own` is empty: a side record has the columns */
     bool shared_rows;   /* `row` and `factor` come from another side record; only with `shared` */
@@ -48,8 +48,8 @@ typedef struct lattice_block {
     const int32_t *q;          /* NULL: use `q8` */
     const int8_t *q8;          /* replaces q if all fit and none is -128 (linear). Both NULL: all zero */
     /*
-     * lattice_payload.as_masks: replace q and q8. One bit per integer, set unless it is zero, the first one lowest;
-     * then the integers that are not zero, in order. masks NULL: not used.
+     * With lattice_payload.as_masks these replace q and q8. `masks` has one bit per integer, the first one lowest, set
+     * if the integer is not zero. `others` has the nonzero integers in order. masks NULL: not used.
      */
     const uint8_t *masks;
     const int8_t *others;
@@ -83,15 +83,15 @@ ckd_status lattice_columns_encode(bytes *to, const lattice_columns *c, lattice_s
                                   symbols_workspace *work, ckd_error *err);
 
 /*
- * The payload of a block of `count` elements, with the columns and the rows from its side records, or NULL. The columns
- * give the factor's width. The rows must be there exactly if the payload says so.
+ * The payload of a block of `count` elements, with the columns and the rows from its side records, or NULL. The rank of
+ * `columns` is the width of the factor. `rows` must be given exactly if the payload shares rows, else it is CORRUPT.
  */
 typedef struct lattice_payload {
     const void *data;
     size_t size;
     uint64_t count;
     const lattice_columns *columns, *rows;
-    /* gives masks if at most one integer in LATTICE_FEW is not zero and there is no low-rank part */
+    /* gives masks if at most one integer in LATTICE_FEW is nonzero and there is no low-rank part */
     bool as_masks;
 } lattice_payload;
 #define LATTICE_FEW 8
@@ -106,7 +106,7 @@ ckd_status lattice_decode(lattice_block *out, const lattice_payload *from, latti
 ckd_status lattice_columns_decode(lattice_columns *out, const void *from, size_t size,
                                   lattice_scratch *scratch, symbols_workspace *work, ckd_error *err);
 
-/* Can blocks of this dtype be lossy? Only f32, f16 and bf16 can. */
+/* Returns true if blocks of this dtype can be lossy. */
 static inline bool lattice_dtype(ckd_dtype dtype) {
     return dtype == CKD_F32 || dtype == CKD_F16 || dtype == CKD_BF16;
 }

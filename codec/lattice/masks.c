@@ -12,7 +12,7 @@
 
 CPU_INLINE size_t count_nonzeros(const int8_t *q, size_t n) {
     size_t count = 0;
-    for (size_t at = 0; at < n; at += 128) { /* as many as a byte counter holds */
+    for (size_t at = 0; at < n; at += 128) { /* a byte counter cannot overflow */
         size_t end = n - at < 128 ? n : at + 128;
         uint8_t row_count = 0;
         for (size_t i = at; i < end; i++) {
@@ -78,7 +78,7 @@ size_t lattice_masks_bits(const uint8_t *masks, size_t groups) {
     return cpu_has_popcount() ? bits_popcount(masks, groups) : bits_plain(masks, groups);
 }
 
-/* For each mask, the position among the others of each of its eight integers; 0x80: it is zero. */
+/* For each mask, the index of each of its eight integers among the others; 0x80: the integer is zero. */
 #define PLACE(m, j) ((m) >> (j)&1u ? __builtin_popcount((m) & ((1u << (j)) - 1u)) : 0x80)
 #define ROW(m) \
     { PLACE(m, 0), PLACE(m, 1), PLACE(m, 2), PLACE(m, 3), PLACE(m, 4), PLACE(m, 5), PLACE(m, 6), PLACE(m, 7) }
@@ -87,10 +87,7 @@ size_t lattice_masks_bits(const uint8_t *masks, size_t groups) {
 #define ROWS_64(m) ROWS_16(m), ROWS_16((m) + 16u), ROWS_16((m) + 32u), ROWS_16((m) + 48u)
 static const uint8_t places[256][MASK_OF] = {ROWS_64(0u), ROWS_64(64u), ROWS_64(128u), ROWS_64(192u)};
 
-/*
- * The inverse: for each mask, the position among the eight of each of its integers. The entries behind them do not
- * matter.
- */
+/* For each mask, the indices of its nonzero integers among the eight. Later entries do not matter. */
 #define SET_BELOW(m, j) __builtin_popcount((m) & ((1u << (j)) - 1u))
 #define IS_SET(m, j, k) ((m) >> (j)&1u && SET_BELOW(m, j) == (k) ? (j) : 0u)
 #define NTH(m, k)                                                                              \
@@ -133,7 +130,7 @@ static void spread_plainly(int8_t *q, const int8_t *others, unsigned mask) {
     }
 }
 
-/* Expands all whole groups of eight; returns where the remaining others start. */
+/* Expands all whole groups of eight. Returns the start of the remaining others. */
 typedef const int8_t *(*spread_loop)(int8_t *q, const uint8_t *masks, const int8_t *others, size_t groups);
 
 static const int8_t *spread_plain(int8_t *q, const uint8_t *masks, const int8_t *others, size_t groups) {

@@ -92,7 +92,6 @@ static void take_roles(metadata_reader *n, manifest *m) {
     }
 }
 
-/* A file and its index in the list. */
 typedef struct file_place {
     ckd_id id;
     size_t at;
@@ -104,7 +103,7 @@ static int by_id_and_place(const void *a, const void *b) {
     return order ? order : (x->at > y->at) - (x->at < y->at);
 }
 
-/* Drops files that occur earlier in the list. */
+/* Drops each file that repeats an earlier one in the list. */
 static ckd_status drop_repeated(manifest *m, ckd_error *err) {
     file_place *places = malloc((m->file_count + 1) * sizeof(*places));
     bool *repeated = calloc(m->file_count + 1, sizeof(*repeated));

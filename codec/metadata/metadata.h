@@ -11,10 +11,10 @@
  * Metadata files: the small checksummed files of a store, and the parts that ranks exchange. All share one envelope;
  * codec/FORMAT.md, "Metadata files", is normative.
  *
- * Encoders append to a buffer. Check its `failed` flag; a file above METADATA_MAX sets it, too. Decoders trust nothing,
- * copy everything out, and name path and offset in errors. UNSUPPORTED: a newer version, feature bits, or another kind
- * of metadata file, checkpoint or fidelity. CORRUPT: everything else, also another store's file (`store` NULL: any
- * store is accepted). Or NOMEM.
+ * Encoders append to a buffer. The caller checks its `failed` flag, which a file above METADATA_MAX also sets. Decoders
+ * trust nothing, copy everything out, and name path and offset in errors. UNSUPPORTED: a newer version, feature bits,
+ * or another kind of metadata file, checkpoint or fidelity. CORRUPT: everything else, also a file of another store
+ * (`store` NULL accepts any). Or NOMEM.
  */
 
 #define METADATA_MAX (64u << 20)
@@ -76,7 +76,7 @@ void manifest_free(manifest *m); /* frees what m points to */
 /* Appends those of `files` that m does not yet name. Errors: NOMEM. */
 ckd_status manifest_add_files(manifest *m, const file_ref *files, size_t count, ckd_error *err);
 
-/* Protects what a running save or compaction needs: its future files, and the checkpoints that it builds on. */
+/* Protects the files that a running save or compaction writes, and the checkpoints that it builds on. */
 typedef struct intent {
     ckd_id id; /* id of the save */
     char run[CKD_RUN_MAX + 1];
@@ -122,7 +122,7 @@ void tombstone_encode(bytes *to, const ckd_id *store, const tombstone *t);
 ckd_status tombstone_decode(tombstone *out, const ckd_id *store, const void *data, size_t size,
                             const char *path, ckd_error *err);
 
-/* The store's deletion mark. Every deletion replaces it by another one. */
+/* The deletion mark of the store. Every deletion replaces it with a new one. */
 void deletions_encode(bytes *to, const ckd_id *store, const ckd_id *mark);
 ckd_status deletions_decode(ckd_id *out, const ckd_id *store, const void *data, size_t size, const char *path,
                             ckd_error *err);
@@ -156,7 +156,7 @@ typedef struct policy_setting {
     uint64_t set_ns;
     ckd_policy policy; /* its `run` is not set */
 } policy_setting;
-/* Does any of its rules keep something? */
+/* Returns true if any of its rules keeps something. */
 bool policy_keeps(const ckd_policy *p);
 void policy_encode(bytes *to, const ckd_id *store, const policy_setting *p);
 ckd_status policy_decode(policy_setting *out, const ckd_id *store, const void *data, size_t size,
@@ -173,9 +173,9 @@ void parity_encode(bytes *to, const ckd_id *store, const parity_setting *p);
 ckd_status parity_decode(parity_setting *out, const ckd_id *store, const void *data, size_t size,
                          const char *path, ckd_error *err);
 
-/* A run that is being renamed. It exists from the decision until no manifest has the old name. */
+/* A run that is being renamed. This setting exists from the decision until no manifest has the old name. */
 typedef struct rename_setting {
-    char run[CKD_RUN_MAX + 1]; /* the name before */
+    char run[CKD_RUN_MAX + 1]; /* the old name */
     uint32_t generation;
     char to[CKD_RUN_MAX + 1];
     uint64_t renamed_ns;
@@ -197,7 +197,7 @@ ckd_status store_identity_decode(store_identity *out, const void *data, size_t s
 /*
  * Group records: the data from which an optimizer step is predicted. codec/FORMAT.md, "Group records" and "Optimizer
  * steps", is normative. A record holds the trainer's hyper-parameters, which are informative, and the rule and
- * coefficients derived from them, which are all that a decoder uses.
+ * coefficients derived from them. Decoders use only the rule and the coefficients.
  */
 
 /* Stored in files: numbers are stable, new ones are appended. */
@@ -208,7 +208,7 @@ typedef enum group_coefficient {
     C_REST1 = 1, /* 1 - beta1 */
     C_BETA2 = 2,
     C_REST2 = 3, /* 1 - beta2 */
-    C_KEEP = 4,  /* decay factor of the weights: 1 - lr x decay; 1 if it is not decoupled */
+    C_KEEP = 4,  /* decay factor of the weights: 1 - lr x decay; 1 if the decay is not decoupled */
     C_DECAY = 5, /* lr x decay, or 0 */
     C_RATE = 6,  /* lr / (1 - beta1^step) */
     C_ROOT = 7,  /* sqrt(1 - beta2^step) */
@@ -216,10 +216,10 @@ typedef enum group_coefficient {
     C_BIAS1 = 9,  /* 1 - beta1^step */
     C_BIAS2 = 10, /* 1 - beta2^step */
     C_LR = 11,
-    C_WEIGHT_DECAY = 12, /* if decoupled, else 0 */
+    C_WEIGHT_DECAY = 12, /* if the decay is decoupled, else 0 */
     C_MOMENTUM = 13,
     C_UNDAMPED = 14, /* 1 - dampening */
-    C_SCALE = 6,     /* instead of C_RATE in rules that know the gradient: it was a bf16 number times this */
+    C_SCALE = 6,     /* replaces C_RATE in rules with a bf16 gradient: the factor that was applied to it */
     GROUP_COEFFICIENTS = 15
 } group_coefficient;
 
@@ -242,12 +242,12 @@ typedef enum group_inputs {
 #define RULE_SGD_LAST       34u
 #define RULE_NESTEROV_FIRST 35u
 #define RULE_NESTEROV_LAST  36u
-/* of first moments: those of Adam, and the momentum of SGD */
+/* first moments: exp_avg of Adam, and the momentum of SGD */
 #define RULE_MOMENT_FIRST   49u
 #define RULE_MOMENT_LAST    54u
 #define RULE_VELOCITY_FIRST 55u
 #define RULE_VELOCITY_LAST  56u
-/* as the first family, where the gradient was bf16 */
+/* the first family, for bf16 gradients */
 #define RULE_BF16_FIRST 65u
 #define RULE_BF16_LAST  69u
 
@@ -269,7 +269,7 @@ uint32_t group_input_count(group_inputs inputs);
 
 void group_encode(uint8_t to[GROUP_BYTES], const optimizer_group *g);
 /*
- * Decodes a group. path and offset only serve error messages. Errors: CORRUPT (size, reserved bits), UNSUPPORTED (a
+ * Decodes a group. path and offset only serve error messages. Errors: CORRUPT (size, unknown flags), UNSUPPORTED (a
  * kind or rule unknown to this version).
  */
 ckd_status group_decode(optimizer_group *out, const void *from, size_t size, const char *path,
@@ -307,21 +307,21 @@ typedef struct metadata_reader {
     reader in; /* the payload */
     ckd_id store;
     uint32_t generation;
-    uint32_t features; /* required features; this kind of metadata file knows them all */
+    uint32_t features; /* required features, all known for this kind */
     const char *path;
     ckd_error *err;
     ckd_status status; /* the first problem; then `in` has failed, too */
 } metadata_reader;
 
 /*
- * Checks the envelope. `store` NULL: any store. After a failure all fields read as zeros, and metadata_close reports
+ * Checks the envelope. `store` NULL accepts any store. If it fails, all fields read as zeros and metadata_close reports
  * it.
  */
 metadata_reader metadata_open(metadata_kind kind, const ckd_id *store, const void *data, size_t size,
                               const char *path, ckd_error *err);
 /*
- * Ends decoding. Returns CORRUPT if the payload was too short or too long, else the first problem of the envelope or a
- * field. After a failure the `size` bytes of `out` are zero.
+ * Ends decoding. Returns the first problem of the envelope or a field, else CORRUPT if the payload is too short or too
+ * long. After a failure the `size` bytes of `out` are zero.
  */
 ckd_status metadata_close(metadata_reader *n, void *out, size_t size);
 /* Records a problem with the field just read, unless there is one already. */
@@ -339,7 +339,7 @@ void metadata_take_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]);
 void metadata_take_any_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]);
 /* As metadata_take_run, for a tag. */
 void metadata_take_tag(metadata_reader *n, char tag[CKD_RUN_MAX + 1]);
-/* Reads a step, at most INT64_MAX, which the catalog can hold. */
+/* Reads a step. The catalog can hold at most INT64_MAX. */
 uint64_t metadata_take_step(metadata_reader *n);
 file_ref metadata_take_file(metadata_reader *n);
 /*
@@ -349,11 +349,11 @@ file_ref metadata_take_file(metadata_reader *n);
 ckd_id *metadata_take_ids(metadata_reader *n, size_t *count);
 file_ref *metadata_take_files(metadata_reader *n, size_t *count);
 /*
- * Reads an array's count and returns zeroed memory for elements of `size`. Each element takes `item_size` bytes in the
- * metadata file.
+ * Reads the count of an array and returns zeroed memory for elements of `size` bytes. Each takes `item_size` bytes in
+ * the metadata file.
  */
 void *metadata_take_array(metadata_reader *n, size_t *count, size_t item_size, size_t size);
-/* Fails if a kind that is not published by generation has one. */
+/* For kinds that are not published by generation: fails if the file has one. */
 void metadata_check_no_generation(metadata_reader *n);
 /* Checks that rank < world; so world is at least 1. */
 void metadata_check_rank(metadata_reader *n, uint32_t rank, uint32_t world);

@@ -1,4 +1,4 @@
-/* Intents, parts, tombstones and the store's identity: codec/FORMAT.md, "Metadata files". */
+/* Intents, parts, tombstones, the deletion mark and the identity of the store: codec/FORMAT.md, "Metadata files". */
 #include <stdlib.h>
 
 #include "codec/metadata/metadata.h"
@@ -54,7 +54,7 @@ static void put_times(bytes *to, const rank_part *p) {
     }
 }
 
-/* Reads a number, limited to what the catalog can hold. */
+/* Reads a number that the catalog can hold. */
 static uint64_t take_figure(metadata_reader *n) {
     uint64_t figure = reader_u64(&n->in);
     if (figure > INT64_MAX) {

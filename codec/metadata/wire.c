@@ -13,7 +13,7 @@ size_t metadata_begin(bytes *to, metadata_kind kind, const ckd_id *store, uint32
     bytes_put_u32(to, features);
     wire_put_id(to, store);
     bytes_put_u32(to, generation);
-    bytes_put_u32(to, 0); /* the payload's size, filled in at the end */
+    bytes_put_u32(to, 0); /* payload size, set by metadata_end */
     return start;
 }
 

@@ -219,7 +219,7 @@ static ckd_status open_back(parity_group *out, parity_file *f, const ckd_id *sto
     return decode_at(out, f, store, at - length, length, err);
 }
 
-/* One valid copy is enough, unless the other has a version unknown to this build. */
+/* The back copy replaces a front copy that is damaged or unreadable. Any other error of the front copy stands. */
 static ckd_status either(ckd_status front, ckd_status back) {
     return back == CKD_OK && (front == CKD_E_CORRUPT || front == CKD_E_IO) ? CKD_OK : front;
 }

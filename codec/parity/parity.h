@@ -28,7 +28,7 @@ typedef struct parity_member {
 typedef struct parity_group {
     ckd_id id;
     uint32_t rows;  /* parity files in the group */
-    uint32_t row;   /* index of this one */
+    uint32_t row;   /* index of this parity file */
     uint32_t piece; /* bytes; the last stripe has fewer */
     uint64_t created_ns;
     size_t member_count;    /* 1 to ERASURE_DATA_MAX */
@@ -43,12 +43,12 @@ ckd_status parity_group_decode(parity_group *out, const ckd_id *store, const voi
                                const char *path, ckd_error *err);
 
 void parity_group_free(parity_group *g); /* frees what g points to */
-/* Do they agree in everything but the row? */
+/* Returns true if the groups agree in everything but the row. */
 bool parity_group_same(const parity_group *a, const parity_group *b);
 
 /* ---- layout ---- */
 uint64_t parity_stripes(const parity_group *g);
-/* Bytes of a row's piece in a stripe, which is the longest member's. */
+/* Bytes of a row's piece in a stripe: as many as the longest member has there. */
 uint32_t parity_piece_size(const parity_group *g, uint64_t stripe);
 /* Bytes of a member's data in a stripe, at most a piece; the rest counts as zeros. */
 uint32_t parity_member_size(const parity_group *g, size_t member, uint64_t stripe);
@@ -56,14 +56,14 @@ uint32_t parity_member_size(const parity_group *g, size_t member, uint64_t strip
 uint32_t parity_stripe_size(const parity_group *g, uint64_t stripe);
 /* Offset of a stripe behind the first head; for stripe = parity_stripes it is the offset behind the last stripe. */
 uint64_t parity_stripe_offset(const parity_group *g, uint64_t stripe);
-/* Size of the whole file. */
 uint64_t parity_file_size(const parity_group *g);
 
-/* ---- a stripe in memory: its piece, then an 8-byte hash per member, then the identity that this fills in ---- */
+/* ---- a stripe in memory: its piece, then an 8-byte hash per member, then its identity ---- */
+/* Fills in the identity and its checksum. */
 void parity_stripe_finish(uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe);
-/* Is this the given stripe of the given row, and undamaged? */
+/* Returns true if the data is the given stripe of the given row, undamaged. */
 bool parity_stripe_valid(const uint8_t *stripe_data, const parity_group *g, uint32_t row, uint64_t stripe);
-/* Does a member's part match its hash in the (valid) stripe? */
+/* Returns true if a member's data matches its hash in the stripe, which must be valid. */
 bool parity_member_valid(const uint8_t *stripe_data, const parity_group *g, size_t member, uint64_t stripe,
                          const void *data);
 /* Appends the end of a file, behind the second head. */
@@ -74,7 +74,7 @@ typedef struct parity_file {
     file_reader *file;
     parity_group group;
     uint32_t head_size;
-    bool front_damaged, back_damaged; /* one of the two copies of the head is damaged; never both */
+    bool front_damaged, back_damaged; /* this copy of the head is damaged; never both */
 } parity_file;
 /*
  * Opens a file by either copy of its head. Damaged stripes or a truncated file are no error here. Errors: CORRUPT (both
@@ -82,12 +82,9 @@ typedef struct parity_file {
  */
 ckd_status parity_open(parity_file **out, const ckd_id *store, const char *path, ckd_error *err);
 void parity_close(parity_file *f); /* accepts NULL */
-/* Whether the file is long enough to hold the stripe. The sizes in its head may be anything. */
+/* Returns true if the file is long enough to hold the stripe. The sizes in its head may be anything. */
 bool parity_has_stripe(const parity_file *f, uint64_t stripe);
-/*
- * Reads the stripes first ... first + count - 1 one after the other, unchecked. Missing bytes read as zeros. Errors:
- * IO.
- */
+/* Reads stripes first ... first + count - 1 back to back, unchecked. Missing bytes read as zeros. Errors: IO. */
 ckd_status parity_read(parity_file *f, uint64_t first, uint64_t count, uint8_t *to, ckd_error *err);
 
 #endif
