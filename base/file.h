@@ -172,7 +172,7 @@ uint64_t file_inode(const char *path);
 /* Do both names lead to the same file? Links are followed. False if one of them leads nowhere. */
 bool file_same(const char *a, const char *b);
 /*
- * Makes a mark from the inode and change times of a file or directory; an equal mark means that nothing changed. The
+ * Makes a mark from the inode and times of a file or directory; an equal mark means that nothing changed. The
  * mark is "" if the file does not exist, or if its times look like whole seconds and it changed so recently that the
  * next change may get the same times.
  */

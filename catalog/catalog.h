@@ -36,8 +36,8 @@ typedef enum catalog_mode {
  * Opens a catalog. path is ignored for CATALOG_MEMORY. busy_timeout_ms: how long SQLite may wait for its own locks.
  * Errors: NOT_FOUND (READ: no such file; WRITE: no such folder), CORRUPT (not a database, damaged, another store's id,
  * another schema, in WAL mode; READ: a writer died in a commit and left a journal that only a writer may roll back),
- * UNSUPPORTED (a newer user_version), MISMATCH (an older one: rebuild it from the manifests), BUSY, READ_ONLY, NOSPACE,
- * IO, NOMEM. If a writer dies while a READ handle is open, later calls return CORRUPT, too.
+ * UNSUPPORTED (a newer user_version), MISMATCH (one too old to upgrade: rebuild it from the manifests), BUSY,
+ * READ_ONLY, NOSPACE, IO, NOMEM. If a writer dies while a READ handle is open, later calls return CORRUPT, too.
  */
 ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, const ckd_id *store,
                         uint32_t busy_timeout_ms, ckd_error *err);
@@ -151,15 +151,15 @@ typedef struct catalog_files {
 ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err);
 /*
  * Adds a timing. Timings are advisory. Stage names are free text of 1 to 63 bytes ("encode", "write", "sync",
- * "publish"). A stage added twice is replaced. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.
+ * "total"). A stage added twice is replaced. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.
  */
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns, uint64_t bytes,
                               ckd_error *err);
 
-/* As catalog_add_timing, for a rank; stage->save is ignored. INVALID also if it ends before it begins. */
+/* As catalog_add_timing, for a rank; stage->save is ignored. INVALID also if the stage ends before it begins. */
 ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err);
 
-/* When chunk files were last verified. This is a cache: a rebuild or a new generation of a checkpoint loses it. */
+/* When chunk files were last verified. This is a cache, lost with a rebuild or a checkpoint's new generation. */
 typedef struct catalog_file_state {
     char name[64]; /* file name inside data/c */
     uint64_t size;

@@ -101,8 +101,8 @@ ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format,
 ckd_status handle_usable(const catalog *c, ckd_error *err);
 
 /*
- * Opens a read transaction, so that several statements see one snapshot, unless the caller has a transaction open. Sets
- * the work limit from the file's size. snapshot_end closes what snapshot_begin opened.
+ * Opens a read transaction unless one is open, so that several statements see one snapshot. Sets the work limit from
+ * the file's size. snapshot_end closes what snapshot_begin opened.
  */
 ckd_status snapshot_begin(catalog *c, bool *opened, ckd_error *err);
 void snapshot_end(catalog *c, bool opened);
@@ -114,7 +114,7 @@ enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of 
 
 /*
  * Checks identity, version, tables and store in one snapshot. blank: the file is still empty and nothing was verified.
- * Errors: CORRUPT, UNSUPPORTED, and those of catalog_fail.
+ * Errors: CORRUPT, UNSUPPORTED, MISMATCH, and those of catalog_fail.
  */
 ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
 /* Creates the tables of a blank file, unless another process did so meanwhile. */

@@ -17,7 +17,7 @@ struct fault_vfs {
     char *database; /* path of the open database; NULL: none yet */
 };
 
-/* SQLite allocates this for a file; the real VFS's data follows directly. */
+/* SQLite allocates this for a file; the real VFS's data follows at REAL_OFFSET. */
 typedef struct shim_file {
     sqlite3_file base;
     fault_vfs *owner;

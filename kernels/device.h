@@ -10,7 +10,7 @@
  * thread's current device. Only the first product of a queue may wait and allocate. Thread-safe, if only one
  * thread at a time uses a queue.
  *
- * No failure of a device ends the process. The failed call and the reason are reported.
+ * A device's failure never ends the process: device_failure reports the call and the reason.
  */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
@@ -123,8 +123,8 @@ typedef struct device_exceptions {
     /* Number of exceptions, added to. If it exceeds the capacity, the list lacks the rest. NULL: none wanted. */
     uint64_t *count;
     uint32_t capacity;
-    float above, moved; /* limits of |now|, and of |now - parent's| */
-    float max;          /* |now| and |parent's| must be below it; not for second moments */
+    float above, moved; /* limits of |now|, and of |now - parent_values| */
+    float max;          /* |now| and |parent_values| must be below it; not for second moments */
 } device_exceptions;
 
 /*
@@ -246,11 +246,11 @@ typedef struct device_levels {
     device_exceptions exceptions; /* for `quantise_levels` */
 } device_levels;
 
-/* Statistics of a tile, as in kernels.sums_of, and of its rows. */
+/* Statistics of a tile, as in kernels.sums_of. */
 typedef struct device_sums {
     double now, moved, weighted;
     uint64_t finite, compared;
-    /* lowest: value of the lowest bit of `parent_values`; infinite: all are zero. */
+    /* lowest: value of the lowest bit in any of the parent's values; infinite: all are zero. */
     float largest, smallest, farthest, lowest;
     uint32_t parent_bits, unused;
 } device_sums;
@@ -261,7 +261,7 @@ typedef struct device_pass {
     const float *row_weight;          /* of rows; NULL: 1 */
     uint64_t count, columns, phase;
     float max[2];
-    bool lattice;            /* also computes parent_bits and lowest */
+    bool lattice;            /* also compute parent_bits and lowest */
     bool magnitudes;         /* rows sum |now|; else positive values */
     double *row, *row_count; /* sums over each row, and the numbers of their elements; NULL: not wanted */
     device_sums *blocks;     /* room for device_pass_blocks(rows) */
@@ -309,7 +309,7 @@ static inline uint64_t device_error_blocks(uint64_t count) {
 }
 
 /*
- * The high halves of a moment's values, so that half the bytes cross the bus. Input values are rounded so that their
+ * The high halves of a moment's values: only half the bytes cross the bus. Input values are rounded so that their
  * updates do not grow, decoded values so that their updates do not shrink (scalar_moment_half).
  */
 typedef struct device_halves {

@@ -42,8 +42,8 @@ typedef struct level_run {
 
 /* Sums over runs of a lossy tile. Initialise with LATTICE_SUMS_INIT; sums_of adds to them. */
 typedef struct lattice_sums {
-    double now, moved, weighted; /* sums of squares: now, now - parent's, that difference times its weights */
-    float largest, smallest, farthest; /* largest |now|, least now, largest |now - parent's| */
+    double now, moved, weighted;       /* sums of squares: now, now - parent_values, that times its weights */
+    float largest, smallest, farthest; /* largest |now|, least now, largest |now - parent_values| */
     uint64_t finite, compared;         /* numbers of values and of differences in the sums */
     uint32_t parent_bits;              /* bits that are set in any of the parent's values */
     int32_t lowest_bit;                /* exponent of their lowest bit; INT32_MAX: all are zero */
@@ -69,8 +69,8 @@ typedef struct level_sums {
 } level_sums;
 
 /*
- * Sums of squares of input values and of errors, their number, and the largest error: infinite if an error is
- * not finite.
+ * Sums of squares of input values and of errors, their number, and the largest error (infinite if any is not
+ * finite).
  */
 typedef struct error_sums {
     double energy, error;
@@ -216,11 +216,11 @@ typedef struct kernels {
      * to which an element adds its row's scale.
      */
     void (*moment_columns)(const moment_sums *to, const moment_rows *rows, size_t n);
-    /* quantise to bytes. Returns false, and q must not be used, if an integer does not fit a byte (or is -128). */
+    /* quantise to bytes; adds to s. If an integer is not in -127 ... 127, returns false, and q must not be used. */
     bool (*quantise_q8)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*
-     * lattice_residual without a low-rank part, then quantise_q8. parent_values NULL: zeros. Returns the largest
-     * magnitude of an integer. If that does not fit a byte, q must not be used.
+     * lattice_residual without a low-rank part, then quantise_q8 without sums. parent_values NULL: zeros.
+     * Returns the largest magnitude of an integer. If it does not fit a byte, q must not be used.
      */
     int32_t (*quantise_run)(int8_t *q, const float *now, const float *parent_values, const float up[3],
                             size_t n, const lattice_run *run);
@@ -233,7 +233,7 @@ typedef struct kernels {
      */
     bool (*beyond)(const float *now, const float *parent_values, const float limits[3], bool positive,
                    size_t n);
-    /* Whole parts of magnitudes in units, at most `max`; NaN becomes `max`. */
+    /* Bins are the whole parts of magnitudes in units, at most `max`; NaN is in bin `max`. */
     void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t max, size_t n);
     /* level_apply without a parent, with q = 0. */
     void (*level_fill)(float *values, size_t n, const level_run *run);

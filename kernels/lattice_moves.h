@@ -3,7 +3,7 @@
 #define LANES 8
 typedef float f32x8 __attribute__((vector_size(4 * LANES)));
 typedef int32_t i32x8 __attribute__((vector_size(4 * LANES)));
-typedef uint32_t u32x8 __attribute__((vector_size(4 * LANES))); /* sums are modulo 2^32, as the format says */
+typedef uint32_t u32x8 __attribute__((vector_size(4 * LANES))); /* the format defines sums modulo 2^32 */
 typedef int8_t i8x8 __attribute__((vector_size(LANES)));
 #ifndef ROUND_EIGHT /* scalar_rint, for magnitudes below the limit */
 #define ROUND_EIGHT(x) round_eight(x)

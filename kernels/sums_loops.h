@@ -218,7 +218,7 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
 
 /* ---- integers in bytes, from values ---- */
 
-#ifndef ANY_EIGHT /* has any element its highest bit set? */
+#ifndef ANY_EIGHT /* is the highest bit of any element set? */
 #define ANY_EIGHT(x)                                                            \
     __extension__({                                                             \
         uint64_t any_[LANES / 2];                                               \

@@ -215,7 +215,7 @@ static inline elements_launch cast_launch_of(ckd_dtype to, ckd_dtype from) {
     return from == CKD_F64 && to == CKD_F32 ? cast_f64_f32_launch : NULL;
 }
 
-/* Returns the launch of a rule that knows the gradient; NULL: there is none. */
+/* Returns the launch of a rule from 49 to 69, which has a gradient scale; NULL: there is none. */
 static inline step_launch gradient_launch_of(uint32_t rule) {
     switch (rule) {
     case 49:

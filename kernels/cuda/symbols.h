@@ -1,4 +1,4 @@
-/* Finest symbols of differences, and their counts per context. */
+/* Finest symbols of integers, and their counts per context. */
 #ifndef KERNELS_CUDA_SYMBOLS_H
 #define KERNELS_CUDA_SYMBOLS_H
 
@@ -7,7 +7,7 @@
 
 #define CLASS_EACH 128u /* elements per thread; many, so that counters are seldom zeroed and added */
 #define CLASS_ALL  (LAUNCH_THREADS * CLASS_EACH)
-/* Contexts counted in shared memory: as many as fit. Others are counted in device memory. */
+/* Contexts to count in shared memory, as many as fit. Others are counted in device memory. */
 #define CLASS_WINDOW 40u
 #define CLASS_ABOVE  12u /* of these, above the mean context; the tail of magnitudes is below it */
 
