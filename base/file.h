@@ -217,7 +217,7 @@ typedef struct file_lock file_lock;
 /*
  * Opens path (creates it if `create`, else NOT_FOUND) and locks it, waiting up to timeout_ms (0: tries once). BUSY on
  * timeout; the message names the path. A shared lock on an existing file needs only read permission. On return the
- * locked file is the one that path names: whoever removes a lock file must hold it exclusively. Waiting polls with
+ * locked file is the one that path names: to remove a lock file, a process must hold it exclusively. Waiting polls with
  * growing pauses of up to 50 ms and gives no ordering among waiters.
  */
 ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,

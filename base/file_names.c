@@ -27,7 +27,7 @@ static int publish_by_link(const char *from, const char *to) {
     if (link(from, to) != 0 && !(errno == EEXIST && same_file(from, to))) {
         return errno;
     }
-    /* The file is published. If the old name cannot be removed, it stays as a leftover; that is no failure. */
+    /* The file is published. If the old name cannot be removed, it stays as a leftover; this is not a failure. */
     (void)unlink(from);
     return 0;
 }

@@ -124,7 +124,7 @@ static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data,
     for (size_t done = 0; done < size;) {
         ssize_t put = pwrite(f->fd, data + done, size - done, (off_t)(offset + done));
         if (put == 0) {
-            return EIO; /* write returned 0: never seen, but retrying might loop for ever */
+            return EIO; /* write returned 0: never seen, but retrying might loop forever */
         }
         if (put < 0 && errno != EINTR) {
             return errno;

@@ -235,7 +235,7 @@ static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
 static int shim_access(sqlite3_vfs *vfs, const char *path, int flags, int *result) {
     fault_vfs *owner = owner_of(vfs);
     if (!is_own(owner, path)) {
-        *result = 0; /* to SQLite, the transaction of a journal that names it is over */
+        *result = 0; /* to SQLite, a journal with a missing super-journal is stale */
         return SQLITE_OK;
     }
     return noted(owner, owner->real->xAccess(owner->real, path, flags, result));

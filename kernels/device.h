@@ -392,7 +392,7 @@ typedef struct device_backend {
     uint32_t version; /* DEVICE_VERSION; a backend of another version is not used */
     const char *name;
 
-    /* Having 0 devices is no failure. */
+    /* Having 0 devices is not a failure. */
     device_result (*count)(int *devices, device_failure *why);
     device_result (*describe)(device_info *about, int device, device_failure *why);
     /* Finds the device that an address belongs to; -1: the host. */
