@@ -8,7 +8,7 @@
 
 #define SMALLEST_CAPACITY 256
 #define LARGE             ((size_t)4 << 20)
-/* or a multiple of it: then the system refuses the advice, which does no harm */
+/* the smallest page; with larger ones the system refuses the advice, which does no harm */
 #define PAGE ((uintptr_t)4096)
 
 void bytes_free(bytes *b) {
@@ -16,10 +16,7 @@ void bytes_free(bytes *b) {
     *b = (bytes){0};
 }
 
-/*
- * Asks for large pages where the system gives them on request. The page fault of a small page takes longer than writing
- * to it.
- */
+/* Asks for huge pages where the system gives them on request. A page fault takes longer than writing a small page. */
 static void advise(const void *data, size_t size) {
 #if defined(MADV_HUGEPAGE)
     uintptr_t start = ((uintptr_t)data + PAGE - 1) / PAGE * PAGE,
@@ -44,7 +41,7 @@ ckd_status array_grow(void *array, size_t *capacity, size_t count, size_t size, 
     if (!size_mul(&total, new_capacity, size) || total > SIZE_MAX) {
         return err_nomem(err, SIZE_MAX, what);
     }
-    memcpy(&items, array, sizeof(items)); /* a pointer of any type */
+    memcpy(&items, array, sizeof(items)); /* the pointer may have any type */
     items = realloc(items, (size_t)total);
     if (items == NULL) {
         return err_nomem(err, total, what);
@@ -205,7 +202,7 @@ static size_t utf8_character(const uint8_t *s, size_t left) {
         length = 2;
     } else if (lead >= 0xe0 && lead <= 0xef) {
         length = 3;
-        low = lead == 0xe0 ? 0xa0 : low;   /* shorter forms exist */
+        low = lead == 0xe0 ? 0xa0 : low;   /* overlong forms */
         high = lead == 0xed ? 0x9f : high; /* surrogates */
     } else if (lead >= 0xf0 && lead <= 0xf4) {
         length = 4;
@@ -229,7 +226,7 @@ bool utf8_valid(const char *s, size_t size) {
     const uint64_t ones = UINT64_C(0x0101010101010101), tops = ones << 7;
     for (size_t at = 0; at < size;) {
         uint64_t eight = size - at >= 8 ? load_le64(s + at) : 0;
-        if (eight && !(((eight - ones) | eight) & tops)) { /* eight of ASCII, none of them NUL */
+        if (eight && !(((eight - ones) | eight) & tops)) { /* eight ASCII characters, none of them NUL */
             at += 8;
             continue;
         }

@@ -58,7 +58,7 @@ static void copy_cut_left(char *to, size_t capacity, const char *from) {
     strcpy(to + sizeof(dots) - 1, rest);
 }
 
-/* Formats the message aside first: an argument may be the message or path that is already in err. */
+/* Formats into a local buffer first: an argument may be the message or path that is already in err. */
 static ERR_VPRINTF(5) void fill(ckd_error *err, ckd_status status, int errnum, uint64_t offset,
                                 const char *format, va_list args) {
     char message[sizeof(err->message)];

@@ -8,10 +8,7 @@
 
 #include "include/ckptdelta.h"
 
-/*
- * The next of several steps: runs `step` if `status` is CKD_OK and stores its result there, so that the first error
- * stays.
- */
+/* Runs the next of several steps if `status` is CKD_OK, and stores its result in `status`. So the first error stays. */
 #define THEN(status, step)        \
     do {                          \
         if ((status) == CKD_OK) { \

@@ -20,7 +20,7 @@ typedef struct file_reader file_reader;
  * is denied); NOMEM.
  */
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err);
-/* The size of a regular file, by opening it: a network file system then asks its server. Errors: as file_open_read. */
+/* Opens a regular file to get its size, so a network file system asks its server. Errors: as file_open_read. */
 ckd_status file_open_size(uint64_t *out, const char *path, ckd_error *err);
 uint64_t file_size(const file_reader *f); /* at the time of opening */
 const char *file_path(const file_reader *f);
@@ -29,30 +29,30 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
 void file_close_read(file_reader *f); /* accepts NULL */
 /*
  * Does the errno of a failed open or read concern only this file? True for EIO and similar errors, a stale handle, and
- * missing permission. False for troubles of the process, such as EMFILE and ENOMEM.
+ * missing permission. False for problems of the process, such as EMFILE and ENOMEM.
  */
 bool file_is_unreadable(int errnum);
 /*
- * Serves small reads from a buffer of `size` bytes from now on, which is filled from the first byte that it lacks. For
- * a file that is read from its beginning to its end. From then on only one thread may use the reader. If the file
- * changes meanwhile, it sees the file as it was when the buffer was filled. Errors: NOMEM.
+ * Buffers small reads of a file that is read from beginning to end. The buffer has `size` bytes; a read that it cannot
+ * serve fills it from the first missing byte. Reads see the file as it was when the buffer was filled. From now on only
+ * one thread may use the reader. Errors: NOMEM.
  */
 ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err);
 /*
- * Reads the whole file into memory now if it has at most `cap` bytes. Later reads are served from this copy, so they
- * see the file as it was now. Call it before several threads use the reader. Errors: those of file_read_at, NOMEM.
+ * Reads the whole file into memory if it has at most `cap` bytes. Later reads use this copy, so they see the file as
+ * it is now. Call it before several threads use the reader. Errors: those of file_read_at, NOMEM.
  */
 ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err);
 /*
  * Lets the descriptor be closed while nobody reads. A later read opens it again, so a process may have more readers
- * than open files. The file is recognised by its size and by the `size` bytes at `offset`. A read of a file that was
- * removed or replaced meanwhile fails with CORRUPT. The call has no effect on a cached file, which needs no descriptor.
- * Call it before several threads use the reader.
+ * than open files. The file is recognised by its size and by `identity`, its `size` bytes at `offset`. A read of a file
+ * that was removed or replaced meanwhile fails with CORRUPT. The call has no effect on a cached file, which needs no
+ * descriptor. Call it before several threads use the reader.
  */
 enum { FILE_IDENTITY_MAX = 80 };
 void file_let_close(file_reader *f, uint64_t offset, const void *identity, size_t size);
 /*
- * Returns `size` bytes at `offset` of a kept file; valid as long as the reader. NULL if the file is not kept or too
+ * Returns `size` bytes at `offset` of a cached file; valid as long as the reader. NULL if the file is not cached or too
  * short.
  */
 const void *file_cached(const file_reader *f, uint64_t offset, size_t size);
@@ -116,8 +116,8 @@ void file_scratch_close(file_scratch *f); /* accepts NULL */
 /* ---- names ---- */
 /*
  * Renames `from` to `to` without replacing anything: EXISTS if `to` exists. If several callers race, exactly one wins.
- * Both names must be on one file system. Uses renameat2, or link and unlink where the file system lacks it; then the
- * old name may remain if it cannot be removed, which is no failure.
+ * Both names must be on one file system. Uses renameat2, or link and unlink where the file system lacks it. If
+ * unlink fails, the old name remains; this is not a failure.
  */
 ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *err);
 /*
@@ -146,9 +146,9 @@ ckd_status dir_sync(const char *path, ckd_error *err);
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
                                ckd_error *err);
 /*
- * As file_create_durable, but the file does not count after a failure: a name that may have been given is removed
- * again, durably. If that fails as well, *undecided becomes true, and the message says that the outcome is unknown.
- * undecided may be NULL. Only for names that nobody else gives meanwhile, as under the publish lock.
+ * As file_create_durable, but a failure leaves no file: the new name is removed durably if it may exist. If the removal
+ * fails as well, *undecided becomes true, and the message says that the outcome is unknown. undecided may be NULL. Only
+ * for names that nobody else creates meanwhile, such as names that are created under the publish lock.
  */
 ckd_status file_publish_durable(bool *undecided, const char *path, const char *temp, const void *data,
                                 size_t size, ckd_error *err);
@@ -172,9 +172,9 @@ uint64_t file_inode(const char *path);
 /* Do both names lead to the same file? Links are followed. False if one of them leads nowhere. */
 bool file_same(const char *a, const char *b);
 /*
- * Makes a mark from the inode and change times of a file or directory; an equal mark means that nothing changed. The
- * mark is "" if the file does not exist, or if it changed so recently that the file system's clock may not distinguish
- * the next change.
+ * Makes a mark from the inode and times of a file or directory; an equal mark means that nothing changed. The
+ * mark is "" if the file does not exist, or if its times look like whole seconds and it changed so recently that the
+ * next change may get the same times.
  */
 enum { FILE_FINGERPRINT = 96 };
 void file_fingerprint(char out[FILE_FINGERPRINT], const char *path);
@@ -184,8 +184,8 @@ uint64_t file_modified_ns(const char *path);
 uint64_t file_bytes(const char *path);
 
 /*
- * The names in a directory without . and .., sorted by bytes, each once. Release with dir_list_free. NOT_FOUND if it
- * does not exist.
+ * The names in a directory except . and .., sorted by bytes, without duplicates. Release with dir_list_free. NOT_FOUND
+ * if the directory does not exist.
  */
 typedef struct dir_list {
     char **names;
@@ -200,9 +200,7 @@ uint64_t dir_free_space(const char *path);
  * meanwhile do not count. At most 64 directories deep (IO).
  */
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err);
-/*
- * As dir_bytes, but skips some folders. They are given by paths relative to `path`; at most DIR_EXCLUDED_MAX (INVALID).
- */
+/* As dir_bytes, but skips `folders`, whose paths are relative to `path`. INVALID for more than DIR_EXCLUDED_MAX. */
 enum { DIR_EXCLUDED_MAX = 8 };
 ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const *folders, size_t count,
                              ckd_error *err);
@@ -210,15 +208,16 @@ ckd_status dir_bytes_without(uint64_t *out, const char *path, const char *const 
 /*
  * ---- locks: open file description locks, which end with the process and work between threads ----
  *
- * If a process forks while it holds a lock, lock_release in the parent ends the lock, and in the child it only frees
- * memory. If the parent dies without releasing, the lock lasts until the child exits, execs, or calls lock_release.
+ * If a process forks while it holds a lock, lock_release in the parent ends the lock, and in the child it only closes
+ * the descriptor. If the parent dies without releasing, the lock lasts until the child exits, execs, or calls
+ * lock_release.
  */
 typedef enum lock_kind { LOCK_SHARED, LOCK_EXCLUSIVE } lock_kind;
 typedef struct file_lock file_lock;
 /*
  * Opens path (creates it if `create`, else NOT_FOUND) and locks it, waiting up to timeout_ms (0: tries once). BUSY on
  * timeout; the message names the path. A shared lock on an existing file needs only read permission. On return the
- * locked file is the one that path names: whoever removes a lock file must hold it exclusively. Waiting polls with
+ * locked file is the one that path names: to remove a lock file, a process must hold it exclusively. Waiting polls with
  * growing pauses of up to 50 ms and gives no ordering among waiters.
  */
 ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,
@@ -242,14 +241,14 @@ bool lock_find_holder(lock_holder *out, const char *path);
 /*
  * ---- waiting for changes of directories ----
  *
- * The system tells of changes by this machine only; those of others on a shared file system pass unnoticed. So callers
- * look again when the time is over.
+ * The system reports only changes made by this machine, not those made by others on a shared file system. So callers
+ * also look again after each timeout.
  */
 typedef struct file_watch file_watch;
 ckd_status file_watch_open(file_watch **out, ckd_error *err); /* Errors: NOMEM */
-/* Watches one more directory. Where the system has no such watches, a wait ends only when its time is over. */
+/* Watches one more directory. Where the system has no such watches, changes do not end a wait. */
 void file_watch_add(const file_watch *w, const char *directory);
-/* Returns when a name has come or gone since the last wait, after file_watch_wake, on a signal, or after `ns`. */
+/* Waits until a name is created, moved in or deleted, for file_watch_wake, for a signal, or for `ns`. */
 void file_watch_wait(file_watch *w, uint64_t ns);
 void file_watch_wake(const file_watch *w); /* thread-safe, also in a signal handler */
 void file_watch_close(file_watch *w);      /* accepts NULL */
@@ -258,7 +257,7 @@ void file_watch_close(file_watch *w);      /* accepts NULL */
 uint64_t clock_wall_ns(void);
 uint64_t clock_monotonic_ns(void);
 void clock_sleep_ns(uint64_t ns); /* returns early on a signal */
-/* Calls `attempt`, with pauses that grow to 20 ms, until it returns anything but BUSY or the time is over. */
+/* Calls `attempt`, with pauses that grow to 20 ms, until it returns anything but BUSY or the timeout expires. */
 typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
 ckd_status retry_while_busy(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
@@ -281,12 +280,12 @@ typedef enum file_op {
 /*
  * Called before each step. 0 lets the step proceed; an errno makes it fail. On FILE_OP_WRITE, -n writes only the first
  * n - 1 bytes and then fails with ENOSPC; on other steps a negative value means EIO. One step is one buffer flush, one
- * read, or one lock_acquire as a whole; a retry after EINTR is not a step. FILE_OP_OPEN includes listing a directory.
+ * read, or one whole lock_acquire; a retry after EINTR is not a step. FILE_OP_OPEN includes listing a directory.
  * Removing a missing file is a step, too. Do not change the hook while files are in use: it is not thread-safe.
  */
 typedef int (*file_fault_fn)(void *context, file_op step, const char *path);
 void file_set_fault_hook(file_fault_fn hook, void *context);
-/* Reports a step on store files done elsewhere (SQLite's VFS), so fault sweeps cover it. Returns the hook's result. */
+/* Reports a step that other code (SQLite's VFS) does on store files, for fault sweeps. Returns the hook's result. */
 int file_fault_check(file_op step, const char *path);
 
 #endif

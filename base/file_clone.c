@@ -1,4 +1,4 @@
-/* Copies of whole files, which share the blocks of the original where the file system can. */
+/* Copies whole files. A copy shares the blocks of the original where the file system can. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -50,11 +50,11 @@ static int copy_content(int from, int to) {
             continue;
         }
         if (got < 0) {
-            /* The system cannot do it between these files. The part that it has copied stays. */
+            /* The system cannot copy between these files. The bytes copied so far stay. */
             return copy_through_memory(from, to, done);
         }
         if (got == 0) {
-            /* At the end; but some file systems return 0 at once instead of an error. */
+            /* The end of the file. But some file systems return 0 at once instead of an error. */
             return done == 0 ? copy_through_memory(from, to, 0) : 0;
         }
         done += got;

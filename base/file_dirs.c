@@ -48,7 +48,7 @@ static bool add_name(dir_list *list, size_t *capacity, const char *name) {
     return list->names[list->count] != NULL && ++list->count > 0;
 }
 
-/* Network file systems may give an entry twice if the directory changes meanwhile. */
+/* Network file systems may list an entry twice if the directory changes meanwhile. */
 static void drop_repeated(dir_list *list) {
     size_t kept = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -86,9 +86,7 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
     return CKD_OK;
 }
 
-/*
- * Skipped folders, by paths relative to the current directory. NULL ends the list; "" is a folder that lies elsewhere.
- */
+/* Folders to skip, by paths relative to the directory being visited. NULL ends the list; "" is a folder elsewhere. */
 typedef struct excluded_dirs {
     const char *paths[DIR_EXCLUDED_MAX + 1];
 } excluded_dirs;
@@ -110,7 +108,7 @@ static bool step_into(excluded_dirs *inside, const excluded_dirs *without, const
     return skip;
 }
 
-/* An entry that has vanished counts nothing: other processes may be saving and removing. */
+/* An entry that has vanished counts as nothing: other processes may be saving and removing. */
 static int add_entry(uint64_t *total, int dir, const char *name, const excluded_dirs *without, int depth) {
     struct stat st;
     excluded_dirs inside;

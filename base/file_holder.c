@@ -17,7 +17,7 @@
 
 enum { PROC_TEXT = 4096, PROC_PATH = 64 };
 
-/* Gives "" if the file cannot be read. */
+/* Returns "" if the file cannot be read. */
 static void read_text(char out[PROC_TEXT], const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, out, PROC_TEXT - 1) : 0;

@@ -27,12 +27,12 @@ static int publish_by_link(const char *from, const char *to) {
     if (link(from, to) != 0 && !(errno == EEXIST && same_file(from, to))) {
         return errno;
     }
-    /* The file is published. If the old name cannot be removed, it stays as a leftover; that is no failure. */
+    /* The file is published. If the old name cannot be removed, it stays as a leftover; this is not a failure. */
     (void)unlink(from);
     return 0;
 }
 
-/* Says what the words of the system leave unclear. */
+/* Explains errors whose system message is unclear. */
 static const char *hint_of(int errnum) {
     return errnum == EXDEV ? ", which is on another file system: all folders of a store must be on one" : "";
 }
@@ -190,7 +190,7 @@ ckd_status file_publish_durable(bool *undecided, const char *path, const char *t
                                 size_t size, ckd_error *err) {
     ckd_status status = write_temporary(temp, data, size, err);
     if (status != CKD_OK) {
-        return status; /* a file at `path` would be another process's */
+        return status; /* a file at `path` would belong to another process */
     }
     status = name_temporary(path, temp, file_rename_noreplace, err);
     /* A network file system may report an error although it renamed the file. */
@@ -232,7 +232,8 @@ bool file_same(const char *a, const char *b) {
 }
 
 /*
- * Some file systems count whole seconds, some two. Others use the kernel's time, which advances every few milliseconds.
+ * Some file systems count whole seconds, some two. Others use the kernel's time, which advances every few milliseconds;
+ * a second change within one of its ticks is not noticed.
  */
 #define COARSE_NS (UINT64_C(3) * 1000000000)
 

@@ -1,6 +1,6 @@
 /*
- * Descriptors of files that are read now and then. A process may have far more such files than it may have open. So the
- * descriptor that was not used for longest is closed, and opened again on demand.
+ * Descriptors of files that are read occasionally. A process may read far more files than it may have open. So the pool
+ * closes the least recently used descriptor; a reader opens its file again on demand.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -13,7 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* A quarter of what the process may have open: the rest belongs to the application, and to files that are written. */
+/* A quarter of the process's limit: the application and files being written need the rest. */
 #define POOL_SHARE 4u
 #define POOL_MIN   16u
 #define POOL_MAX   1024u
@@ -33,7 +33,7 @@ static void unlock_pool(void) {
     pthread_mutex_unlock(&pool.mutex);
 }
 
-/* A child that was forked while another thread held the mutex could close no file. */
+/* Without this, a child forked while another thread held the mutex could not close any file. */
 static void lock_around_fork(void) {
     pthread_atfork(lock_pool, unlock_pool, unlock_pool);
 }
@@ -50,7 +50,7 @@ static void append_idle(pool_handle *h) {
     pool.newest = h;
 }
 
-/* Takes the descriptor away from the handle that was not used for longest; -1 if all are in use. */
+/* Takes the descriptor of the least recently used handle; -1 if all are in use. */
 static int take_oldest(void) {
     pool_handle *h = pool.oldest;
     if (h == NULL) {
@@ -63,14 +63,14 @@ static int take_oldest(void) {
     return fd;
 }
 
-/* The limit is asked for each time, as the application may change it. */
+/* Asks the system each time, as the application may change the limit. */
 static size_t pool_limit(void) {
     struct rlimit limit;
     rlim_t files = getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / POOL_SHARE : POOL_MIN;
     return files < POOL_MIN ? POOL_MIN : files > POOL_MAX ? POOL_MAX : (size_t)files;
 }
 
-/* Closes idle descriptors until at most `limit` are open. Returns false if there was none to close. */
+/* Closes idle descriptors until at most `limit` are open. Returns whether it closed any. */
 static bool close_idle(size_t limit) {
     bool any = false;
     for (;;) {

@@ -13,12 +13,12 @@
 struct file_reader {
     pool_handle handle;
     uint64_t size;
-    /* the bytes by which the file is known when it is opened again; identity_size 0: its descriptor stays open */
+    /* bytes that identify the file when it is opened again; identity_size 0: its descriptor stays open */
     uint8_t identity[FILE_IDENTITY_MAX];
     size_t identity_size;
     uint64_t identity_at;
     uint8_t *cached; /* the whole file in memory, or NULL */
-    /* a buffer with file bytes from ahead_at on, ahead_size of at most ahead_capacity; or NULL */
+    /* NULL, or a buffer of ahead_capacity bytes, with ahead_size bytes of the file from ahead_at on */
     uint8_t *ahead;
     uint64_t ahead_at;
     size_t ahead_size, ahead_capacity;
@@ -46,7 +46,7 @@ bool file_is_unreadable(int errnum) {
     case EREMOTEIO:
     case EILSEQ:
     case ESTALE: /* a network file system lost it */
-    case EACCES: /* it was copied here with permissions that others lack */
+    case EACCES: /* it was copied here with permissions that exclude this user */
     case EPERM:
         return true;
     default:
@@ -157,7 +157,7 @@ static ckd_status read_fd(const file_reader *f, int fd, uint64_t offset, void *t
     return CKD_OK;
 }
 
-/* A repaired file has another inode and the same bytes, so the inode says nothing. */
+/* A repaired file has the same bytes but another inode, so the inode is not compared. */
 static ckd_status check_identity(const file_reader *f, int fd, uint64_t size, ckd_error *err) {
     uint8_t found[FILE_IDENTITY_MAX];
     ckd_status status =
@@ -187,7 +187,7 @@ static ckd_status open_again(file_reader *f, ckd_error *err) {
 }
 
 static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
-    if (f->cached != NULL) { /* all that the file has is cached */
+    if (f->cached != NULL) { /* the whole file is cached, so the range is beyond its end */
         return too_short(f, f->size, offset, size, err);
     }
     int fault = file_op_check(FILE_OP_READ, f->path);
@@ -202,7 +202,7 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
     return status;
 }
 
-/* Fills the buffer from `offset` on. The bytes that cannot be read may lie behind those that are wanted. */
+/* Fills the buffer from `offset` on. A failure is no error yet: the caller may not want the unreadable bytes. */
 static bool fill_buffer(file_reader *f, uint64_t offset) {
     uint64_t rest = f->size - offset;
     size_t fill = rest < f->ahead_capacity ? (size_t)rest : f->ahead_capacity;
@@ -212,7 +212,7 @@ static bool fill_buffer(file_reader *f, uint64_t offset) {
     return good;
 }
 
-/* Bytes of the buffer from `offset` on, at most `size`. */
+/* Copies at most `size` buffered bytes from `offset` on. Returns their number. */
 static size_t take_buffered(const file_reader *f, uint64_t offset, void *to, size_t size) {
     uint64_t end = f->ahead_at + f->ahead_size;
     if (offset < f->ahead_at || offset >= end) {
@@ -223,7 +223,7 @@ static size_t take_buffered(const file_reader *f, uint64_t offset, void *to, siz
     return count;
 }
 
-/* Reads through the buffer, so that of a file that is read in order no byte is read twice. */
+/* Reads through the buffer. If the file is read in order, no byte is read twice. */
 static ckd_status read_buffered(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err) {
     size_t done = take_buffered(f, offset, to, size);
     bool small = size - done < f->ahead_capacity && offset + size <= f->size;

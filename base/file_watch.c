@@ -1,4 +1,4 @@
-/* Waits for changes in a directory. */
+/* Waits for changes in directories. */
 #include "base/file_op.h"
 
 #include <poll.h>
@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 struct file_watch {
-    int changes; /* inotify; -1: the system does not tell */
-    int wake;    /* eventfd; -1: nobody can wake the waiter */
+    int changes; /* inotify; -1: not available */
+    int wake;    /* eventfd; -1: file_watch_wake has no effect */
 };
 
 ckd_status file_watch_open(file_watch **out, ckd_error *err) {

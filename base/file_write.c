@@ -119,12 +119,12 @@ static ckd_status refuse_failed(const file_writer *f, ckd_error *err) {
     return err_in_file(err, f->failed, f->path);
 }
 
-/* Writes all of it. Returns 0 or an errno. */
+/* Writes all bytes. Returns 0 or an errno. */
 static int put_bytes(const file_writer *f, uint64_t offset, const uint8_t *data, size_t size) {
     for (size_t done = 0; done < size;) {
         ssize_t put = pwrite(f->fd, data + done, size - done, (off_t)(offset + done));
         if (put == 0) {
-            return EIO; /* write returned 0: never seen, but retrying might loop for ever */
+            return EIO; /* write returned 0: never seen, but retrying might loop forever */
         }
         if (put < 0 && errno != EINTR) {
             return errno;

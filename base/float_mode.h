@@ -17,7 +17,7 @@ typedef struct float_mode {
 
 /* Sets the library's mode and returns the previous one for float_mode_leave. Calls may nest. */
 float_mode float_mode_enter(void);
-/* Restores a mode returned by float_mode_enter, including its exception flags. */
+/* Restores a mode returned by float_mode_enter; on x86-64 with its exception flags. */
 void float_mode_leave(float_mode saved);
 
 #endif

@@ -1,4 +1,4 @@
-/* XXH3 is compiled in: small pages are hashed often, and a call into the library would cost. */
+/* XXH3 is inlined: small pages are hashed often, and a call into the library would cost time. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

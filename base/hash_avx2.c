@@ -1,4 +1,4 @@
-/* XXH3 again with 32-byte vectors: half as many instructions, the same hashes. */
+/* XXH3 compiled for 32-byte vectors: half as many instructions, the same hashes. */
 #include "base/hash_avx2.h"
 
 #if defined(__x86_64__)

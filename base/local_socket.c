@@ -71,7 +71,7 @@ ckd_status local_listen(int *out, const char *path, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
-    /* the folder is private or the mode is set before anybody can connect: listen() comes last */
+    /* listen() comes last, so the mode is set before anybody can connect */
     if (bind(*out, (const struct sockaddr *)&at, sizeof(at)) != 0 || chmod(path, 0600) != 0 ||
         listen(*out, BACKLOG) != 0) {
         return fail(out, err_sys(err, errno, path, "cannot listen there"));
@@ -165,7 +165,7 @@ bool local_peer_gone(int fd, int watch) {
     if (ready[1] || !ready[0]) {
         return ready[1];
     }
-    ssize_t got = recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT); /* ECONNRESET: it has not read all answers */
+    ssize_t got = recv(fd, &next, 1, MSG_PEEK | MSG_DONTWAIT); /* ECONNRESET: the peer left answers unread */
     return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Unix sockets between processes of one user on one machine. They carry bytes, and descriptors beside them. Sends and
- * receives finish what they began, through signals and short counts. All descriptors close on exec.
+ * Unix sockets between processes of one user on one machine. They carry bytes and descriptors. Sends and receives
+ * continue after signals and short counts until they are complete. All descriptors close on exec.
  */
 #ifndef BASE_LOCAL_SOCKET_H
 #define BASE_LOCAL_SOCKET_H
@@ -21,39 +21,39 @@
  */
 ckd_status local_listen(int *out, const char *path, ckd_error *err);
 /*
- * The connection's sends and receives, and connecting itself, fail after limit_ms of silence; 0: they wait. Errors:
- * NOT_FOUND (nobody listens there), BUSY (the listener takes no connections), INVALID (too long a path; another user
- * listens), IO.
+ * Connects. Connecting, and later sends and receives, fail after limit_ms of silence; 0: they wait forever. Errors:
+ * NOT_FOUND (nobody listens there), BUSY (the listener takes no connections), INVALID (the path is too long, or another
+ * user listens), IO.
  */
 ckd_status local_connect(int *out, const char *path, uint32_t limit_ms, ckd_error *err);
 /*
- * Accepts a waiting connection. Its receives fail after 30 s of silence in the middle of a message. Errors: READ_ONLY
- * (the peer is another user), IO.
+ * Accepts a waiting connection. Its sends and receives fail after 30 s of silence. Errors: READ_ONLY (the peer is
+ * another user), IO.
  */
 ckd_status local_accept(int *out, int listener, ckd_error *err);
 /* May this user talk to a process of `own`? */
 bool local_peer_allowed(uid_t peer, uid_t own);
-/* The peer's process as this process sees it; 0: not visible from here. */
+/* Returns the peer's process id as this process sees it; 0: not visible from here. */
 pid_t local_peer_process(int fd);
-/* A descriptor that becomes readable when the process has ended; -1: there is none. */
+/* Returns a descriptor that becomes readable when the process has ended; -1 on failure. */
 int local_watch_process(pid_t process);
-/* Has the peer closed its end, or has its process ended? watch: of local_watch_process. */
+/* Has the peer closed its end, or has its process ended? watch: from local_watch_process. */
 bool local_peer_gone(int fd, int watch);
 /*
- * Waits until one of the descriptors is readable or closed; -1 is skipped. timeout_ms -1: forever. Signals do not end
- * it.
+ * Waits until one of the descriptors (at most 4) is readable or closed; -1 is skipped. timeout_ms -1: forever. Signals
+ * do not end the wait.
  */
 void local_wait(const int *fds, size_t count, int timeout_ms, bool *ready);
 
 /* Errors: IO; sys_errno is EPIPE or ECONNRESET if the peer is gone. */
 ckd_status local_send(int fd, const void *data, size_t size, const int *fds, size_t fd_count, ckd_error *err);
 /*
- * Receives exactly `size` bytes, and up to LOCAL_FDS_MAX descriptors, which the caller closes. fds NULL: descriptors
- * that come are closed. Errors: IO; sys_errno is ECONNRESET if the peer has closed its end.
+ * Receives exactly `size` bytes, and up to LOCAL_FDS_MAX descriptors, which the caller closes. fds NULL: received
+ * descriptors are closed. Errors: IO; sys_errno is ECONNRESET if the peer has closed its end.
  */
 ckd_status local_receive(int fd, void *to, size_t size, int *fds, size_t *fd_count, ckd_error *err);
 void local_close(int fd); /* accepts -1 */
-int local_copy(int fd);   /* another descriptor of the same; -1: there is none */
+int local_copy(int fd);   /* duplicates the descriptor; -1 on failure */
 
 /* Makes a descriptor that becomes readable, and stays so, once local_notify is called. Errors: IO. */
 ckd_status local_notifier(int *out, ckd_error *err);

@@ -25,7 +25,7 @@ static ckd_status map(shared_memory *m, bool write, ckd_error *err) {
     return CKD_OK;
 }
 
-/* Reserves the pages now: a page that is missing later would kill whoever touches it. */
+/* Reserves the pages now: a page that is missing later would kill the process that touches it. */
 static ckd_status reserve(const shared_memory *m, ckd_error *err) {
     if (ftruncate(m->fd, (off_t)m->size) != 0 || fallocate(m->fd, 0, 0, (off_t)m->size) != 0) {
         int errnum = errno == ENOSPC ? ENOMEM : errno;

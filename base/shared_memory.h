@@ -1,7 +1,7 @@
 /*
  * Memory that processes share. It has no name: its descriptor travels over a local socket. Its size is sealed, so no
- * process can take pages away from another one, and its pages are reserved when it is made. Only these mappings are
- * safe to read: a mapped file kills the process when it is truncated.
+ * process can take pages away from another one, and its pages are reserved when it is made. So these mappings are safe
+ * to read; a mapped file kills the process when it is truncated.
  */
 #ifndef BASE_SHARED_MEMORY_H
 #define BASE_SHARED_MEMORY_H
@@ -22,11 +22,11 @@ typedef struct shared_memory {
 ckd_status shared_memory_make(shared_memory *out, uint64_t size, ckd_error *err);
 /*
  * Maps memory that another process made, for reading, or for writing as well. A forked child does not inherit a mapping
- * for writing. Takes the descriptor, which it closes on failure. Errors: INVALID (its size is not sealed, or it is
+ * for writing. Takes ownership of fd, and closes it on failure. Errors: INVALID (its size is not sealed, or it is
  * smaller than `size`), IO, NOMEM.
  */
 ckd_status shared_memory_map(shared_memory *out, int fd, uint64_t size, bool write, ckd_error *err);
-/* Accepts a zeroed struct. in_child: of the process that mapped it, which does not have the mapping. */
+/* Accepts a zeroed struct. in_child: this is a forked child, which did not inherit the mapping. */
 void shared_memory_release(shared_memory *m, bool in_child);
 
 #endif

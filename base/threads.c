@@ -3,8 +3,8 @@
  * then sleep again. An index is a block of a tensor, which takes milliseconds, so a lock per index does not matter.
  *
  * The returned error does not depend on timing. Indices are handed out in order, and every index that is handed out
- * runs. Let i be the smallest index that fails. No index before i stops the job, and a later one can do so only after i
- * was handed out. So i always runs, and the error of the smallest index is kept.
+ * runs. Let i be the smallest index that fails. No index before i stops the job, and a later one can stop it only after
+ * i was handed out. So i always runs, and the error of the smallest index is kept.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@ typedef struct worker {
     struct thread_pool *pool;
     uint32_t number;
     pthread_t thread;
-    uint64_t seen_turn; /* value of pool->calls that this worker has answered */
+    uint64_t seen_turn; /* equals pool->calls: help has no work for this worker */
 } worker;
 
 struct thread_pool {
@@ -52,7 +52,7 @@ struct thread_pool {
     ckd_status status;
     ckd_error error;
     int64_t gained_ns;
-    /* the incremental work that workers do otherwise; NULL: none */
+    /* incremental work, which workers do while no indices are left; NULL: none */
     pool_help_fn help;
     void *help_context;
     uint64_t calls;             /* calls of pool_wake */
@@ -153,7 +153,7 @@ static void *worker_main(void *argument) {
 
 /*
  * Signals sent to the process are for the host program's threads. Signals that a thread raises by its own fault stay
- * open: if blocked, they would kill the process before its handler (such as Python's faulthandler) runs.
+ * unblocked: if blocked, they would kill the process before its handler (such as Python's faulthandler) runs.
  */
 static void block_signals(sigset_t *before) {
     sigset_t all;
@@ -244,7 +244,7 @@ static void wake_workers(thread_pool *pool) {
     }
 }
 
-/* The caller has the turn. Returns the status, and the error in *error unless it is CKD_OK. */
+/* The caller holds pool->turn. Fills *error unless it returns CKD_OK. */
 static ckd_status run_job(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *error) {
     pthread_mutex_lock(&pool->mutex);
     pool->fn = fn;

@@ -2,7 +2,7 @@
  * A fixed pool of workers that run one function over indices 0 ... count - 1.
  *
  * Idle workers sleep. Workers block all signals except those that a fault raises in the thread itself. They run in the
- * library's floating-point mode (base/float_mode.h). So does the caller while it works; its mode is restored
+ * library's floating-point mode (base/float_mode.h), as does the caller while it works; its mode is restored
  * afterwards. So no result depends on the number of threads or on which thread ran an index, unless fn uses `worker`.
  *
  * A pool survives a fork in the parent only: in the child pool_run fails with STATE and pool_destroy only frees.
@@ -33,9 +33,9 @@ uint32_t pool_threads(const thread_pool *pool);
 typedef ckd_status (*pool_fn)(void *context, size_t index, uint32_t worker, ckd_error *err);
 ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, ckd_error *err);
 /*
- * Returns the work, in ns, that pool_run has done beyond its callers' own elapsed time, over all calls. This is the
- * time of workers inside fn, less the time that callers waited. Over an interval, the elapsed time plus the difference
- * of two readings is the work done in it.
+ * Returns the ns of work that all calls of pool_run did beyond their callers' elapsed time: the time of workers inside
+ * fn, less the time that callers waited. The work done in an interval is its elapsed time plus the difference of two
+ * readings.
  */
 int64_t pool_saved_ns(thread_pool *pool);
 
@@ -43,7 +43,7 @@ int64_t pool_saved_ns(thread_pool *pool);
  * ---- incremental work ----
  *
  * While a pool is attached, workers that have nothing to do for pool_run call help(context). help does a little work
- * and returns whether there may be more. Workers for which it returned false sleep until pool_wake. help may call
+ * and returns whether there may be more. A worker for which it returned false sleeps until pool_wake. help may call
  * pool_wake, but not pool_run (STATE). pool_attach returns false if someone else has the pool, or if it has no workers
  * (also in a forked child). Then the caller does all the work itself.
  */
@@ -67,8 +67,8 @@ void pool_destroy(thread_pool *pool);
 ckd_status thread_start(pthread_t *out, void *(*main)(void *), void *context, ckd_error *err);
 /*
  * Sets SCHED_BATCH for the calling thread and the threads that it starts. When they wake, they do not preempt a thread
- * that is computing; their share of the cores stays the same. Nothing changes if the thread already has another policy
- * than the usual one, or if the system refuses.
+ * that is computing; their share of the cores stays the same. Nothing changes if the thread's policy is not
+ * SCHED_OTHER, or if the system refuses.
  */
 void thread_set_batch(void);
 /* As thread_set_batch, and also raises the nice value by 1 ... 19. Nothing changes if the system refuses. */

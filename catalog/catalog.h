@@ -26,7 +26,7 @@
 typedef struct catalog catalog;
 
 typedef enum catalog_mode {
-    /* the file must exist; writes nothing, and does not roll back a journal that another process needs */
+    /* the file must exist; writes nothing, and does not roll back what a dead writer left */
     CATALOG_READ,
     CATALOG_WRITE, /* creates an absent or empty file with the schema; rolls back what a dead writer left */
     CATALOG_MEMORY /* empty, in memory: readers use it when the file is missing, damaged or stale; writable */
@@ -36,8 +36,8 @@ typedef enum catalog_mode {
  * Opens a catalog. path is ignored for CATALOG_MEMORY. busy_timeout_ms: how long SQLite may wait for its own locks.
  * Errors: NOT_FOUND (READ: no such file; WRITE: no such folder), CORRUPT (not a database, damaged, another store's id,
  * another schema, in WAL mode; READ: a writer died in a commit and left a journal that only a writer may roll back),
- * UNSUPPORTED (a newer user_version), MISMATCH (an older one: rebuild it from the manifests), BUSY, READ_ONLY, NOSPACE,
- * IO, NOMEM. If a writer dies while a READ handle is open, later calls return CORRUPT, too.
+ * UNSUPPORTED (a newer user_version), MISMATCH (one too old to upgrade: rebuild it from the manifests), BUSY,
+ * READ_ONLY, NOSPACE, IO, NOMEM. If a writer dies while a READ handle is open, later calls return CORRUPT, too.
  */
 ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, const ckd_id *store,
                         uint32_t busy_timeout_ms, ckd_error *err);
@@ -73,9 +73,9 @@ typedef struct catalog_entry {
 
 /*
  * Adds a checkpoint with all its rows. Replaces an older generation of the same (run, step) and id, and keeps its
- * timings. On failure none of it is in the transaction, which may continue unless the failure was fatal. Errors: EXISTS
- * (the same or a newer generation exists, or this (run, step) with another id, or this id elsewhere), INVALID (names,
- * numbers), STATE, NOSPACE.
+ * timings. On failure none of the rows are in the transaction, which may continue unless the failure was fatal. Errors:
+ * EXISTS (the same or a newer generation exists, or this (run, step) with another id, or this id elsewhere), INVALID
+ * (names, numbers), STATE, NOSPACE.
  */
 ckd_status catalog_add(catalog *c, const catalog_entry *entry, ckd_error *err);
 /*
@@ -87,7 +87,7 @@ ckd_status catalog_meta(char out[CATALOG_META], catalog *c, const char *key, ckd
 /* Needs a transaction. */
 ckd_status catalog_set_meta(catalog *c, const char *key, const char *text, ckd_error *err);
 /*
- * Gives a checkpoint's row another run; its step and all its other rows stay. generation, stored_bytes and
+ * Moves a checkpoint's row to another run; its step and all its other rows stay. generation, stored_bytes and
  * manifest_bytes are those of the new manifest. Errors: NOT_FOUND (no such id), EXISTS (that run has the step), STATE,
  * NOSPACE.
  */
@@ -97,8 +97,8 @@ ckd_status catalog_move(catalog *c, const ckd_checkpoint *checkpoint, uint64_t m
 ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error *err);
 
 /*
- * Each query sees one snapshot. Inside a transaction it also sees that transaction's writes. Queries fill
- * caller-visible lists; catalog_list_free releases their items (ckd_checkpoint_list_free also frees the list itself).
+ * Each query sees one snapshot. Inside a transaction it also sees that transaction's writes. catalog_list_free releases
+ * the items of a list (ckd_checkpoint_list_free also frees the list itself).
  */
 /*
  * Makes all queries until catalog_snapshot_end see the same state. Pass `opened` to that call, which must follow unless
@@ -133,15 +133,14 @@ ckd_status catalog_runs(catalog_names *out, catalog *c, ckd_error *err);
 void catalog_names_free(catalog_names *names);
 
 /*
- * Totals for the report. This one sums chunk files and manifests per run, by name. A file that several checkpoints of a
- * run share counts once. A file shared by runs counts in each.
- * The rows are malloc'ed (release with free); NULL if there is no run.
+ * Totals for the report: a row per run, by name, with its chunk files and manifests. A file counts once per run, and in
+ * each run that shares it. The rows are malloc'ed (release with free); NULL if there is no run.
  */
 ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd_error *err);
 
 /*
- * Collects how long the saves of a run (NULL: all runs) took, and the stages of their ranks, by run name and step.
- * Saves without timings are left out. The arrays are malloc'ed; on failure there are none.
+ * Lists how long the saves of a run (NULL: all runs) took, and the stages of their ranks, by run name and step. Leaves
+ * out saves without timings. The arrays are malloc'ed; on failure there are none.
  */
 ckd_status catalog_timings(ckd_timeline *out, catalog *c, const char *run, ckd_error *err);
 
@@ -152,15 +151,15 @@ typedef struct catalog_files {
 ckd_status catalog_usage_files(catalog_files *out, catalog *c, ckd_error *err);
 /*
  * Adds a timing. Timings are advisory. Stage names are free text of 1 to 63 bytes ("encode", "write", "sync",
- * "publish"). A stage added twice is replaced. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.
+ * "total"). A stage added twice is replaced. Errors: NOT_FOUND (the checkpoint), INVALID, STATE.
  */
 ckd_status catalog_add_timing(catalog *c, const ckd_id *id, const char *stage, uint64_t ns, uint64_t bytes,
                               ckd_error *err);
 
-/* As catalog_add_timing, for a rank; stage->save is ignored. INVALID also if it ends before it begins. */
+/* As catalog_add_timing, for a rank; stage->save is ignored. INVALID also if the stage ends before it begins. */
 ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times *stage, ckd_error *err);
 
-/* When chunk files were last verified. This is a cache: a rebuild or a new generation of a checkpoint loses it. */
+/* When chunk files were last verified. This is a cache, lost with a rebuild or a checkpoint's new generation. */
 typedef struct catalog_file_state {
     char name[64]; /* file name inside data/c */
     uint64_t size;

@@ -1,8 +1,8 @@
 /*
- * Internals of the catalog: the handle, its statements, and rows, which are read as untrusted input.
+ * Internals of the catalog: the handle, its statements, and its rows, which are untrusted input.
  *
  * All statements are in one table in sql.c. Each is prepared on first use and finalised with the handle. A query uses a
- * statement from query_begin to query_end; the statement must not be used otherwise in between.
+ * statement from query_begin to query_end; no other query may use that statement meanwhile.
  */
 #ifndef CATALOG_DB_H
 #define CATALOG_DB_H
@@ -77,8 +77,8 @@ struct catalog {
     int64_t process; /* process that opened the handle */
     uint64_t page_size;
     bool
-        is_older; /* the file has an older version; a reader has empty tables in place of those that it lacks */
-    /* calls of work_left_count after which a statement counts as endless; derived from the file's size */
+        is_older; /* the file has an older version; readers have empty temporary tables for those that it lacks */
+    /* calls of work_left_count after which a statement is stopped as endless; derived from the file's size */
     uint64_t work_limit;
     uint64_t work_left; /* of the running statement */
     sqlite3_stmt *stmts[STATEMENT_COUNT];
@@ -87,7 +87,7 @@ struct catalog {
 /*
  * Maps a failed SQLite call to a status, with the handle's path: FULL -> NOSPACE, BUSY and LOCKED -> BUSY, READONLY ->
  * READ_ONLY, NOMEM, I/O by errno. CORRUPT, NOTADB and a journal that a reader may not roll back -> CORRUPT. Signs of
- * foreign tables or rows, such as a statement that does not fit or a broken constraint, are CORRUPT, too. `doing`
+ * foreign tables or rows, such as a statement that fails or a broken constraint, are CORRUPT, too. `doing`
  * completes "cannot ...".
  */
 ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err);
@@ -101,8 +101,8 @@ ckd_status catalog_damaged(const catalog *c, ckd_error *err, const char *format,
 ckd_status handle_usable(const catalog *c, ckd_error *err);
 
 /*
- * Opens a read transaction, so that several statements see one snapshot, unless the caller has a transaction open. Sets
- * the work limit from the file's size. snapshot_end closes what snapshot_begin opened.
+ * Opens a read transaction unless one is open, so that several statements see one snapshot. Sets the work limit from
+ * the file's size. snapshot_end closes what snapshot_begin opened.
  */
 ckd_status snapshot_begin(catalog *c, bool *opened, ckd_error *err);
 void snapshot_end(catalog *c, bool opened);
@@ -114,7 +114,7 @@ enum { WORK_UNIT = 1000 }; /* virtual machine instructions between two calls of 
 
 /*
  * Checks identity, version, tables and store in one snapshot. blank: the file is still empty and nothing was verified.
- * Errors: CORRUPT, UNSUPPORTED, and those of catalog_fail.
+ * Errors: CORRUPT, UNSUPPORTED, MISMATCH, and those of catalog_fail.
  */
 ckd_status tables_verify(bool *blank, catalog *c, const ckd_id *store, ckd_error *err);
 /* Creates the tables of a blank file, unless another process did so meanwhile. */
@@ -123,14 +123,14 @@ ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err);
 ckd_status tables_upgrade(catalog *c, ckd_error *err);
 /* Gives a reader of an older catalog empty temporary tables in place of those that the file lacks. */
 ckd_status tables_stand_in(catalog *c, ckd_error *err);
-/* Drops them if another process has upgraded the file since. */
+/* Drops these temporary tables if another process has upgraded the file meanwhile. */
 void tables_look_again(catalog *c);
 
 typedef struct query {
     catalog *c;
     sqlite3_stmt *stmt;
     const char *doing;
-    int bound;      /* the first bind that failed */
+    int bound;      /* result of the first bind that failed */
     int bad_column; /* the first column with a value that the schema forbids; -1: none */
     bool no_memory;
 } query;
@@ -153,7 +153,7 @@ void query_end(query *q);
 typedef ckd_status (*row_fn)(void *context, query *q, ckd_error *err);
 ckd_status query_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
                       ckd_error *err);
-/* As the function above, in its own snapshot unless one is open. */
+/* As query_rows, in its own snapshot unless one is open. */
 ckd_status snapshot_rows(catalog *c, statement which, const char *text, row_fn row, void *context,
                          ckd_error *err);
 /* Runs a statement that has no parameters and no results. */

@@ -27,7 +27,7 @@ static ckd_status status_of_errno(int sys) {
     }
 }
 
-/* A file that does not open. Without an errno SQLite itself refused it: it needs the shared memory of WAL mode. */
+/* The file does not open. If there is no errno, SQLite refused it: it needs the shared memory of WAL mode. */
 static ckd_status status_of_cantopen(int sys) {
     switch (sys) {
     case 0:
@@ -96,7 +96,7 @@ static const char *advice(ckd_status status) {
     }
 }
 
-/* Replaces unprintable characters: SQLite quotes content of the file. */
+/* Replaces control characters: messages of SQLite quote content of the file. */
 static void make_printable(char *text) {
     for (char *p = text; *p; p++) {
         *p = (unsigned char)*p < 0x20 || *p == 0x7f ? ' ' : *p;

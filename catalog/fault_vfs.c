@@ -17,7 +17,7 @@ struct fault_vfs {
     char *database; /* path of the open database; NULL: none yet */
 };
 
-/* SQLite allocates this for a file; the real VFS's data follows directly. */
+/* SQLite allocates this for a file; the real VFS's data follows at REAL_OFFSET. */
 typedef struct shim_file {
     sqlite3_file base;
     fault_vfs *owner;
@@ -157,8 +157,8 @@ static const sqlite3_io_methods shim_methods = {
 /* ---- the VFS ---- */
 
 /*
- * The reason why a file cannot be created. SQLite then tries to open it for reading, so errno says only that it does
- * not exist.
+ * Returns the errno of a failed creation. After the failure SQLite tries to open the file for reading, so its own errno
+ * says only that the file does not exist.
  */
 static int creation_errno(const char *path) {
     file_writer *f;
@@ -190,9 +190,7 @@ static int shim_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int
     return rc;
 }
 
-/*
- * The real VFS would unlink and sync the folder in one call. Here they are separate, so the fault hook sees both steps.
- */
+/* The real VFS would unlink and sync the folder in one call. These are two steps here, so the fault hook sees both. */
 static int sync_parent(fault_vfs *owner, const char *path) {
     const char *slash = strrchr(path, '/');
     size_t length = slash && slash > path ? (size_t)(slash - path) : 1;
@@ -237,7 +235,7 @@ static int shim_delete(sqlite3_vfs *vfs, const char *path, int sync) {
 static int shim_access(sqlite3_vfs *vfs, const char *path, int flags, int *result) {
     fault_vfs *owner = owner_of(vfs);
     if (!is_own(owner, path)) {
-        *result = 0; /* for a journal that names it, the transaction is over */
+        *result = 0; /* to SQLite, a journal with a missing super-journal is stale */
         return SQLITE_OK;
     }
     return noted(owner, owner->real->xAccess(owner->real, path, flags, result));

@@ -7,7 +7,7 @@
  * - offers neither shared memory nor memory mapping, so a database in WAL mode does not open, and a truncated file is
  *   an error, not a SIGBUS.
  *
- * Each handle has its own VFS under its own name (never the default one), which goes with the handle: nothing is
+ * Each handle has its own VFS under its own name (never the default one), which is freed with the handle: nothing is
  * global. One thread uses a VFS at a time, like its handle. Creating and freeing them is thread-safe.
  */
 #ifndef CATALOG_FAULT_VFS_H

@@ -58,7 +58,7 @@ static ckd_status create_file(const char *path, ckd_error *err) {
     return status;
 }
 
-/* With a pipe SQLite would wait for ever; a link may lead to a file that we must not write. */
+/* SQLite would wait forever for a pipe, and a link may lead to a file that must not be written. */
 static ckd_status check_regular(catalog *c, const char *suffix, ckd_error *err) {
     size_t size = strlen(c->path) + strlen(suffix) + 1;
     char *path = malloc(size);
@@ -102,8 +102,8 @@ static ckd_status connect_database(catalog *c, ckd_error *err) {
 }
 
 /*
- * Disables everything in the file that could run: triggers, views, functions in the schema, extensions. Limits values
- * far above what the catalog stores and far below what does harm.
+ * Disables everything in the file that could run: triggers, views, functions in the schema, extensions. The limit of
+ * lengths is far above that of stored values, and far below harmful ones.
  */
 static ckd_status configure(catalog *c, uint32_t busy_timeout_ms, ckd_error *err) {
     static const struct {
@@ -187,7 +187,7 @@ void catalog_close(catalog *c) {
     for (size_t i = 0; i < STATEMENT_COUNT; i++) {
         (void)sqlite3_finalize(c->stmts[i]); /* returns the failure of the last step again */
     }
-    /* Fails only if statements are left, and there are none. Otherwise the VFS must outlive the connection. */
+    /* Fails only if statements are left, and there are none. If it fails, the connection still needs the VFS. */
     if (sqlite3_close(c->db) == SQLITE_OK) {
         fault_vfs_free(c->vfs);
     }

@@ -1,4 +1,4 @@
-/* Looks up checkpoints and runs. Lists must be in order; that check alone reveals most damaged trees. */
+/* Looks up checkpoints and runs. Lists must be in order: this check alone detects most damaged B-trees. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

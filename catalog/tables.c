@@ -1,6 +1,6 @@
 /*
- * Recognises a catalog. Before anything in a file is trusted, its identity, version and tables are compared with those
- * of schema.sql. An empty file gets them.
+ * Recognises a catalog. Before a file is trusted, its identity, version and tables are compared with those of
+ * schema.sql. An empty file gets these tables.
  */
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +43,7 @@ static bool identity_blank(const identity *i) {
     return i->application == 0 && i->version == 0 && i->objects == 0;
 }
 
-/* Is the statement that created this object the same as in the current row (type, name, sql) of `expected`? */
+/* Does `found` return the SQL of the object in the current row (type, name, sql) of `expected`? */
 static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) {
     const unsigned char *expected_sql = sqlite3_column_text(expected, 2);
     *same = false;
@@ -65,9 +65,9 @@ static int object_same(bool *same, sqlite3_stmt *found, sqlite3_stmt *expected) 
     return rc != SQLITE_OK ? rc : end;
 }
 
-/* Tables that catalogs of older versions lack. These are usable and get upgraded. */
+/* Tables that catalogs of older versions lack. Such catalogs are usable and get upgraded. */
 static const struct added_table {
-    int64_t version; /* the first that has it */
+    int64_t version; /* the first with this table */
     const char *name, *columns;
 } added_tables[] = {{6, "rank_timings", "checkpoint, rank, stage, begin_ns, end_ns, work_ns, bytes"},
                     {7, "suspects", "checkpoint INTEGER PRIMARY KEY, reasons"}};
@@ -117,7 +117,7 @@ static int schema_same(bool *same, sqlite3 *db, sqlite3 *reference, int64_t vers
     return rc != SQLITE_OK ? rc : end;
 }
 
-/* Opens an in-memory database with our tables, for comparison. */
+/* Opens an in-memory database with the tables of schema.sql, for comparison. */
 static int reference_open(sqlite3 **out) {
     int rc = sqlite3_open_v2(":memory:", out,
                              SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
@@ -275,7 +275,7 @@ static ckd_status create_tables(catalog *c, const ckd_id *store, ckd_error *err)
 
 ckd_status tables_create(catalog *c, const ckd_id *store, ckd_error *err) {
     identity have;
-    /* An entry touches a dozen tables, a row or two in each: the smaller the pages, the less a save writes. */
+    /* An entry changes a row or two in each of many B-trees: the smaller the pages, the less a save writes. */
     int rc = sqlite3_exec(c->db, "PRAGMA page_size = 1024", NULL, NULL, NULL);
     if (rc != SQLITE_OK) {
         return catalog_fail(c, rc, "create the catalog", err);
@@ -319,7 +319,7 @@ static int add_table(sqlite3 *db, sqlite3 *reference, const char *name) {
     return rc;
 }
 
-/* Gives a catalog of this version the present tables, then sets the version. Freed pages are used again. */
+/* Upgrades the tables from version `have`, then sets the version. SQLite reuses freed pages. */
 static int change_tables(sqlite3 *db, sqlite3 *reference, int64_t have) {
     int64_t version = 0;
     char set[64];
@@ -343,7 +343,7 @@ ckd_status tables_upgrade(catalog *c, ckd_error *err) {
         return status;
     }
     int rc = identity_read(&have, c->db);
-    if (rc == SQLITE_OK && is_older(have.version)) { /* another process may have done it meanwhile */
+    if (rc == SQLITE_OK && is_older(have.version)) { /* another process may have upgraded it meanwhile */
         rc = reference_open(&reference);
         rc = rc == SQLITE_OK ? change_tables(c->db, reference, have.version) : rc;
         (void)sqlite3_close(reference);

@@ -38,7 +38,7 @@ static uint64_t *place_of(ckd_save_times *save, const char *stage) {
     return NULL;
 }
 
-/* Finds the save of (run, step): the last one, or a new one behind it. Rows come by run and step. */
+/* Finds the save of (run, step): the last one, or a new one after it, as rows are sorted by run and step. */
 static ckd_status save_of(ckd_save_times **out, timeline_rows *rows, const char *run, uint64_t step,
                           ckd_error *err) {
     ckd_save_times *last = rows->count ? &rows->items[rows->count - 1] : NULL;

@@ -21,7 +21,7 @@ typedef struct run_usage {
     size_t count, capacity;
 } run_usage;
 
-/* Returns the row of a run: the last one, or a new one behind it, since rows come by name. */
+/* Returns the row of a run: the last one, or a new one after it, as rows are sorted by name. */
 static ckd_status run_row(ckd_usage **out, run_usage *u, const char *run, const catalog *c, ckd_error *err) {
     int order = u->count ? strcmp(u->rows[u->count - 1].name, run) : -1;
     if (order > 0 || !run_name_valid(run)) {
@@ -52,7 +52,6 @@ static ckd_status run_total(void *context, query *q, ckd_error *err) {
     return usage_add(usage, raw, manifest, q->c, err);
 }
 
-/* Adds a file. A file that several checkpoints of a run share counts once. */
 static ckd_status run_file(void *context, query *q, ckd_error *err) {
     uint64_t size = column_u64(q, 1, INT64_MAX);
     ckd_status status = query_row_status(q, err);

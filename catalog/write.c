@@ -1,4 +1,4 @@
-/* Adds, replaces and removes checkpoints, and adds timings. entry.c has validated what is written. */
+/* Adds, replaces, moves and removes checkpoints, and adds timings. entry.c validates entries first. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -179,7 +179,7 @@ static ckd_status add_rows(catalog *c, const catalog_entry *entry, ckd_error *er
     return status;
 }
 
-/* Ends a savepoint, so that a caller who continues after a failure does not commit half a checkpoint. */
+/* Ends a savepoint. After a failure the caller may continue, and must not commit half a checkpoint. */
 static ckd_status end_savepoint(catalog *c, ckd_status status, ckd_error *err) {
     THEN(status, catalog_run(c, S_RELEASE, err));
     if (status != CKD_OK && !sqlite3_get_autocommit(c->db)) {
@@ -253,7 +253,7 @@ static ckd_status remove_rows(catalog *c, const char *run, uint64_t step, ckd_er
                          (unsigned long long)step);
     }
     if (status == CKD_OK) {
-        /* By the schema this deletes all rows that refer to it, too. */
+        /* Foreign keys of the schema delete all rows that refer to it, too. */
         status = run_with_key(c, S_CHECKPOINT_DROP, old.key, err);
     }
     return status == CKD_OK ? run_with_key(c, S_RUN_DROP, old.run, err) : status;

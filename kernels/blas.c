@@ -20,14 +20,14 @@ static sgemm_function sgemm;
 static threads_function threads;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
-/* The library stays open, as its code may still be running. */
+/* The library is never closed, as its code may still be running. */
 static void find_blas(void) {
     const char *path = secure_getenv("CKD_BLAS");
     void *library = path && path[0] ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!library) {
         return;
     }
-    /* POSIX's way from an object's address to a function's. */
+    /* The POSIX way to convert dlsym's object pointer to a function pointer. */
     *(void **)&threads = dlsym(library, "openblas_get_num_threads");
     *(void **)&sgemm = threads ? dlsym(library, "cblas_sgemm") : NULL;
 }

@@ -1,11 +1,11 @@
 /*
- * Matrix products by a BLAS that is opened at run time, for encoders; nothing is linked with it. It is off
+ * Matrix products by a BLAS that is opened at run time, for encoders; nothing links with it. It is off
  * unless CKD_BLAS in the environment is the path (or a name that dlopen finds) of an OpenBLAS, such as
- * libopenblas.so.0 of Debian's libopenblas0-serial. The variable is read once, when first needed.
+ * libopenblas.so.0 of Debian's libopenblas0-serial. The variable is read once, on first use.
  *
- * The BLAS is used only while it reports one thread (openblas_get_num_threads). It must not take processors
- * that this library was not given, and its setting belongs to the host program. Calls are made one at a time,
- * as builds without threads need not be thread-safe. If the host program uses the same file from other
+ * The BLAS is used only while it reports one thread (openblas_get_num_threads): it must not take processors
+ * that this library was not given, and its setting belongs to the host program. Calls are serialised, as
+ * builds without threads need not be thread-safe. If the host program uses the same file from other
  * threads meanwhile, that build must be thread-safe. Internal to kernels/.
  */
 #ifndef KERNELS_BLAS_H

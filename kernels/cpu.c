@@ -7,7 +7,7 @@ size_t kernels_cpu_all(const kernels *out[KERNELS_CPU_BEST]) {
     size_t n = 0;
     out[n++] = &kernels_cpu_portable;
 #if defined(__x86_64__)
-    /* The compiler's library asks the processor, and (XCR0) whether the system preserves these registers. */
+    /* The compiler's library also checks (XCR0) that the system preserves these registers. */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi")) {
         out[n++] = &kernels_cpu_avx2;
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -16,7 +16,7 @@
         __m128i half_ = _mm_packs_epi32(_mm256_castsi256_si128(wide_), _mm256_extracti128_si256(wide_, 1)); \
         _mm_storel_epi64((__m128i *)(void *)(to), _mm_packs_epi16(half_, half_));                           \
     } while (0)
-#if !defined(__clang__) /* clang does it by itself */
+#if !defined(__clang__) /* clang finds this instruction by itself */
 #define WIDE_HALF(x) __builtin_ia32_cvtps2pd256(x)
 #endif
 #include "kernels/cpu_loops.h"

@@ -1,9 +1,8 @@
 /*
- * The CPU backend: one loop per function and dtype, written so that compilers vectorise it. One .c file per
- * instruction set includes it, and defines CPU_TABLE, CPU_NAME and CPU_TARGET; it is no header in the usual
- * sense.
+ * The CPU backend: one loop per function and dtype, written so that compilers vectorise it. Not an ordinary
+ * header: one .c file per instruction set defines CPU_TABLE, CPU_NAME and CPU_TARGET, and includes it.
  *
- * Elements are read and written with memcpy: buffers need no alignment, and compilers make plain moves of it.
+ * Elements are read and written with memcpy: buffers need no alignment, and compilers emit plain moves.
  */
 #include <math.h>
 #include <string.h>
@@ -107,7 +106,7 @@ DEFINE_CONTEXT(u8, uint8_t, scalar_context_unsigned)
 
 /*
  * All bits of `mask` are set in NaNs and infinities, and in no other value. Sums have the elements' width, which
- * vectorises best, so they are short enough not to overflow.
+ * vectorises best. To avoid overflow, each takes at most `max` elements.
  */
 #define DEFINE_NONFINITE(width, max)                                                                 \
     CPU_LOOP static uint64_t nonfinite_##width(const void *values, size_t n, uint##width##_t mask) { \
@@ -218,7 +217,7 @@ DEFINE_STEP(bf16_4, scalar_square_4(s, x, scalar_gradient_bf16(s, a, b)))
 
 typedef void (*step_loop)(const scalar_step *, void *, const void *, const void *, const void *, size_t);
 
-/* By number. */
+/* By rule number. */
 static const step_loop step_loops[] = {
     [1] = step_lerp_0,    [2] = step_lerp_1,    [3] = step_lerp_2,      [4] = step_lerp_3,
     [5] = step_lerp_4,    [6] = step_mul_0,     [7] = step_mul_1,       [8] = step_mul_2,

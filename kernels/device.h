@@ -4,13 +4,13 @@
  * order of a queue. The only backend is CUDA, a shared object of its own (libckptdelta_cuda.so), which is
  * opened when a device is first needed.
  *
- * Work on a queue runs in the order given, after what the caller's stream had before. It may run after the
- * call returns, so buffers must stay as they are until device_backend.finish. No call waits for a whole
+ * Work on a queue runs in the order given; queue_after_stream puts it after a stream of the caller. It may run
+ * after the call returns, so buffers must stay as they are until device_backend.finish. No call waits for a whole
  * device, uses a default stream, allocates (except `allocate` and `allocate_pinned`), or changes the calling
  * thread's current device. Only the first product of a queue may wait and allocate. Thread-safe, if only one
  * thread at a time uses a queue.
  *
- * No failure of a device ends the process. A call that fails reports which call failed, and why.
+ * A device's failure never ends the process: device_failure reports the call and the reason.
  */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
@@ -19,8 +19,8 @@
 #include "kernels/kernels.h"
 
 /*
- * A tensor of at most this size is copied to the host and coded there: a launch and a wait take longer than
- * the bus. It is no larger than what block_probe_of examines as a whole to see how it is best coded.
+ * A tensor of at most this many bytes is copied to the host and coded there: a launch and a wait take longer
+ * than the bus. Outside panels, block_probe_of examines such a tensor as a whole.
  */
 #define DEVICE_SMALL (UINT64_C(64) << 10)
 
@@ -50,10 +50,10 @@ typedef struct device_info {
     uint32_t major, minor; /* compute capability */
 } device_info;
 
-/* A stream of a device, and what products on it need. stream: of the backend's library (cudaStream_t). */
+/* A stream of a device, in the backend's type (cudaStream_t), and private parts of the backend. */
 typedef struct device_queue {
     int device;
-    void *stream, *products, *finished; /* products, finished: private to the backend */
+    void *stream, *products, *finished; /* products, finished: private */
 } device_queue;
 
 /* ---- operations on elements ---- */
@@ -77,7 +77,7 @@ typedef enum device_operation {
     DEVICE_CONTEXT,  /* kernels.magnitude_context: a byte each */
     DEVICE_CAST,     /* kernels.cast: f32 to bf16 or f16 (`to_dtype`), f64 to f32 */
     DEVICE_WIDEN,    /* kernels.widen: f16, bf16 or f32 to f32; also i8: integers as floats */
-    DEVICE_STEP /* kernels.optimizer_step, f32: from: the values before; first, second: the rule's inputs */
+    DEVICE_STEP /* kernels.optimizer_step, f32: from: parent's values; first, second: the rule's inputs */
 } device_operation;
 
 /* Parameters of all spans of a call. */
@@ -88,8 +88,8 @@ typedef struct device_elements {
 } device_elements;
 
 /*
- * Writes the XXH3-64 of each 4 KiB of `bytes` bytes, and of the rest, to `to`. values: any address; multiples
- * of 8 are fastest.
+ * Bytes whose pages of 4 KiB are hashed (XXH3-64) into `to`; the last page may be shorter. values: any address;
+ * multiples of 8 are fastest.
  */
 typedef struct device_hash_span {
     const void *values;
@@ -120,11 +120,11 @@ typedef struct device_element_at {
  */
 typedef struct device_exceptions {
     device_element_at *list; /* in any order; q is not set */
-    /* Number of exceptions, added to. It may exceed the capacity; the list then lacks the rest. NULL: none wanted. */
+    /* Number of exceptions, added to. If it exceeds the capacity, the list lacks the rest. NULL: none wanted. */
     uint64_t *count;
     uint32_t capacity;
-    float above, moved; /* limits of |now|, and of |now - before| */
-    float max;          /* |now| and |parent_values| stay below it; not for second moments */
+    float above, moved; /* limits of |now|, and of |now - parent_values| */
+    float max;          /* |now| and |parent_values| must be below it; not for second moments */
 } device_exceptions;
 
 /*
@@ -142,7 +142,7 @@ typedef struct device_exception_copy {
 /* Elements that overwrite others: to[at[i]] = from[i]. */
 typedef struct device_scattering {
     void *to;
-    const uint32_t *at; /* no place twice */
+    const uint32_t *at; /* without duplicates */
     const void *from;
     uint64_t count;
     uint32_t size; /* of an element: 2 or 4; `to` and `from` are aligned to it */
@@ -158,7 +158,7 @@ typedef struct device_scattering {
  *
  * Then come the groups. A group has four lanes of `width` words; word k of lane j is word 4k + j of the group. Integer
  * i is in lane i mod 4, in two's complement, from bit (i / 4) width of the lane on, the lowest bits of a word first. So
- * a thread finds four neighbouring integers in 16 bytes, or in twice 16. Missing integers of the last group are 0. No
+ * a thread finds four neighbouring integers in 16 or in 32 bytes. Missing integers of the last group are 0. No
  * integer is the smallest number of its width; for second moments that stands for LEVEL_ZERO. Aligned to 16 bytes.
  */
 #define DEVICE_GROUP      128u
@@ -175,7 +175,7 @@ typedef struct device_tile {
     int8_t *q8;                          /* `quantise`: output; `move`: input, or NULL: see packed */
     const uint32_t *packed;              /* `move`: the integers, in groups; NULL, and no `q8`: all zero */
     const float *low_rank;               /* sums of products of factors, per element; NULL: none */
-    const int32_t *low_whole;            /* the sums as integers below 2^24, instead of low_rank */
+    const int32_t *low_whole;            /* these sums as integers below 2^24, instead of low_rank */
     const float *row_step, *column_step; /* column_step NULL: 1 */
     uint64_t count, columns, phase;
     float unit, per_unit, low_rank_unit;
@@ -212,9 +212,9 @@ typedef struct device_gathering {
 } device_gathering;
 
 /*
- * Integers, mostly 0, and nearly all others 1 or -1, in two bits each: 0, 1, 2 for -1, and 3 for any other,
- * which is in the list `wide`. Element i has the bits 2 (i mod 16) of word i / 16. Bits behind the last
- * element are 0.
+ * Integers in two bits each; nearly all are 0, 1 or -1. The bits are 0, 1, 2 for -1, and 3 for a wide integer,
+ * which is in the list `wide`. Element i has two bits of word i / 16, from bit 2 (i mod 16) on. Bits behind
+ * the last element are 0.
  */
 typedef struct device_packing {
     const int8_t *q8;
@@ -222,7 +222,7 @@ typedef struct device_packing {
     uint32_t *words;         /* (count + 15) / 16 */
     device_element_at *wide; /* in any order */
     uint32_t capacity;       /* of `wide` */
-    /* Number of wide integers, added to; may exceed the capacity, and the list then lacks the rest. */
+    /* Number of wide integers, added to. If it exceeds the capacity, the list lacks the rest. */
     uint64_t *wide_count;
 } device_packing;
 
@@ -246,11 +246,11 @@ typedef struct device_levels {
     device_exceptions exceptions; /* for `quantise_levels` */
 } device_levels;
 
-/* Statistics of a tile, as in kernels.sums_of, and of its rows. */
+/* Statistics of a tile, as in kernels.sums_of. */
 typedef struct device_sums {
     double now, moved, weighted;
     uint64_t finite, compared;
-    /* lowest: value of the lowest bit of `parent_values`; infinite: all are zero. */
+    /* lowest: value of the lowest bit in any of the parent's values; infinite: all are zero. */
     float largest, smallest, farthest, lowest;
     uint32_t parent_bits, unused;
 } device_sums;
@@ -261,8 +261,8 @@ typedef struct device_pass {
     const float *row_weight;          /* of rows; NULL: 1 */
     uint64_t count, columns, phase;
     float max[2];
-    bool lattice;            /* also parent_bits and lowest */
-    bool magnitudes;         /* rows and columns sum |now|; else positive values */
+    bool lattice;            /* also compute parent_bits and lowest */
+    bool magnitudes;         /* rows sum |now|; else positive values */
     double *row, *row_count; /* sums over each row, and the numbers of their elements; NULL: not wanted */
     device_sums *blocks;     /* room for device_pass_blocks(rows) */
     device_sums *all;        /* the result */
@@ -285,15 +285,15 @@ typedef struct device_columns {
 } device_columns;
 
 /*
- * Sums of squares of input values and of errors, as in kernels.error_of. Both arrays count as they are, or
- * rounded first (kernels.cast).
+ * Sums of squares of input values and of errors, as in kernels.error_of. Both arrays may be rounded first
+ * (kernels.cast).
  */
 typedef struct device_errors {
     const float *given, *decoded;
     uint64_t count;
     /*
-     * Room for device_error_blocks(count). now: energy; moved: errors; farthest; finite; compared: errors
-     * that are not finite.
+     * Room for device_error_blocks(count). Used fields: now (energy), moved (errors), farthest, finite, and
+     * compared (number of errors that are not finite).
      */
     device_sums *blocks;
     device_sums *all;
@@ -309,8 +309,8 @@ static inline uint64_t device_error_blocks(uint64_t count) {
 }
 
 /*
- * The high halves of a moment's values, in 2 bytes each: half the bytes for the bus. Input values are rounded so that
- * their updates do not grow, decoded values so that their updates do not shrink (scalar_moment_half).
+ * The high halves of a moment's values: only half the bytes cross the bus. Input values are rounded so that their
+ * updates do not grow, decoded values so that their updates do not shrink (scalar_moment_half).
  */
 typedef struct device_halves {
     uint16_t *to;
@@ -320,7 +320,7 @@ typedef struct device_halves {
     bool decoded; /* else input values */
 } device_halves;
 
-/* Updates of an optimizer, |m| / (sqrt(v) + eps), with each eps. An element without a finite one counts as 0. */
+/* Updates of an optimizer, |m| / (sqrt(v) + eps), for each eps. An update that is not finite counts as 0. */
 #define DEVICE_UPDATE_BOUNDS 2
 typedef struct device_updates {
     const float *values;   /* values of one moment */
@@ -343,8 +343,8 @@ typedef struct device_product {
 
 /*
  * A product of integers of one byte, whose sums are exact. left is rows x rank; right is stored transposed,
- * columns x rank. Tensor cores need a rank as device_bytes_rank gives it (zeros behind the last component),
- * columns as device_multiplies_bytes says, and addresses that are multiples of 16.
+ * columns x rank. Tensor cores need a rank from device_bytes_rank (with zeros behind the last component),
+ * columns that device_multiplies_bytes accepts, and addresses that are multiples of 16.
  */
 typedef struct device_byte_product {
     int32_t *sums;
@@ -377,8 +377,8 @@ typedef struct device_rounding {
 typedef enum device_direction { DEVICE_TO_DEVICE, DEVICE_TO_HOST, DEVICE_ON_DEVICE } device_direction;
 
 /*
- * Rows of `bytes` bytes, `stride` bytes apart, and where they are copied to: contiguous memory, or rows `to_stride`
- * bytes apart. Strides are at least `bytes` and below 2^31. Not from the host.
+ * Rows of `bytes` bytes, `stride` bytes apart, that are copied to contiguous memory, or to rows `to_stride` bytes
+ * apart. Strides are at least `bytes` and below 2^31. Rows on the host cannot be copied.
  */
 typedef struct device_rows {
     void *to;
@@ -392,10 +392,10 @@ typedef struct device_backend {
     uint32_t version; /* DEVICE_VERSION; a backend of another version is not used */
     const char *name;
 
-    /* Having 0 devices is no failure. */
+    /* Having 0 devices is not a failure. */
     device_result (*count)(int *devices, device_failure *why);
     device_result (*describe)(device_info *about, int device, device_failure *why);
-    /* Finds the device that an address belongs to; -1: none, it is the host's. */
+    /* Finds the device that an address belongs to; -1: the host. */
     device_result (*owner)(int *device, const void *address, device_failure *why);
 
     device_result (*allocate)(void **out, int device, size_t bytes, device_failure *why);
@@ -403,7 +403,7 @@ typedef struct device_backend {
     device_result (*allocate_pinned)(void **out, int device, size_t bytes, device_failure *why);
     void (*release_pinned)(int device, void *memory);
 
-    /* background: of the lowest priority, which in CUDA is the default priority of any stream. */
+    /* background: with the lowest priority, which in CUDA is the default priority of streams. */
     device_result (*queue_open)(device_queue *out, int device, bool background, device_failure *why);
     void (*queue_close)(const device_queue *queue);
     /* Work put on the queue from now on waits for what is on the stream now. */
@@ -414,14 +414,14 @@ typedef struct device_backend {
     device_result (*finish)(const device_queue *queue, device_failure *why);
 
     /*
-     * Events: points in the order of a queue that streams and threads can wait for. An event that was never recorded
-     * has passed.
+     * Events: points of a queue that streams and threads can wait for. Waiting for an event that was never recorded
+     * returns at once.
      */
     device_result (*event_new)(void **out, int device, device_failure *why);
     void (*event_free)(int device, void *event);
-    /* Records the event after all that is on the queue now. Earlier waits keep its earlier position. */
+    /* Records the event after all work on the queue. Earlier waits keep waiting for its earlier position. */
     device_result (*event_record)(void *event, const device_queue *queue, device_failure *why);
-    /* Work put on the stream, of the event's device, from now on waits for the event. */
+    /* Work put on the stream from now on waits for the event. Both are of the same device. */
     device_result (*stream_wait_event)(void *event, int device, void *stream, device_failure *why);
     /* The calling thread waits for the event. */
     device_result (*event_wait)(void *event, int device, device_failure *why);
@@ -456,8 +456,8 @@ typedef struct device_backend {
     device_result (*halves)(const device_queue *queue, const device_halves *halves, device_failure *why);
     device_result (*updates)(const device_queue *queue, const device_updates *updates, device_failure *why);
     /*
-     * In single precision throughout: exact for integers below 2^24 whose sums are, too. Rows, columns and
-     * rank are below 2^31.
+     * In single precision throughout: exact for integers if they and their sums are below 2^24. Rows, columns
+     * and rank are below 2^31.
      */
     device_result (*product)(const device_queue *queue, const device_product *product, device_failure *why);
     /* *known = false: the device has no such product, and nothing was done. */
@@ -466,8 +466,8 @@ typedef struct device_backend {
     device_result (*round)(const device_queue *queue, const device_rounding *rounding, device_failure *why);
 
     /*
-     * all: descriptions of `count` streams, at most DEVICE_STREAMS, in device memory; max: elements of the
-     * longest.
+     * all: descriptions of `count` streams, at most DEVICE_STREAMS, in device memory; max: number of elements
+     * of the longest stream.
      */
     device_result (*classify)(const device_queue *queue, const device_classes *all, uint32_t count,
                               uint32_t max, device_failure *why);

@@ -17,7 +17,7 @@ static void open_backend(void) {
         snprintf(refused, sizeof(refused), "%s", reason ? reason : "it cannot be opened");
         return;
     }
-    /* POSIX: a pointer from dlsym may be called. */
+    /* The POSIX way to convert dlsym's object pointer to a function pointer. */
     device_entry entry;
     *(void **)(void *)&entry = dlsym(library, DEVICE_ENTRY);
     const device_backend *found = entry ? entry() : NULL;

@@ -7,8 +7,8 @@
 
 /*
  * Returns the backend: libckptdelta_cuda.so, beside the library or where the system looks for libraries, or
- * the file that CKD_CUDA in the environment names. It is opened once and never closed. NULL, with E_DEVICE
- * and the reason: there is none. Thread-safe.
+ * the file that CKD_CUDA in the environment names. It is opened once and never closed. Returns NULL, with
+ * DEVICE and the reason, if there is none. Thread-safe.
  */
 const device_backend *device_backend_open(ckd_error *err);
 /* Returns the status of a failed call: NOMEM if memory was short, else DEVICE. */

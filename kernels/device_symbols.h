@@ -1,8 +1,8 @@
 /*
- * Integers as symbol streams (codec/FORMAT.md, "Symbol streams") in device memory. The codec plans. A device
- * counts symbols, and writes and reads dense streams by the tables that the codec made. A call takes any
- * number of streams and works on them in parallel. Within a stream only its lanes are parallel while its
- * states change, so few streams are slow.
+ * Integers as symbol streams (codec/FORMAT.md, "Symbol streams") in device memory. The codec makes the plan
+ * and its tables. A device counts symbols, and writes and reads dense streams. A call takes many streams and
+ * works on them in parallel. Within a stream only the lanes compute states in parallel, so few streams are
+ * slow.
  *
  * Descriptions lie in device memory, as does all that they point to.
  */
@@ -23,8 +23,8 @@ extern "C" {
 #define DEVICE_STREAMS       65535u /* largest number of streams per call */
 
 /*
- * Integers, and their finest symbols, of CLASS or SPLIT, counted by context. Little-endian, aligned to their
- * width.
+ * Integers, and their finest symbols (CLASS or SPLIT), which are counted by context. Integers are
+ * little-endian, aligned to their width.
  */
 typedef struct device_classes {
     const void *integers;
@@ -39,20 +39,20 @@ typedef struct device_classes {
     uint32_t bits;     /* for SPLIT */
     uint32_t capacity; /* entries */
     uint32_t *entries; /* nonzero counters, in any order; NULL: not wanted */
-    /* Number of entries, added to; may exceed the capacity, and the list then lacks the rest. */
+    /* Number of entries, added to. If it exceeds the capacity, the list lacks the rest. */
     uint64_t *entered;
 } device_classes;
 
 /*
- * An entry has the counter's number (context times DEVICE_SYMBOLS, plus symbol) above its lowest 16 bits,
- * which count. A counter above 65535 has several entries, which add up.
+ * The lowest 16 bits of an entry are a count. The bits above are the counter's number: context times
+ * DEVICE_SYMBOLS, plus symbol. The counts of a counter above 65535 are split over several entries.
  */
 #define DEVICE_ENTRY_BITS 16u
 
 /* Summary of up to DEVICE_EXTENT_ALL unsigned integers. */
 typedef struct device_extent {
     uint64_t low, high; /* smallest, largest */
-    /* any: the first of all integers; differing: bits in which one of these differs from it. */
+    /* any: the stream's first integer; differing: bits in which any of these integers differs from it. */
     uint64_t any, differing;
 } device_extent;
 #define DEVICE_EXTENT_EACH 32u
@@ -83,7 +83,7 @@ typedef struct device_split {
 
 /* A symbol that has states. */
 typedef struct device_symbol {
-    uint64_t base;   /* its low bits are added to it, modulo the width */
+    uint64_t base;   /* an integer is this plus its low bits, modulo the width */
     uint32_t before; /* states of earlier symbols in its table */
     uint16_t states; /* 1 ... 2^log */
     uint8_t symbol;  /* ascending in a table */
@@ -113,10 +113,10 @@ typedef struct device_code {
 #define DEVICE_WRITE_ALL       (256u * DEVICE_WRITE_EACH)
 #define DEVICE_WRITE_GROUPS(n) (((n) + DEVICE_WRITE_ALL - 1) / DEVICE_WRITE_ALL)
 
-/* Writes the payload of a dense stream: all behind its header. */
+/* Writes the payload of a dense stream: everything after its header. */
 typedef struct device_encoding {
     device_tables tables;
-    /* Per table and finest symbol: the table's symbol that it becomes, counted from the table's first. */
+    /* For each table and finest symbol, the symbol of the table that it becomes, counted from the first. */
     const uint8_t *own;
     const void *integers;
     const uint8_t *symbols;  /* the finest */
@@ -124,7 +124,7 @@ typedef struct device_encoding {
     uint32_t n;              /* 1 ... DEVICE_STREAM_MAX */
     uint32_t capacity;       /* words of the payload; words beyond are not written */
     uint32_t *payload;       /* words of 32 bits, lowest bits first */
-    uint32_t *bits;          /* of the payload, the mark at its end included */
+    uint32_t *bits;          /* of the payload, including the mark at its end */
     /* Scratch: */
     device_code *codes;   /* tables x DEVICE_SYMBOLS */
     uint16_t *next;       /* tables x 2^log */
@@ -133,10 +133,10 @@ typedef struct device_encoding {
     uint16_t *last;       /* DEVICE_STREAM_LANES: final states */
 } device_encoding;
 
-/* Reads the payload of a dense stream. Whatever it contains, nothing outside is read or written. */
+/* Reads the payload of a dense stream. No payload can make it read or write out of bounds. */
 typedef struct device_decoding {
     device_tables tables;
-    const uint32_t *payload; /* words of 32 bits, lowest bits first; as many as `bits` take */
+    const uint32_t *payload; /* words of 32 bits, lowest bits first, for `bits` bits */
     uint64_t shared;         /* the lowest `shift` bits of every integer */
     const uint8_t *contexts; /* NULL: all 0 */
     void *integers;          /* aligned to their width */

@@ -28,32 +28,32 @@ typedef struct lattice_run {
     float row_step;           /* lattice units per integer, for its row ... */
     const float *column_step; /* ... times this, for its column; NULL: 1 */
     float low_rank_unit;      /* steps per unit of the low-rank part */
-    float offset[3];          /* steps by which |q| = 1, 2, more stand below |q| */
+    float offset[3];          /* steps by which |q| = 1, 2 and more lie below |q| */
 } lattice_run;
 
-/* Likewise for second moments, whose lattice consists of levels: eighths of an octave. */
+/* The same for second moments, whose lattice consists of levels: eighths of an octave. */
 typedef struct level_run {
     bool has_parent;
     int32_t row;           /* levels added to the whole row ... */
     const int32_t *column; /* ... and these per element */
-    int32_t birth;         /* the level to start from if there is no parent, or its value is zero */
+    int32_t birth;         /* the level to start from if there is no parent or its value is zero */
     int32_t step;          /* levels per integer */
 } level_run;
 
 /* Sums over runs of a lossy tile. Initialise with LATTICE_SUMS_INIT; sums_of adds to them. */
 typedef struct lattice_sums {
-    double now, moved, weighted; /* sums of squares: of now, of now - before, of that times its weights */
-    float largest, smallest, farthest; /* largest |now|, least now, largest |now - before| */
+    double now, moved, weighted;       /* sums of squares: now, now - parent_values, that times its weights */
+    float largest, smallest, farthest; /* largest |now|, least now, largest |now - parent_values| */
     uint64_t finite, compared;         /* numbers of values and of differences in the sums */
-    uint32_t parent_bits;              /* bits of the parent's values that are set anywhere */
-    int32_t lowest_bit;                /* exponent of before's lowest bit; INT32_MAX: all are zero */
+    uint32_t parent_bits;              /* bits that are set in any of the parent's values */
+    int32_t lowest_bit;                /* exponent of their lowest bit; INT32_MAX: all are zero */
 } lattice_sums;
 #define LATTICE_SUMS_INIT \
     { .smallest = __builtin_inff(), .lowest_bit = INT32_MAX }
 
 /*
- * A run of one row, to be summed. parent_values, weight (of columns): may be NULL; without `parent_values` differences
- * are to zero. Only magnitudes of now up to limits[0], and differences up to limits[1], count.
+ * A run of one row, to be summed. parent_values (NULL: zeros) and weight (of columns) may be NULL. Only magnitudes of
+ * now up to limits[0], and differences up to limits[1], count.
  */
 typedef struct sums_run {
     const float *now, *parent_values, *weight;
@@ -69,8 +69,8 @@ typedef struct level_sums {
 } level_sums;
 
 /*
- * Sums of squares of input values and of errors, their number, and the largest error: infinite if an error is
- * not finite.
+ * Sums of squares of input values and of errors, their number, and the largest error (infinite if any is not
+ * finite).
  */
 typedef struct error_sums {
     double energy, error;
@@ -78,7 +78,7 @@ typedef struct error_sums {
     float largest;
 } error_sums;
 
-/* Sums over columns: of the elements that count, their numbers, and (or NULL) the scales of their rows. */
+/* Sums over each column: elements that count, their rows' scales (or NULL), and their number. */
 typedef struct moment_sums {
     double *sum, *scales;
     uint32_t *count;
@@ -94,8 +94,8 @@ typedef struct moment_rows {
 
 /*
  * Whole rows of a lossy block, and the factors of their low-rank part: left (rows x rank) and right (rank x columns),
- * integers in floats as for `products`. right is packed: for every LOW_RANK_PANEL columns all components, one after the
- * other, and zeros beyond the last column.
+ * integers in floats as for `products`. right is packed: for each LOW_RANK_PANEL columns it has all components, one
+ * after the other, with zeros beyond the last column.
  */
 typedef struct low_rank_tile {
     float *values;
@@ -125,14 +125,14 @@ typedef struct kernels {
 
     /*
      * Floats: rotates the bits left by one, so that the exponent leads and the sign is the lowest bit.
-     * Integers: unchanged. In place allowed.
+     * Integers stay unchanged. In place allowed.
      */
     void (*rotate_sign)(ckd_dtype dtype, void *rotated, const void *values, size_t n);
     void (*unrotate_sign)(ckd_dtype dtype, void *values, const void *rotated, size_t n);
 
     /*
-     * The context of each element in an entropy coder, from a value that the decoder knows: the biased exponent of a
-     * float (f64: in f32's bias, clamped to 0 ... 255), the bit length of an integer's magnitude. 0 ... 255.
+     * Gives each element's context in an entropy coder, 0 ... 255, from a value that the decoder knows: the biased
+     * exponent of a float (f64: in f32's bias, clamped), the bit length of an integer's magnitude.
      */
     void (*magnitude_context)(ckd_dtype dtype, uint8_t *context, const void *values, size_t n);
 
@@ -144,8 +144,8 @@ typedef struct kernels {
     bool (*cast)(ckd_dtype to, void *out, ckd_dtype from, const void *in, size_t n);
 
     /*
-     * Predicts n f32 values from those of the step before and one or two other arrays, which the rule names
-     * (`second` is not read if it takes one). out may be one of them. Returns false if the rule is unknown.
+     * Predicts n f32 values from the parent's and one or two other arrays, which the rule names (`second` is
+     * not read if it takes one). out may be one of them. Returns false if the rule is unknown.
      */
     bool (*optimizer_step)(const step_rule *rule, void *out, const void *parent_values, const void *first,
                            const void *second, size_t n);
@@ -165,7 +165,7 @@ typedef struct kernels {
     void (*lattice_apply_q8)(float *values, const int8_t *q, size_t n, const lattice_run *run);
     /*
      * sums = left (rows x rank) times right (rank x columns), integers in floats. The caller ensures that no
-     * sum of magnitudes reaches 2^24. So sums are exact in any order.
+     * sum of magnitudes reaches 2^24, so sums are exact in any order.
      */
     void (*products)(float *sums, const float *left, const float *right, size_t rows, size_t rank,
                      size_t columns);
@@ -213,27 +213,27 @@ typedef struct kernels {
     void (*moment_row)(double sums[2], const float *now, bool magnitudes, float max, size_t n);
     /*
      * moment_row for n columns of some rows. Adds to to->sum, to->count and, unless it is NULL, to->scales,
-     * where an element counts as its row's scale.
+     * to which an element adds its row's scale.
      */
     void (*moment_columns)(const moment_sums *to, const moment_rows *rows, size_t n);
-    /* quantise to bytes. Returns false, and q must not be used, if an integer does not fit a byte (or is -128). */
+    /* quantise to bytes; adds to s. If an integer is not in -127 ... 127, returns false, and q must not be used. */
     bool (*quantise_q8)(int8_t *q, level_sums *s, const float *residual, const float up[3], size_t n);
     /*
-     * lattice_residual without a low-rank part, then quantise_q8. parent_values NULL: zeros. Returns the largest
-     * magnitude of an integer. If that does not fit a byte, q must not be used.
+     * lattice_residual without a low-rank part, then quantise_q8 without sums. parent_values NULL: zeros.
+     * Returns the largest magnitude of an integer. If it does not fit a byte, q must not be used.
      */
     int32_t (*quantise_run)(int8_t *q, const float *now, const float *parent_values, const float up[3],
                             size_t n, const lattice_run *run);
     /* Adds the errors of decoded values against finite input values. */
     void (*error_of)(error_sums *s, const float *given, const float *decoded, size_t n);
     /*
-     * Is any of now, of before, or of their differences larger than its finite limit, in this order, or not a
-     * number? Compares magnitudes. positive: compares values of now and before, and negative ones count as
-     * too large; differences still by magnitude. parent_values NULL: only now.
+     * Is any value, parent's value or difference NaN, or larger than its finite limit (limits[0], [1], [2])?
+     * Compares magnitudes. positive: negative values of now or of the parent count as too large.
+     * parent_values NULL: checks only now.
      */
     bool (*beyond)(const float *now, const float *parent_values, const float limits[3], bool positive,
                    size_t n);
-    /* Whole parts of magnitudes in units, at most `max`; NaN becomes `max`. */
+    /* Bins are the whole parts of magnitudes in units, at most `max`; NaN is in bin `max`. */
     void (*bins_of)(uint16_t *bin, const float *values, float per_unit, uint16_t max, size_t n);
     /* level_apply without a parent, with q = 0. */
     void (*level_fill)(float *values, size_t n, const level_run *run);

@@ -39,7 +39,7 @@ static inline __attribute__((always_inline)) int32_t lattice_low(float low_rank,
     return scalar_units((low_rank * run->low_rank_unit) * step);
 }
 
-/* Separates the four cases, so that each is a plain loop. `low`: lattice units of the low-rank part. */
+/* Separates the four cases, so that each is a simple loop. `low`: lattice units of the low-rank part. */
 #define LATTICE_CASES(body)                                                     \
     do {                                                                        \
         const float *column = run->column_step;                                 \

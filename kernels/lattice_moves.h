@@ -1,9 +1,9 @@
 /* Moves lattice values by integers that are mostly 0; part of kernels/lattice_loops.h, which includes it. */
-/* Eight elements at a time, in the compiler's vectors: any processor's instructions give the same bits. */
+/* Eight elements at a time, in the compiler's vectors: all instruction sets give the same bits. */
 #define LANES 8
 typedef float f32x8 __attribute__((vector_size(4 * LANES)));
 typedef int32_t i32x8 __attribute__((vector_size(4 * LANES)));
-typedef uint32_t u32x8 __attribute__((vector_size(4 * LANES))); /* sums are modulo 2^32, as the format says */
+typedef uint32_t u32x8 __attribute__((vector_size(4 * LANES))); /* the format defines sums modulo 2^32 */
 typedef int8_t i8x8 __attribute__((vector_size(LANES)));
 #ifndef ROUND_EIGHT /* scalar_rint, for magnitudes below the limit */
 #define ROUND_EIGHT(x) round_eight(x)
@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) uint64_t eight_at(const int8_t *q) 
 }
 
 #define MANY \
-    8 /* times LANES; their nonzero groups are counted first, as a branch on each could not be predicted */
+    8 /* groups of LANES, whose nonzero ones are counted first: a branch on each is hard to predict */
 
 CPU_TARGET static inline __attribute__((always_inline)) void apply_q8(float *values, const int8_t *q,
                                                                       const float *column, size_t n,
@@ -105,7 +105,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void apply_q8(float *val
     }
 }
 
-/* Most integers are 0. Long stretches of zeros are skipped. */
+/* Most integers are 0, so it skips long stretches of zeros. */
 CPU_LOOP static void lattice_apply_q8(float *values, const int8_t *q, size_t n, const lattice_run *run) {
     if (run->column_step) {
         apply_q8(values, q, run->column_step, n, run);

@@ -9,10 +9,10 @@
 typedef float panel_floats __attribute__((vector_size(4 * PANEL_LANES)));
 
 #define PANEL   (2 * PANEL_LANES) /* columns */
-#define DEPTH   256               /* of the sums made at once */
+#define DEPTH   256               /* summands at once */
 #define HEIGHT  4                 /* rows */
 #define AHEAD   8  /* rows of the right side to prefetch: the processor does not predict their addresses */
-#define ABREAST 64 /* columns packed at once, so that each page of the right side is fetched once */
+#define ABREAST 64 /* columns to pack at once, so that each page of the right side is fetched once */
 
 /* HEIGHT x PANEL sums over `depth`. */
 CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *to,
@@ -37,7 +37,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void panel_sums(float *t
     memcpy(to, sums, sizeof(sums));
 }
 
-/* Packs panels that lie side by side, one after the other: `width` columns in all. */
+/* Packs neighbouring panels, `width` columns in all, one after the other. */
 static void pack_panels(float *panels, const float *right, size_t depth, size_t columns, size_t width) {
     for (size_t k = 0; k < depth; k++) {
         const float *from = right + k * columns;
@@ -78,7 +78,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void add_row(float *to, 
 
 typedef struct panel_factors {
     const float *left, *panel;
-    size_t rows, rank, depth; /* a row of `left` has `rank` elements, of which the panel needs `depth` */
+    size_t rows, rank, depth; /* a row of `left` has `rank` elements; the panel needs `depth` of them */
 } panel_factors;
 
 /* Products of all rows and one panel. Sums begin (first) or continue. */
@@ -89,7 +89,7 @@ CPU_TARGET static inline __attribute__((always_inline)) void panel_products(floa
     for (size_t i = 0; i < f->rows; i += HEIGHT) {
         size_t height = f->rows - i < HEIGHT ? f->rows - i : HEIGHT;
         const float *from[HEIGHT];
-        for (size_t r = 0; r < HEIGHT; r++) { /* missing rows are computed twice */
+        for (size_t r = 0; r < HEIGHT; r++) { /* row i stands for missing rows */
             from[r] = f->left + (i + (r < height ? r : 0)) * f->rank;
         }
         panel_sums(block, from, f->panel, f->depth);

@@ -133,10 +133,7 @@ KERNELS_FN uint32_t scalar_f32_from_f64(uint64_t bits) {
 
 /* ---- optimizer steps: FORMAT.md, "Optimizer steps", has the rules by number ---- */
 
-/*
- * A group record's coefficients, and the same numbers rounded to f32. `rate` is the gradient's scale in rules that have
- * one.
- */
+/* A group record's coefficients, also rounded to f32. In rules with a gradient scale, `rate` is this scale. */
 typedef struct scalar_step {
     double beta1, rest1, beta2, rest2, keep, decay, rate, root, eps, bias1, bias2, lr, weight_decay, momentum,
         undamped;
@@ -181,7 +178,7 @@ KERNELS_FN float scalar_gradient_bf16(const scalar_step *s, float m1, float m0) 
     return unscaled * s->rate_f;
 }
 
-/* A first moment from its earlier value and the gradient before it was scaled, as programs round it. */
+/* A first moment from its earlier value and the unscaled gradient, rounded as different programs do. */
 KERNELS_FN float scalar_moment_0(const scalar_step *s, float m, float g) {
     return m + s->rest1_f * (g * s->rate_f - m);
 }
@@ -212,7 +209,7 @@ KERNELS_FN float scalar_momentum_1(const scalar_step *s, float m, float g) {
     return (float)((double)kept + (double)s->undamped_f * (double)scaled);
 }
 
-/* exp_avg_sq from its earlier value and the gradient, as programs round it. */
+/* exp_avg_sq from its earlier value and the gradient, rounded as different programs do. */
 KERNELS_FN float scalar_square_0(const scalar_step *s, float v, float g) {
     return v * s->beta2_f + (s->rest2_f * g) * g;
 }
@@ -256,7 +253,7 @@ KERNELS_FN float scalar_adam_5(const scalar_step *s, float w, float m, float v) 
     return (float)(s->keep * (double)w - (s->rate * (double)m) / below);
 }
 
-/* Weights of SGD from their earlier values and the momentum, which includes the gradient already. */
+/* Weights of SGD from their earlier values and the momentum, which already includes the gradient. */
 KERNELS_FN float scalar_sgd_0(const scalar_step *s, float w, float m) {
     return w - s->lr_f * m;
 }

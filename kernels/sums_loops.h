@@ -6,7 +6,7 @@
 typedef float half_floats __attribute__((vector_size(4 * HALF)));
 typedef double half_doubles __attribute__((vector_size(8 * HALF)));
 typedef float loose_floats
-    __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in an array */
+    __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* at any float's address */
 
 #ifndef STORE_NARROW /* integers as bytes, if they fit */
 #define STORE_NARROW(to, x)                                \
@@ -42,8 +42,8 @@ SUMS_INLINE void add_squares(half_doubles to[2], const f32x8 *v) {
 }
 
 /*
- * Lowers l->lowest to the value of the lowest bit of each float but zeros. Values that are not finite have
- * none, or an infinite one.
+ * Lowers l->lowest to the value of the lowest bit of each nonzero float. That of a value that is not finite is
+ * NaN or infinite, and never lower.
  */
 SUMS_INLINE void add_lowest(lanes *l, const f32x8 *of) {
     i32x8 bits = AS_INTEGERS(*of), size = bits & INT32_MAX, power = (bits & 0x7fffff) == 0;
@@ -61,7 +61,7 @@ typedef struct lane_rules {
     bool lattice;
 } lane_rules;
 
-/* before, weight: may be NULL. */
+/* parent_values, weight: may be NULL. */
 SUMS_INLINE void add_lanes(lanes *l, const float *now, const float *parent_values, const float *weight,
                            const lane_rules *rules) {
     f32x8 v, b, w;
@@ -114,7 +114,7 @@ SUMS_INLINE void take_lanes(lattice_sums *s, const lanes *l, bool has_parent, bo
     s->weighted += weight ? lane_total(l->weighted) : moved;
 }
 
-/* Inlined for the constants has_before, has_weight and lattice. */
+/* Inlined for the constants has_parent, has_weight and lattice. */
 SUMS_INLINE void add_run(lattice_sums *s, const sums_run *run, bool has_parent, bool has_weight, bool lattice,
                          size_t n) {
     const float *const now = run->now, *const parent_values = has_parent ? run->parent_values : NULL,
@@ -218,7 +218,7 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
 
 /* ---- integers in bytes, from values ---- */
 
-#ifndef ANY_EIGHT /* has any element its highest bit set? */
+#ifndef ANY_EIGHT /* is the highest bit of any element set? */
 #define ANY_EIGHT(x)                                                            \
     __extension__({                                                             \
         uint64_t any_[LANES / 2];                                               \
@@ -227,11 +227,11 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
     })
 #endif
 #define AT_ONCE     4      /* times LANES; nearly always all or none of them are zeros */
-#define SURELY_LESS 0.999f /* of a threshold; rounding changes a quotient by less */
+#define SURELY_LESS 0.999f /* of a threshold; rounding changes a quotient by less than 0.1 % */
 
 /*
- * A difference in lattice units, and a step. before, column: may be NULL. Macros pass by value; an address
- * would force vectors into memory.
+ * A difference in lattice units, and a step. parent_values, column: may be NULL. These are macros, as passing
+ * vectors by address would force them into memory.
  */
 #define DIFFERENCE_EIGHT(now, parent_values, r)                   \
     __extension__({                                               \
@@ -253,7 +253,7 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
 #define CANDIDATES(difference, step) \
     AS_INTEGERS(AS_FLOATS((AS_FLOATS(AS_INTEGERS(difference) & INT32_MAX) >= (step)*less)))
 
-/* scalar_quantised of lattice_residual's quotients; those beyond the limit do not fit. */
+/* scalar_quantised of lattice_residual's quotients. Levels are not limited, as large ones do not fit a byte. */
 #define QUANTISE_EIGHT(q8, difference, step)                                                    \
     do {                                                                                        \
         f32x8 quotient_ = (difference) / (step);                                                \
@@ -269,7 +269,7 @@ CPU_LOOP static bool quantise_q8(int8_t *q8, level_sums *s, const float *residua
         STORE_NARROW(q8, (level_ ^ sign_) - sign_);                                             \
     } while (0)
 
-/* Values to quantise. before, column (steps): may be NULL. */
+/* Values to quantise. parent_values, column (steps): may be NULL. */
 typedef struct quantise_source {
     const float *now, *parent_values, *column;
 } quantise_source;

@@ -1,8 +1,8 @@
 /* Loops over runs of a lossy tile, for encoders; part of kernels/cpu_loops.h, which includes it. */
 
 /*
- * Compares bits: larger magnitudes, and NaNs, are larger integers. The final result is a sign: of a
- * difference, or of a value that has kept its own.
+ * Compares bits: larger magnitudes, and NaNs, are larger integers. The top bit of `any` collects the signs of
+ * limits minus bits and, if `positive`, of the values.
  */
 CPU_LOOP static bool beyond(const float *now, const float *parent_values, const float limits[3],
                             bool positive, size_t n) {
@@ -45,7 +45,7 @@ CPU_LOOP static void level_fill(float *values, size_t n, const level_run *run) {
 
 /* ---- means of rows and columns ---- */
 
-/* Masks the elements that count: positive and finite, by their bits. Negative ones are no larger than 0. */
+/* Masks the elements that count: positive and at most `max`. Compares bits; those of negative elements are below 0. */
 SUMS_INLINE void counted(i32x8 *counts, f32x8 *kept, const float *now, int32_t mask, int32_t max) {
     i32x8 bits;
     memcpy(&bits, now, sizeof(bits));

@@ -7,11 +7,10 @@
 
 /* ---- threads: eight per stream ---- */
 
-#define SPREAD_WARP  32u
-#define SPREAD_WARPS (LAUNCH_THREADS / SPREAD_WARP)
-#define SPREAD_EACH  (LAUNCH_THREADS / DEVICE_STREAM_LANES) /* largest number of streams of a block */
-#define SPREAD_BLOCKS \
-    256u /* blocks over which few streams are spread: a stream waits for memory nearly all the time */
+#define SPREAD_WARP   32u
+#define SPREAD_WARPS  (LAUNCH_THREADS / SPREAD_WARP)
+#define SPREAD_EACH   (LAUNCH_THREADS / DEVICE_STREAM_LANES) /* largest number of streams of a block */
+#define SPREAD_BLOCKS 256u /* blocks that share few streams: a stream waits for memory nearly all the time */
 
 static inline uint32_t spread_blocks(uint32_t count) {
     uint32_t full = (count + SPREAD_EACH - 1) / SPREAD_EACH,
@@ -28,7 +27,7 @@ DEVICE_FN uint32_t spread_stream(const place *at) {
 /* ---- tables: one block each ---- */
 
 typedef struct table_shared {
-    uint8_t owner[1u << DEVICE_STREAM_LOG]; /* of each state: its symbol, counted from the table's first */
+    uint8_t owner[1u << DEVICE_STREAM_LOG]; /* each state's symbol, counted from the table's first */
 } table_shared;
 
 typedef struct table_own {
@@ -39,7 +38,7 @@ DEVICE_FN uint32_t table_symbols(const device_tables *t, uint32_t table) {
     return t->first[table + 1] - t->first[table];
 }
 
-/* Gives symbol `thread` of the table, if there is one, its states. */
+/* Assigns states to symbol `thread` of the table, if there is one. */
 DEVICE_FN void table_spread(const device_tables *t, uint32_t table, uint32_t thread, table_shared *s) {
     if (thread < table_symbols(t, table)) {
         const device_symbol *symbol = &t->symbol[t->first[table] + thread];
@@ -52,8 +51,8 @@ DEVICE_FN void table_spread(const device_tables *t, uint32_t table, uint32_t thr
 }
 
 /*
- * Builds the block's table in two phases; the first one spreads the symbols. true: the table exists, and this
- * is the second phase, when all states have owners.
+ * Spreads the symbols of the block's table in phase 0. Returns true in phase 1, when all states have owners,
+ * if the table exists.
  */
 DEVICE_FN bool table_is_spread(const place *at, const device_tables *t, table_shared *s, int phase) {
     if (phase == 0 && at->block < t->tables) {

@@ -1,7 +1,7 @@
 /*
- * Reads dense streams; one thread has all lanes of a stream. The place of an element's bits depends on all
- * elements before it, so one can look ahead only by a round of the (up to eight) lanes. A round looks up its
- * states, adds up their bits, and then fetches them.
+ * Reads dense streams; one thread reads all lanes of a stream. The position of an element's bits depends on all
+ * elements before it, so a thread works ahead only within a round of the (up to eight) lanes. A round looks
+ * up its states, adds up their bits, and then fetches them.
  */
 #ifndef KERNELS_CUDA_DENSE_READ_H
 #define KERNELS_CUDA_DENSE_READ_H
@@ -85,7 +85,7 @@ DEVICE_FN void store_integer(void *to, uint32_t width, uint32_t i, uint64_t v) {
     }
 }
 
-/* A stream as its thread has it in registers, and the reader's position. */
+/* A stream, for its thread's registers, and the reader's position. */
 typedef struct stream_reader {
     const uint32_t *payload, *states, *first;
     const device_symbol *symbol;
@@ -141,8 +141,8 @@ DEVICE_FN void lanes_look(stream_lanes *lanes, const stream_reader *r, uint32_t 
 }
 
 /*
- * Reads the element whose entry tells its bits, and sets the lane's next state. Nothing is stored in memory meanwhile.
- * A load cannot be moved before a store that it may depend on, and then each element would wait for its own loads.
+ * Reads the element that has this entry, and sets the lane's next state. It stores nothing in memory: compilers cannot
+ * move a load before a store that it may depend on, so each element would wait for its own loads.
  */
 DEVICE_FN uint64_t read_one(stream_reader *r, stream_lanes *lanes, uint32_t j, uint32_t entry,
                             uint64_t base) {
@@ -153,7 +153,7 @@ DEVICE_FN uint64_t read_one(stream_reader *r, stream_lanes *lanes, uint32_t j, u
     return (value + base) << r->shift | r->shared;
 }
 
-/* Reads one element per lane, from element i on. false: not all of their bits are there. */
+/* Reads one element per lane, from element i on. Returns false if bits are missing. */
 DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
     uint32_t entry[DEVICE_STREAM_LANES], bits = 0;
     uint64_t value[DEVICE_STREAM_LANES];
@@ -189,7 +189,7 @@ DEVICE_FN bool read_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
 
 /* ---- full rounds ---- */
 
-/* The 64 bits from bit `at` on; of the words behind the payload, the last one stands for the others. */
+/* Returns the 64 bits from bit `at` on. The payload's last word stands for missing words. */
 DEVICE_FN uint64_t window_at(const stream_reader *r, uint32_t at) {
     const uint32_t word = at / 32, shift = at % 32;
     const uint32_t second = word + 1 < r->last ? word + 1 : r->last,
@@ -200,9 +200,9 @@ DEVICE_FN uint64_t window_at(const stream_reader *r, uint32_t at) {
 }
 
 /*
- * Reads a round of all eight lanes, with another element behind each, of at most 32 low bits. It is the same as
- * read_round, but has no conditions. A condition around a load makes the thread wait there, and its loads then follow
- * each other instead of overlapping. Most rounds of most streams are such rounds.
+ * As read_round, but for all eight lanes, each with another element behind, and for at most 32 low bits. It has no
+ * conditions: a condition around a load makes the thread wait there, so loads do not overlap. Most rounds of most
+ * streams are full.
  */
 DEVICE_FN bool read_full_round(stream_reader *r, stream_lanes *lanes, uint32_t i) {
     uint32_t entry[DEVICE_STREAM_LANES], after[DEVICE_STREAM_LANES], below[DEVICE_STREAM_LANES], at = r->at;

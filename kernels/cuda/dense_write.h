@@ -1,7 +1,7 @@
 /*
- * Writes dense streams. The coder is a stack, so elements go from the last to the first. Only states depend
- * on earlier ones, and only within a lane. So eight threads take a lane each and record the state bits that
- * each element writes. Then all threads know how many bits come before theirs, and write.
+ * Writes dense streams. The coder is a stack, so it takes elements from the last to the first. Only a lane's
+ * states depend on each other. So up to eight threads take one lane each and record the state bits that each
+ * element writes. All threads then count the bits that come before theirs, and write in parallel.
  */
 #ifndef KERNELS_CUDA_DENSE_WRITE_H
 #define KERNELS_CUDA_DENSE_WRITE_H
@@ -52,10 +52,10 @@ KERNEL_IN_PHASES(write_tables, write_arguments, table_shared, table_own, 2)
 
 /* ---- states ---- */
 
-#define TRACE_BITS  12u /* state bits of a trace; their number is above them */
+#define TRACE_BITS  12u /* state bits of a trace, which has their number above them */
 #define TRACE_AHEAD 4u  /* elements whose codes are fetched before their states are known */
 
-/* Where the codes of elements are, in a thread's registers. */
+/* Addresses of elements' codes, for a thread's registers. */
 typedef struct code_source {
     const device_code *codes;
     const uint8_t *symbols, *contexts, *table_of;
@@ -72,13 +72,13 @@ DEVICE_FN const device_code *code_at(const code_source *from, uint32_t i) {
     return &from->codes[table_at(from, i) * DEVICE_SYMBOLS + from->symbols[i]];
 }
 
-/* The codes of a lane's next elements: how many, what is added to the state, and the states that follow. */
+/* The codes of a lane's next elements: their number, their add_bits, and their tables of next states. */
 typedef struct codes_ahead {
     uint32_t some, add[TRACE_AHEAD];
     const uint16_t *next[TRACE_AHEAD];
 } codes_ahead;
 
-/* Fetches the codes of the last elements of `left` of a lane. */
+/* Fetches the codes of the last of a lane's `left` elements. */
 DEVICE_FN codes_ahead codes_look(const code_source *from, const device_encoding *e, uint32_t lane,
                                  uint32_t left) {
     const uint32_t lanes = e->tables.lanes, last = left ? lane + lanes * (left - 1) : 0;
@@ -97,7 +97,7 @@ DEVICE_FN codes_ahead codes_look(const code_source *from, const device_encoding 
     return c;
 }
 
-/* Codes are fetched before the states of earlier elements are stored: no load is moved before a store. */
+/* Fetches codes before it stores traces, as the compiler does not move a load before a store. */
 DEVICE_FN uint32_t write_lane(const device_encoding *e, uint32_t lane) {
     const uint32_t lanes = e->tables.lanes;
     const code_source from = codes_of(e);
@@ -139,7 +139,7 @@ KERNEL(write_states, write_arguments)
 /* ---- bits ---- */
 
 typedef struct write_shared {
-    uint32_t bits[LAUNCH_THREADS]; /* of each thread's elements; then of all elements behind them */
+    uint32_t bits[LAUNCH_THREADS]; /* of each thread's elements; later of all elements behind them */
 } write_shared;
 
 DEVICE_FN uint32_t bits_of(const device_encoding *e, const code_source *from, uint32_t i) {
@@ -176,7 +176,7 @@ DEVICE_FN void write_sizes(const place *at, const write_arguments *a, write_shar
 }
 KERNEL_IN_PHASES(write_sizes, write_arguments, write_shared, table_own, 2)
 
-/* Bits to be written. A thread shares its first and its last word with other threads. */
+/* Bits to write. A thread shares its first and its last word with other threads. */
 typedef struct bit_writer {
     uint64_t bits;
     uint32_t *words;
@@ -219,7 +219,7 @@ DEVICE_FN void write_one(bit_writer *w, const device_encoding *e, const code_sou
     }
 }
 
-/* Writes what follows the first element: the final states, and the mark. */
+/* Writes the final states and the mark, which follow the first element. */
 DEVICE_FN void write_end(bit_writer *w, const device_encoding *e) {
     for (uint32_t lane = e->tables.lanes; lane-- > 0;) {
         writer_put(w, e->last[lane], e->tables.log);

@@ -1,6 +1,6 @@
 /*
  * Operations on single elements: residuals, rotations, contexts, casts, optimizer steps. A thread takes the
- * elements in 16 bytes, so that each memory access has 16 bytes. If addresses do not allow that, it reads and
+ * elements in 16 bytes of each input, and accesses them at once. If addresses do not allow that, it reads and
  * writes the elements one by one.
  */
 #ifndef KERNELS_CUDA_ELEMENTS_H
@@ -18,7 +18,7 @@ typedef struct step_spans {
     scalar_step step;
 } step_spans;
 
-#define ELEMENT_BYTES 16u /* per thread and array */
+#define ELEMENT_BYTES 16u /* per thread and input */
 
 DEVICE_FN bool elements_aligned(const void *address, size_t bytes) {
     return (uintptr_t)address % bytes == 0;
@@ -26,7 +26,7 @@ DEVICE_FN bool elements_aligned(const void *address, size_t bytes) {
 
 /* Number of elements of a type in 16 bytes. */
 #define ELEMENTS_OF(type) (ELEMENT_BYTES / (uint32_t)sizeof(type))
-/* n elements of `type`, accessed at once; n elements of the operation's widest type have 16 bytes. */
+/* n elements of `type`, accessed at once; n elements of the input type have 16 bytes. */
 #define DEFINE_LANES(name, type, n)                   \
     typedef struct ALIGNED(sizeof(type) * (n)) name { \
         type at[n];                                   \
@@ -215,7 +215,7 @@ static inline elements_launch cast_launch_of(ckd_dtype to, ckd_dtype from) {
     return from == CKD_F64 && to == CKD_F32 ? cast_f64_f32_launch : NULL;
 }
 
-/* Returns the launch of a rule that knows the gradient; NULL: there is none. */
+/* Returns the launch of a rule from 49 to 69, which has a gradient scale; NULL: there is none. */
 static inline step_launch gradient_launch_of(uint32_t rule) {
     switch (rule) {
     case 49:
@@ -296,7 +296,7 @@ static inline step_launch step_launch_of(uint32_t rule) {
     }
 }
 
-/* Returns NULL if there is no kernel. Sizes are those of the elements read. */
+/* Returns NULL if there is no kernel. size: of an input element. */
 static inline elements_launch elements_launch_of(const device_elements *what, size_t size) {
     bool turned = elements_are_float(what->dtype);
     switch (what->operation) {
@@ -325,7 +325,7 @@ static inline elements_launch elements_launch_of(const device_elements *what, si
     }
 }
 
-/* Equals ckd_dtype_size; the backend is not linked with that. */
+/* Equals ckd_dtype_size, which the backend is not linked with. */
 static inline size_t elements_size(ckd_dtype dtype) {
     static const uint8_t sizes[] = {0, 8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 8, 4, 2, 1, 1};
     return (size_t)dtype < sizeof(sizes) ? sizes[dtype] : 0;

@@ -1,5 +1,5 @@
 /*
- * XXH3-64, seed 0, of pages of up to 4 KiB: the part of a block's content hash that must see the values.
+ * XXH3-64, seed 0, of pages of up to 4 KiB: the part of a block's content hash that reads the values.
  * Written from xxHash's specification (doc/xxhash_spec.md of https://github.com/Cyan4973/xxHash, version
  * 0.2.0, "XXH3 Algorithm Overview"). Tests compare it with the library that the host uses. For pages longer
  * than 240 bytes eight threads each have one of the eight accumulators.
@@ -55,7 +55,7 @@ DEVICE_FN uint64_t hash_load32(const uint8_t *from) {
 DEVICE_FN uint64_t hash_load64(const uint8_t *from) {
     return hash_load32(from) | hash_load32(from + 4) << 32;
 }
-/* Uses as few accesses as the address allows. */
+/* Makes as few accesses as the address allows. */
 DEVICE_FN uint64_t hash_word(const uint8_t *from) {
     if ((uintptr_t)from % 8 == 0) {
         return *(const uint64_t *)(const void *)from;
@@ -74,7 +74,7 @@ DEVICE_FN uint64_t hash_swap(uint64_t v) {
 DEVICE_FN uint64_t hash_rotate(uint64_t v, uint32_t by) {
     return v << by | v >> (64 - by);
 }
-/* Multiplies, and folds both halves of the product into one. */
+/* Multiplies, and xors the halves of the product. */
 DEVICE_FN uint64_t hash_fold(uint64_t a, uint64_t b) {
 #if defined(__CUDA_ARCH__)
     return (a * b) ^ __umul64hi(a, b);

@@ -21,7 +21,7 @@ typedef struct ALIGNED(16) four_integers {
     int32_t at[LATTICE_EACH];
 } four_integers;
 
-/* The n elements of a thread, and the place of the first one in the matrix. */
+/* The n elements of a thread, and the first one's position in the matrix. */
 typedef struct lattice_four {
     uint64_t first, row, column;
     uint32_t n;
@@ -150,11 +150,10 @@ KERNEL(scatter_elements, device_scattering)
 
 /* ---- integers of a tile ---- */
 
-#define QUANTISE_TURNS 4u /* per block, so that it seldom adds to the tile's sums */
-#define QUANTISE_SUMS \
-    32u /* threads that add up each of the seven sums; these are integers, so their order does not matter */
+#define QUANTISE_TURNS 4u  /* per block, so that it seldom adds to the tile's sums */
+#define QUANTISE_SUMS  32u /* threads that add up each of the seven sums; integers can be added in any order */
 
-/* Results of a block's threads, on their way to the tile's sums. */
+/* Results of a block's threads, to be added to the tile's sums. */
 typedef struct quantise_shared {
     int64_t below[3][LAUNCH_THREADS];
     uint32_t count[3][LAUNCH_THREADS];
@@ -359,8 +358,8 @@ typedef struct ALIGNED(16) sixteen_bytes {
 } sixteen_bytes;
 
 /*
- * Other integers of each thread; then the number of the block's before them. A block takes room for all of
- * its own at once, as nearly all integers may be others.
+ * Numbers of wide integers: of each thread; later of the threads before it. A block reserves room for all of
+ * its wide integers at once, as nearly all integers may be wide.
  */
 typedef struct pack_shared {
     uint32_t others[LAUNCH_THREADS];
@@ -441,13 +440,13 @@ KERNEL_IN_PHASES(pack_q8, device_packing, pack_shared, pack_own, 3)
 
 /* ---- unpacking from the host ---- */
 
-/* Returns the integer of `width` bits from bit `at` of a lane on. low, high: the words of the lane that hold it. */
+/* Returns the integer of `width` bits from bit `at` of a lane on. low, high: the lane's words that contain it. */
 DEVICE_FN int32_t unpack_one(int32_t low, int32_t high, uint32_t at, uint32_t width) {
     uint64_t lane = (uint64_t)(uint32_t)high << 32 | (uint32_t)low;
     return (int32_t)((uint32_t)(lane >> at) << (32 - width)) >> (32 - width);
 }
 
-/* width: output, of the group. */
+/* width: output, the width of the group. */
 DEVICE_FN four_integers unpack_four(const uint32_t *packed, const lattice_four *f, uint32_t *width) {
     four_integers q = {{0, 0, 0, 0}}, low, high = {{0, 0, 0, 0}};
     const uint32_t head = f->n ? packed[f->first / DEVICE_GROUP] : 0;

@@ -1,10 +1,10 @@
 /*
- * Makes one source of a kernel both CUDA and C. A kernel is a function of one thread. nvcc launches it. Any C
- * compiler runs it thread by thread over the same geometry (EMULATED), which tests its arithmetic and indices
- * without a GPU.
+ * Makes one source of a kernel both CUDA and C. A kernel is a function of one thread. With nvcc it runs on a
+ * device. With any C compiler it runs thread by thread over the same geometry (EMULATED), which tests its
+ * arithmetic and indices without a GPU.
  *
- * Threads of a block that share memory do so in phases: all threads of the block meet between two phases. A
- * thread keeps its own struct from one phase to the next, in registers on a device.
+ * Threads of a block share memory in phases, with a barrier between two phases. A thread keeps its own struct
+ * from one phase to the next, in registers on a device.
  */
 #ifndef KERNELS_CUDA_LAUNCH_H
 #define KERNELS_CUDA_LAUNCH_H
@@ -36,8 +36,8 @@ typedef struct cuda_kernel {
 
 /*
  * Launches LAUNCH_THREADS threads per block; failures of the kernel appear later, at device_backend.finish.
- * It does not use <<<>>>: only cudaGetLastError reports the outcome of that, and also errors that the host
- * program left there before (cudaErrorNotReady of an event that it polled).
+ * It does not use <<<>>>: only cudaGetLastError reports the outcome of <<<>>>, and it also returns errors that
+ * the host program caused before (cudaErrorNotReady of an event that it polled).
  */
 device_result cuda_launch(const cuda_kernel *kernel, const device_queue *queue, uint32_t blocks,
                           uint32_t spans, const void *arguments, device_failure *why);
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void or_u32(uint32_t *to, uint32_t bits) {
 static __device__ __forceinline__ void raise_u32(uint32_t *to, uint32_t n) {
     atomicMax(to, n);
 }
-/* Only for numbers that are not negative: they are ordered as their bits. */
+/* Only for numbers that are not negative: their order is that of their bits. */
 static __device__ __forceinline__ void raise_double(double *to, double n) {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(n));
 }
@@ -121,8 +121,8 @@ static inline __attribute__((unused)) void raise_double(double *to, double n) {
 }
 
 /*
- * The file that includes this defines EMULATED_LAUNCH(queue, name, why) and EMULATED_LANDED(). They run
- * before and after each launch; the first one may fail.
+ * The including file defines EMULATED_LAUNCH(queue, name, why) and EMULATED_LANDED(). They run before and
+ * after each launch; EMULATED_LAUNCH may fail.
  */
 
 /* Runs blocks and threads from the last to the first, which exposes code that depends on their order. */

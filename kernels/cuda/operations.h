@@ -1,6 +1,6 @@
 /*
- * The operations of a device_backend: which kernels they launch. Included by the backend, and by its
- * emulation in the tests.
+ * The operations of a device_backend, which launch kernels. The backend includes it, and so does its emulation
+ * in the tests.
  */
 #ifndef KERNELS_CUDA_OPERATIONS_H
 #define KERNELS_CUDA_OPERATIONS_H
@@ -142,7 +142,7 @@ static device_result run_split(const device_queue *queue, device_split_step step
                                         : add_levels_launch(queue, blocks, count, &a, why);
 }
 
-/* States come first, as only they depend on each other. The numbers of bits then tell each thread where to write. */
+/* States come first, as only they depend on each other. Numbers of bits then give each thread's position. */
 static device_result run_encode(const device_queue *queue, const device_encoding *all, uint32_t count,
                                 uint32_t max, device_failure *why) {
     write_arguments a = {all, count};

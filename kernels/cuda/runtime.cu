@@ -39,9 +39,9 @@ typedef struct device_scope {
 } device_scope;
 
 /*
- * Tells whether this process has used the device. Since CUDA 12, making a device current initialises it,
- * which takes hundreds of MB of its memory. A thread that never chose a device has device 0, and restoring
- * that must not initialise it.
+ * Has this process used the device? Since CUDA 12, making a device current initialises it, which takes
+ * hundreds of MB of its memory. A thread that never chose a device has device 0; restoring device 0 must not
+ * initialise it.
  */
 static bool is_used(int device) {
     typedef int (*state_fn)(int, unsigned int *, int *);
@@ -199,7 +199,7 @@ static device_result blas_failed(device_failure *why, const char *call, cublasSt
 
 /*
  * Uses single precision throughout (pedantic: no TF32), so that sums of integers below 2^24 are exact in any
- * order. cuBLAS stores matrices by columns, so ours are the transposes of its own: sums' = right left'.
+ * order. cuBLAS stores matrices by columns, so it sees ours transposed: sums' = right' left'.
  */
 static device_result multiply(cublasHandle_t blas, const device_product *p, device_failure *why) {
     const float one = 1, zero = 0;
@@ -211,7 +211,7 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
                                    p->left_transposed ? rows : rank, &zero, p->sums, columns));
 }
 
-/* Called for the first product of a queue: making a handle takes memory, and waits for the whole device. */
+/* Runs at the first product of a queue: making a handle takes memory, and waits for the whole device. */
 static device_result products_open(device_queue *queue, device_failure *why) {
     cublasHandle_t blas = NULL;
     device_result result = blas_failed(why, "cublasCreate", cublasCreate(&blas));
@@ -246,8 +246,8 @@ device_result cuda_product(const device_queue *queue, const device_product *prod
 }
 
 /*
- * Tensor cores support one layout for integers: both factors are turned so that summands are contiguous. The
- * only scalars allowed are 0 and 1.
+ * Tensor cores support one layout for integers: the summands of both factors are contiguous. The only scalars
+ * allowed are 0 and 1.
  */
 static device_result multiply_bytes(cublasHandle_t blas, bool *known, const device_byte_product *p,
                                     device_failure *why) {
@@ -266,7 +266,7 @@ device_result cuda_byte_product(const device_queue *queue, bool *known, const de
     *known = true;
     if (s.result == DEVICE_DONE) {
         cublasHandle_t blas = (cublasHandle_t)queue->products;
-        /* Pedantic mode excludes fast algorithms for integers, all of which are exact. */
+        /* Pedantic mode would exclude fast algorithms. For integers all algorithms are exact. */
         s.result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_DEFAULT_MATH));
         if (s.result == DEVICE_DONE) {
             s.result = multiply_bytes(blas, known, product, why);
@@ -323,7 +323,7 @@ void cuda_queue_close(const device_queue *queue) {
     cuda_event_free(queue->device, queue->finished);
 }
 
-/* Makes `later` wait for what is on `earlier` now. */
+/* Makes `later` wait for the work that is on `earlier` now. */
 static device_result one_behind_the_other(int device, cudaStream_t later, cudaStream_t earlier,
                                           device_failure *why) {
     cudaEvent_t event = NULL;
@@ -339,7 +339,7 @@ static device_result one_behind_the_other(int device, cudaStream_t later, cudaSt
         result = failed(why, "cudaStreamWaitEvent", cudaStreamWaitEvent(later, event, 0));
     }
     if (event) {
-        cudaEventDestroy(event); /* CUDA frees it once it has happened */
+        cudaEventDestroy(event); /* CUDA frees it once it has passed */
     }
     return scope_leave(&s, result);
 }
@@ -353,7 +353,7 @@ device_result cuda_stream_after_queue(const device_queue *queue, void *stream, d
 }
 
 /*
- * Waits by the queue's mark, so that the thread sleeps. A queue that cuda_queue_open did not make has only a
+ * Waits for the queue's event, so that the thread sleeps. A queue that cuda_queue_open did not make has only a
  * stream.
  */
 device_result cuda_finish(const device_queue *queue, device_failure *why) {
@@ -369,7 +369,7 @@ device_result cuda_finish(const device_queue *queue, device_failure *why) {
     return scope_leave(&s, result);
 }
 
-/* ---- marks ---- */
+/* ---- events ---- */
 
 device_result cuda_event_new(void **out, int device, device_failure *why) {
     cudaEvent_t event = NULL;
@@ -377,9 +377,9 @@ device_result cuda_event_new(void **out, int device, device_failure *why) {
     device_result result = s.result;
     if (result == DEVICE_DONE) {
         /*
-         * A thread that waits for the mark sleeps. It may be a trainer's, a saver's or a pool's, and its core
-         * has better things to do. By default the thread would poll while the queue waits for time that the
-         * trainer's kernels leave.
+         * A thread that waits for the event sleeps, so that other threads can use its core. By default it would
+         * poll while the queue waits for time that the trainer's kernels leave. It may be a trainer's thread, a
+         * saver's or a pool's.
          */
         result = failed(why, "cudaEventCreate",
                         cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));

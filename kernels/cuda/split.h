@@ -36,7 +36,7 @@ DEVICE_FN void extent_look(const place *at, const device_split *s, extent_shared
     e->differing[at->thread] = differing;
 }
 
-/* Joins the results of `count` threads, `stride` apart, in the first one's. */
+/* Joins the results of `count` threads, `stride` apart, into those of the first one. */
 DEVICE_FN void extent_join(extent_shared *e, uint32_t first, uint32_t stride, uint32_t count) {
     for (uint32_t i = 1; i < count; i++) {
         uint32_t j = first + i * stride;

@@ -1,5 +1,5 @@
 /*
- * Statistics of lossy tiles. Sums are doubles, in an order that depends on the shapes alone, without atomic
+ * Statistics of lossy tiles. Sums are doubles. Their order depends only on the shapes, without atomic
  * additions: per thread, per row, per block, then over all blocks.
  */
 #ifndef KERNELS_CUDA_SUMS_H
@@ -9,7 +9,7 @@
 #include "kernels/scalar_lattice.h"
 
 #define SUMS_LANES 32u /* threads per row */
-#define SUMS_TREE  5   /* phases that join them: 2^5 = 32 */
+#define SUMS_TREE  5   /* phases that join a row's threads: 2^5 = 32 */
 #define BLOCK_TREE 8   /* phases that join the threads of a block: 2^8 = 256 */
 
 DEVICE_FN device_sums sums_none(void) {

@@ -1,4 +1,4 @@
-/* Finest symbols of differences, and their counts per context. */
+/* Finest symbols of integers, and their counts per context. */
 #ifndef KERNELS_CUDA_SYMBOLS_H
 #define KERNELS_CUDA_SYMBOLS_H
 
@@ -7,9 +7,9 @@
 
 #define CLASS_EACH 128u /* elements per thread; many, so that counters are seldom zeroed and added */
 #define CLASS_ALL  (LAUNCH_THREADS * CLASS_EACH)
-/* Contexts counted in shared memory: as many as fit. Other contexts are counted in the result itself. */
+/* Contexts to count in shared memory, as many as fit. Others are counted in device memory. */
 #define CLASS_WINDOW 40u
-#define CLASS_ABOVE  12u /* of these, above the mean; magnitudes have their tail below */
+#define CLASS_ABOVE  12u /* of these, above the mean context; the tail of magnitudes is below it */
 
 typedef struct class_arguments {
     const device_classes *all;
@@ -21,7 +21,7 @@ typedef struct class_shared {
 } class_shared;
 
 typedef struct class_own {
-    uint32_t first; /* context of the window */
+    uint32_t first; /* first context of the window */
 } class_own;
 
 /* Integer i of an array of integers of `width` bytes. */
@@ -65,7 +65,7 @@ DEVICE_FN void class_begin(const place *at, const device_classes *c, class_share
     (void)c;
 }
 
-/* One element per thread shows about where contexts lie. The window only makes counting faster. */
+/* One element per thread estimates the mean context. The window only makes counting faster. */
 DEVICE_FN void class_look(const place *at, const device_classes *c, class_shared *s) {
     uint64_t i = (uint64_t)at->block * CLASS_ALL + at->thread * CLASS_EACH;
     if (c->contexts && i < c->n) {
