@@ -86,7 +86,7 @@ void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimiz
 void slot_set_busy(shared_slot *s, bool busy);
 bool slot_is_busy(const shared_slot *s);
 /*
- * Called by the writer: training failed soon after it restored the values of this checkpoint from the memory of an
+ * Called by the writer: training went wrong soon after it restored the values of this checkpoint from the memory of an
  * agent. The next launch must load them from the store. The slot itself does not change. The mark stays until another
  * checkpoint gets it.
  */
@@ -143,8 +143,8 @@ typedef struct slot_part {
 } slot_part;
 /*
  * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the
- * slot. Only the state is copied, not its lineage: its parent is the newest checkpoint there before its step. Errors:
- * those of slot_save.
+ * slot. Only the state is copied, not its lineage: the parent of the copy is the newest checkpoint there before its
+ * step. Errors: those of slot_save.
  */
 ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part *p, ckd_error *err);
 /* Returns the bytes of the part's values; without a plan, of the whole slot. */
