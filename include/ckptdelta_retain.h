@@ -202,7 +202,7 @@ typedef enum ckd_kept {
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
     CKD_KEPT_WITHIN = 32,
-    CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a sound one follows */
+    CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a healthy one follows */
     CKD_KEPT_SAFETY = 128, /* one of the newest two of its run, which stay whatever a policy says */
     CKD_KEPT_PINNED = 256,
     CKD_KEPT_TAGGED = 512,
