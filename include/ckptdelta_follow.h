@@ -89,10 +89,10 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  * content is the same in both checkpoints are neither read from the store nor decoded. A file that somebody else has
  * changed is compared with the checkpoint block by block.
  *
- * A damaged checkpoint is passed over with a message, and tried again after a minute. Meanwhile the checkpoint before it
- * is applied, unless the folder has it. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED
- * (all of them are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all
- * are suspect), MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED,
+ * A damaged checkpoint is passed over with a message, and tried again after a minute. Meanwhile the checkpoint before
+ * it is applied, unless the folder has it. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED (all
+ * of them are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all are
+ * suspect), MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED,
  * READ_ONLY, NOSPACE, IO, NOMEM. After an error the folder is unchanged.
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);

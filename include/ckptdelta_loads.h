@@ -44,9 +44,10 @@ typedef enum ckd_suspect {
 CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                       ckd_error *err);
 /*
- * Finds the checkpoint to continue from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
- * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect; a caller can still load
- * one by its step), INVALID; those of ckd_store_check_newest, for a checkpoint between the two. *out is set even then.
+ * Finds the checkpoint to continue from: `newest` unless it is suspect, else the one that ckd_store_previous finds
+ * before it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect; a caller can
+ * still load one by its step), INVALID; those of ckd_store_check_newest, for a checkpoint between the two. *out is set
+ * even then.
  */
 CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
                                      ckd_error *err);
