@@ -44,7 +44,7 @@ static bool answer_status(const connection *c, ckd_status status, const ckd_erro
     return answer(c, &nothing, status, err, NULL);
 }
 
-/* ---- what sessions ask for ---- */
+/* ---- requests of sessions ---- */
 
 static ckd_status check_hello(const slot_hello *h, ckd_error *err) {
     bool same = h->protocol == SLOT_PROTOCOL && h->request_bytes == sizeof(slot_request) &&
@@ -277,7 +277,7 @@ static bool take_drain(connection *c, const slot_message *m) {
 
 /* ---- the thread ---- */
 
-/* Returns true if the connection goes on. *goodbye: the session has closed it, and leaves no state. */
+/* Returns true if the connection continues. *goodbye: the session has closed it, and leaves no state. */
 static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
     bool session = c->holding != NULL;
     switch (m->kind) {

@@ -120,7 +120,7 @@ static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error 
 
 /* ---- lists ---- */
 
-/* Whether slot_part_run makes such a name. */
+/* Whether slot_part_run makes names like this one. */
 static bool is_part_run(const char *run) {
     const char *hash = run + strlen(SLOT_PART_PREFIX);
     return strncmp(run, SLOT_PART_PREFIX, strlen(SLOT_PART_PREFIX)) == 0 &&

@@ -308,7 +308,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *
     }
     content.request.one_step &= !c->holding->deferred; /* the parent in the store is an older one */
     THEN(status, save_content(out, c, s, &content, &why));
-    /* the trainer may have died meanwhile, so that nobody was told of a failure */
+    /* the trainer may have died meanwhile, so no session has learned of a failure */
     bool ended = !c->holding->shown.connected;
     bool done = status == CKD_OK || (ended && !c->storing && is_final(status, s, &content));
     *end = other ? SAVE_OF_OTHER : done ? SAVE_DONE : SAVE_FAILED;

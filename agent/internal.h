@@ -200,7 +200,7 @@ void tier_close(agent *a, bool durable);
  * (the budget), those of slot_save_copy and slot_part_save.
  */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
-/* hurry: begins or ends a time in which nobody waits for copies. */
+/* hurry: begins or ends a period in which no caller waits for copies. */
 void tier_hurry(tier *t, bool hurry);
 /* Returns how many other nodes are to hold copies or parity of this node's states. */
 uint32_t tier_wanted(const tier *t);
@@ -242,7 +242,7 @@ void pieces_record_step(tier *t, uint64_t step);
  * no file is dropped before all nodes have its replacement.
  */
 ckd_status pieces_look(tier *t, ckd_error *err);
-/* Tells nodes that stripes here are gone. Returns true if some nodes have not been told yet. */
+/* Notifies nodes that stripes here were removed. Returns true if some nodes could not be notified yet. */
 bool pieces_notify(tier *t);
 /* Adds the pieces of this node's chunk files to the parity that a node keeps. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);

@@ -8,7 +8,7 @@
 
 #define CHUNKS        "data/c"
 #define LONG_ROUNDS   4 /* versions for which a stripe may keep a file that this node does not need */
-#define DROPPED_PART  4 /* files kept for stripes may take this part of the size of the other files */
+#define DROPPED_PART  4 /* files kept for stripes may take 1/DROPPED_PART of the size of the other files */
 #define GROUP_MAX     64
 #define FILES_OF_STEP 256 /* stripe numbers set aside for a step; more files than that do no harm */
 #define POSITIONS(p)  for (size_t position = 0; position < (p)->count; position++)

@@ -33,7 +33,7 @@ typedef struct equation {
     char path[700];
 } equation;
 
-/* ---- what there is ---- */
+/* ---- what the nodes have ---- */
 
 static size_t position_at(const parity *p, const stripe_member *m) {
     return (m->row + p->lost + m->place) % p->count;

@@ -27,7 +27,7 @@ typedef struct search {
     bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: asks only peers that were not asked */
     bool silent[PEER_HOSTS_MAX];                     /* these gave no answer */
     bool quiet;                                      /* failures were reported before */
-    bool later; /* a state of several ranks could not be put together, but may be later */
+    bool later; /* a state of several ranks cannot be assembled now, but perhaps later */
 } search;
 
 /* Adds a line to the output of `--explain`. */
@@ -274,7 +274,7 @@ static bool all_asked(const search *s) {
     return all;
 }
 
-/* Marks a state that cannot be put together, so that its other parts are not tried. */
+/* Marks a state that cannot be assembled, so that its other parts are not tried. */
 static void give_up_state(search *s, const found *state) {
     for (size_t i = 0; i < s->count; i++) {
         s->items[i].bad |= same_state(&s->items[i], state);

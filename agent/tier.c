@@ -403,7 +403,7 @@ bool tier_is_tight(tier *t) {
     return tight;
 }
 
-/* ---- what is shown ---- */
+/* ---- status ---- */
 
 static ckd_agent_peer describe_peer(const tier *t, size_t i) {
     const tier_peer *p = &t->peers[i];

@@ -86,7 +86,7 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  * Brings the folder to the newest checkpoint; does nothing if it is there already. New files are written beside the old
  * ones, read back, synced, and renamed together. A crash at any point leaves the old weights, or the next
  * ckd_follow_open completes the new ones. A program that has an old file open or mapped keeps its content. Blocks whose
- * content is the same in both checkpoints are neither read from the store nor decoded. A file that somebody else has
+ * content is the same in both checkpoints are neither read from the store nor decoded. A file that another program has
  * changed is compared with the checkpoint block by block.
  *
  * A damaged checkpoint is passed over with a message, and tried again after a minute. Meanwhile the checkpoint before

@@ -38,7 +38,7 @@ static ckd_status copy_text(const char **text, ckd_error *err) {
     return *text ? CKD_OK : err_nomem(err, 1, "the options");
 }
 
-/* Replaces the list by a copy; by NULL on failure. */
+/* Replaces the list by a copy, or by NULL on failure. */
 static ckd_status copy_list(const char *const **list, size_t count, ckd_error *err) {
     const char **to = calloc(count + 1, sizeof(*to));
     for (size_t i = 0; to && i < count; i++) {

@@ -123,7 +123,7 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, co
 /* Plans a joint save of the slots of a group. The group keeps the plan. Collective. Errors: those of ckd_ranks_plan. */
 ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err);
 
-/* ---- slot_part.c: what one rank has of a state, in a store that only the caller writes to ---- */
+/* ---- slot_part.c: one rank's part of a state, in a store that only the caller writes to ---- */
 
 /*
  * The peer that connects, or the owner of a part. run "": a client that only asks. world 0: a session of one process.
@@ -180,7 +180,7 @@ ckd_status slot_part_load(shared_slot *out, slot_layout *layout, ckd_store *stor
                           ckd_error *err);
 void slot_part_free(shared_slot *slot, slot_layout *layout);
 
-/* ---- message.c: what sessions and agents say ---- */
+/* ---- message.c: messages between sessions and agents ---- */
 
 typedef enum slot_message_kind {
     SLOT_HELLO = 1, /* slot_hello; the first message of every connection */
@@ -237,7 +237,7 @@ void slot_message_free(slot_message *m);
 /* Copies the body's first `size` bytes. Errors: INVALID (it is shorter). */
 ckd_status slot_message_get(void *to, size_t size, const slot_message *m, ckd_error *err);
 
-/* ---- message.c: the side that asks ---- */
+/* ---- message.c: the client side ---- */
 
 /*
  * Finds the path where the agent of a store listens. where: an absolute path; NULL, "auto" or "1": the usual path,

@@ -33,7 +33,7 @@ static ckd_status find_owners(const transfer *t, transfer_item *item, ckd_error 
 
 /*
  * Whether the item needs records of this checkpoint in a file. It needs its own records, and those that it builds on. A
- * file may have others: compaction packs several checkpoints into a file, and some of them may be deleted.
+ * file may have others, too: compaction packs several checkpoints into a file, and some of them may be deleted.
  */
 static ckd_status needs(bool *out, const transfer *t, transfer_item *item, const ckd_id *checkpoint,
                         ckd_error *err) {

@@ -32,7 +32,7 @@ typedef struct choosing {
 /* ---- existing_parts.c ---- */
 /* Makes an id for a new part of the file. */
 ckd_status transfer_name_part(ckd_id *out, const ckd_id *file, ckd_error *err);
-/* Adds a part. Takes over what p points to, unless it fails. *out is valid until the next part is added. */
+/* Adds a part. Takes over the memory of *p, unless it fails. *out is valid until the next part is added. */
 ckd_status transfer_add_part(transfer_part **out, transfer *t, const transfer_part *p, ckd_error *err);
 ckd_status transfer_add_record(transfer_part *p, const record *r, ckd_error *err);
 void transfer_free_part(transfer_part *p);

@@ -1,4 +1,4 @@
-/* Plans a copy between stores: what was asked for, minus what the destination has. */
+/* Plans a copy between stores: the requested checkpoints, without those that the destination has. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -309,7 +309,7 @@ static ckd_status check_restored_name(const planning *p, const transfer_item *it
 
 /*
  * Checks that no two items will have the same run and step, and that no item has those of a checkpoint in the
- * destination. The destination has not changed yet.
+ * destination. This comes before the first change of the destination.
  */
 static ckd_status check_places(const planning *p, ckd_error *err) {
     const transfer *t = p->t;
