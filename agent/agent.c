@@ -1,4 +1,4 @@
-/* An agent: its beginning, the accepting of connections, and its end. */
+/* Begins an agent, accepts its connections, and ends it. */
 #include "agent/internal.h"
 
 #include <stdarg.h>
@@ -129,13 +129,13 @@ static ckd_status begin(agent *a, ckd_error *err) {
     return status;
 }
 
-/* Is the socket of this name ours? If somebody removed the lock, another agent may have replaced it. */
+/* Whether the socket is ours. If somebody removed the lock, another agent may have replaced it. */
 static bool has_socket(const agent *a) {
     struct stat st;
     return a->socket_inode && lstat(a->socket, &st) == 0 && st.st_ino == a->socket_inode;
 }
 
-/* Ends the threads. Errors: of a state that could not be made durable. */
+/* Ends the threads. Errors: IO, BUSY (a state could not be made durable). */
 static ckd_status end_threads(agent *a, ckd_error *err) {
     ckd_status status = CKD_OK;
     agent_stop(a);

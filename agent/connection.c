@@ -11,8 +11,8 @@
 
 #define NICE          10 /* the cores belong to the trainer */
 #define LOOK_EVERY_NS UINT64_C(100000000)
-#define RANKS_WAIT_MS 600000 /* of ranks that name no time */
-#define DEFERRED_MS   200    /* between two looks at whether a state must go to the store */
+#define RANKS_WAIT_MS 600000 /* if the ranks name no timeout */
+#define DEFERRED_MS   200    /* between two checks whether a state must go to the store */
 
 /* ---- answers ---- */
 
@@ -44,7 +44,7 @@ static bool answer_status(const connection *c, ckd_status status, const ckd_erro
     return answer(c, &nothing, status, err, NULL);
 }
 
-/* ---- what sessions ask for ---- */
+/* ---- requests of sessions ---- */
 
 static ckd_status check_hello(const slot_hello *h, ckd_error *err) {
     bool same = h->protocol == SLOT_PROTOCOL && h->request_bytes == sizeof(slot_request) &&
@@ -76,7 +76,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     } else {
         c->holding = h;
     }
-    c->watch = h ? -1 : c->watch; /* the holding's */
+    c->watch = h ? -1 : c->watch; /* the holding owns it */
     pthread_mutex_unlock(&a->mutex);
     if (status == CKD_OK && a->tier &&
         hello.rank == 0) { /* the run's trainer may have been on another node that was lost */
@@ -122,8 +122,8 @@ static bool take_memory(connection *c, const slot_message *m) {
 }
 
 /*
- * Ends the wait for other ranks when the agent stops or this rank's trainer has ended. So nobody waits forever for a
- * rank that died before it asked to join.
+ * Ends the wait for other ranks when the agent stops or this rank's trainer has ended. Otherwise the wait for a rank
+ * that died before it joined would never end.
  */
 static ckd_status check_wanted(void *context, ckd_error *err) {
     const connection *c = context;
@@ -136,8 +136,8 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
 }
 
 /*
- * A state of several ranks is deferred by all their agents, or by none. An agent that knows no other nodes copies it if
- * it serves all ranks itself. Collective.
+ * The agents of all ranks defer a state, or none does. An agent that knows no other nodes copies it if it serves all
+ * ranks itself. Collective.
  */
 static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     agent *a = c->agent;
@@ -177,7 +177,7 @@ static ckd_status join(connection *c, const slot_message *m, ckd_error *err) {
     o.rank = h->rank;
     o.world = h->world;
     o.group = group;
-    /* shorter than the ranks' own wait, so that they have time to go on after agents have given each other up */
+    /* shorter than the ranks' own timeout, so that they have time to go on after their agents give up */
     uint32_t ranks_wait_ms = wanted.timeout_ms ? wanted.timeout_ms : RANKS_WAIT_MS;
     o.timeout_ms = ranks_wait_ms - ranks_wait_ms / 4;
     pthread_mutex_lock(&c->agent->mutex);
@@ -226,8 +226,8 @@ static bool take_recall(connection *c, const slot_message *m) {
     }
     pthread_mutex_unlock(&c->agent->mutex);
     /*
-     * A stopped trainer reads nothing, so the mutex is not held while this sends. If the memory changes meanwhile, the
-     * hashes reveal it.
+     * A stopped trainer blocks this send, so the mutex is not held. If the memory changes meanwhile, the hashes reveal
+     * it.
      */
     bool sent = answer(c, &out, status, &err, NULL);
     local_close(out.fd_count ? out.fds[0] : -1);
@@ -283,7 +283,7 @@ static bool take_drain(connection *c, const slot_message *m) {
 
 /* ---- the thread ---- */
 
-/* Returns true if the connection goes on. *goodbye: the session has closed it, and leaves no state. */
+/* Returns true if the connection continues. *goodbye: the session has closed it, and leaves no state. */
 static bool take_message(bool *goodbye, connection *c, const slot_message *m) {
     bool session = c->holding != NULL;
     switch (m->kind) {
@@ -334,17 +334,17 @@ static void serve(bool *goodbye, connection *c) {
 }
 
 /*
- * Removes the files of a run, which other nodes copy: a restart finds all of it in the store. Does nothing if another
- * session of the run may have states that only other nodes have; that session removes them itself. durable: the store
- * has the newest state of this session. If the session has stored none, the files are an earlier launch's, of which
- * nothing is known here.
+ * Removes the files of a run, and so their copies on other nodes: a restart finds all of it in the store. Does nothing
+ * if another session of the run may have states that only other nodes have; that session removes them itself. durable:
+ * the store has the newest state of this session. If the session has stored none, the files are of an earlier launch,
+ * whose states may not be stored.
  */
 static void forget_copies(const connection *c, const char *run, const slot_peer *who, bool durable) {
     agent *a = c->agent;
     bool used = false;
     pthread_mutex_lock(&a->mutex);
     for (const holding *h = a->holdings; h; h = h->next) {
-        bool same = h->rank == who->rank && (h->world > 0) == (who->world > 0); /* each rank has its own */
+        bool same = h->rank == who->rank && (h->world > 0) == (who->world > 0); /* files are per rank */
         used |=
             same && h->shown.connected && (strcmp(h->saves_to, run) == 0 || strcmp(h->shown.run, run) == 0);
     }
@@ -354,21 +354,21 @@ static void forget_copies(const connection *c, const char *run, const slot_peer 
     }
 }
 
-/* Stores the rest of a closed session: nothing, unless only other nodes have a state. */
+/* Stores the state of a closed session that only other nodes have, if there is one. */
 static bool store_rest(connection *c, bool *goodbye) {
     ckd_error why;
     if (!*goodbye || !c->holding->deferred) {
         return *goodbye;
     }
     ckd_status status = holding_store(c, &why);
-    if (status != CKD_OK) { /* the session does not wait until it succeeds */
+    if (status != CKD_OK) { /* the session does not wait for another attempt */
         (void)answer_status(c, status, &why);
         *goodbye = false;
     }
     return status == CKD_OK;
 }
 
-/* Handles the end of a session, however it ended. If the session lives, tells it when its state is durable. */
+/* Handles the end of a session, however it ended. */
 static void end_session(connection *c, bool *goodbye) {
     agent *a = c->agent;
     holding *h = c->holding;

@@ -1,4 +1,4 @@
-/* The side that asks an agent for its state, or tells it to end. */
+/* The client side: asks an agent for its state, or tells it to end. */
 #include "agent/internal.h"
 
 #include <stdio.h>
@@ -107,7 +107,7 @@ ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_
     return status;
 }
 
-/* An agent does not answer a session before the run is settled. */
+/* An agent answers the hello of a session only when the run is settled. */
 ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err) {
     char path[LOCAL_PATH_MAX + 1];
     slot_message goodbye = {.kind = SLOT_GOODBYE}, answer;

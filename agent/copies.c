@@ -127,7 +127,7 @@ static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error 
 
 /* ---- lists ---- */
 
-/* Has the run a name that slot_part_run makes? */
+/* Whether slot_part_run makes names like this one. */
 static bool is_part_run(const char *run) {
     const char *hash = run + strlen(SLOT_PART_PREFIX);
     return strncmp(run, SLOT_PART_PREFIX, strlen(SLOT_PART_PREFIX)) == 0 &&
@@ -177,8 +177,9 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
 }
 
 /*
- * The states of this node's own trainers are listed, too: if ranks save together, perhaps nobody else has this rank's
- * part. So are the copies on the disk: they may be of this node's last life, or sound where those in memory are damaged.
+ * Lists the states of this node's own trainers, too: if ranks save together, perhaps no other node has this rank's
+ * part. Lists the copies on the disk as well: they may be of this node's last life, or sound where those in memory are
+ * damaged.
  */
 static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error *err) {
     char **sets = NULL;
@@ -321,7 +322,7 @@ static ckd_status join_twice(ckd_ranks **out, tier *t, ckd_store *shared, const 
     return status;
 }
 
-/* A state that a launch stores meanwhile must not become older than this one. */
+/* newest_ns: dates the state before those that a launch stores meanwhile. */
 static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_slot *s, uint64_t newest_ns,
                             ckd_error *err) {
     slot_content content;
@@ -338,8 +339,8 @@ static ckd_status save_part(ckd_store *shared, ckd_ranks *ranks, const shared_sl
 }
 
 /*
- * The part becomes a slot again, which this thread saves as a rank's thread saves the slot of its trainer. All join,
- * even those that have failed, so that none waits in vain. *bad: this part is useless.
+ * Makes a slot from the part, and saves it as a rank's thread saves the slot of its trainer. All ranks join, even those
+ * that fail later, so that none waits in vain. *bad: this part is useless.
  */
 static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query *q, ckd_error *err) {
     slot_layout layout = {.count = 0};
@@ -360,7 +361,7 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query 
     return own == CKD_OK ? status : err_from(err, own, &why);
 }
 
-/* The answer: u8, is the part useless?; u32, the status; and its message. */
+/* The answer: a u8, non-zero if the part is useless; the status as a u32; and its message. */
 static ckd_status answer_part(bytes *answer, tier *t, ckd_store *shared, const query *q) {
     bool bad = false;
     ckd_error why = {.offset = CKD_NO_OFFSET};

@@ -1,4 +1,4 @@
-/* Saves of what is held. */
+/* Makes states in memory durable. */
 #include "agent/internal.h"
 
 #include <stdio.h>
@@ -9,8 +9,8 @@
 #define RETRY_MS 5000
 
 /*
- * Is another attempt useless? After causes that an operator can remove, attempts are repeated: space, permissions,
- * locks, a file system that is not mounted, damage to the store. A damaged state stays damaged.
+ * Whether another attempt is useless. Attempts are repeated after causes that an operator can remove: space,
+ * permissions, locks, a file system that is not mounted, damage to the store. A damaged state stays damaged.
  */
 static bool is_final(ckd_status status, const shared_slot *s, const slot_content *content) {
     switch (status) {
@@ -37,7 +37,7 @@ static void begin_save(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* Records that the state is on other nodes, and goes to the store later. */
+/* Records that the state is on other nodes, and will be stored later. */
 static void end_deferred(connection *c, const slot_request *r) {
     agent *a = c->agent;
     holding *h = c->holding;
@@ -56,7 +56,7 @@ static void end_deferred(connection *c, const slot_request *r) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* r: NULL: there was nothing to save. date: of the checkpoint. done: saved, or given up for good. */
+/* r: NULL: there was nothing to save. date: created_ns of the checkpoint. done: saved, or given up for good. */
 static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t date, const ckd_error *why,
                      bool done) {
     agent *a = c->agent;
@@ -85,8 +85,8 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
 }
 
 /*
- * The checkpoint from which training resumed, or the parent, may have been deleted meanwhile. Then this saves without
- * it, as a trainer would.
+ * The parent, or the checkpoint that training resumed from, may have been deleted meanwhile. Then the state of an ended
+ * trainer is saved without it.
  */
 static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
                                slot_content *content, ckd_error *err) {
@@ -132,7 +132,7 @@ static ckd_status read_slot_of(slot_content *out, uint32_t *k, connection *c, co
 }
 
 /*
- * A round in which all ranks store the last state that only other nodes have. A rank that is about to save a later one
+ * Chooses the last state that only other nodes have, for all ranks to store. A rank that is about to save a later one
  * does that in the next round. Leaves no content if this rank does not have the state. Collective.
  */
 static ckd_status agree_on_deferred(slot_content *content, uint32_t *k, connection *c, ckd_error *why) {
@@ -147,10 +147,10 @@ static ckd_status agree_on_deferred(slot_content *content, uint32_t *k, connecti
 }
 
 /*
- * The ranks save the state that rank 0 chooses, unless one of them wants the last deferred state stored. After failed
- * saves, a rank that was killed earlier has fewer states than the others, which may have overwritten older ones. own:
- * the status of reading slot k, which this rank would save. Leaves no content if this rank does not have the state.
- * *deferred: it is the last deferred state. Collective.
+ * Chooses the state that all ranks save: that of rank 0, unless a rank wants the last deferred state stored. After
+ * failed saves, a rank that was killed earlier has fewer states than the others, which may have overwritten older ones.
+ * own: the status of reading slot k, which this rank would save. Leaves no content if this rank does not have the
+ * state. *deferred: it is the last deferred state. Collective.
  */
 static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *deferred, connection *c,
                                  ckd_status own, ckd_error *why) {
@@ -159,7 +159,7 @@ static ckd_status agree_on_state(slot_content *content, uint32_t *k, bool *defer
     own = c->holding->rank == 0 ? own : CKD_OK;
     own = c->storing ? err_set(&mine, CKD_E_EXISTS, "a state is stored that only other nodes have") : own;
     ckd_status status = ranks_agree(c->ranks, own, &mine, &first, sizeof(first), why);
-    *deferred = status == CKD_E_EXISTS; /* no exchange fails with this */
+    *deferred = status == CKD_E_EXISTS; /* the exchange itself never fails with this */
     if (*deferred) {
         return agree_on_deferred(content, k, c, why);
     }
@@ -183,7 +183,7 @@ static bool is_recent(const connection *c) {
 /*
  * Keeps this rank's part of the state as files, which other nodes copy. Returns true if this is enough for now: the
  * copies are in place, and the store has a recent state. The first state after a restore goes to the store at once,
- * because it records that it was resumed. A failure costs copies, not the save, and is reported once.
+ * because it records that it was resumed. A failure does not fail the save, and is reported once.
  */
 static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) {
     tier *t = c->agent->tier;
@@ -212,8 +212,8 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) 
 }
 
 /*
- * Does the same for all ranks: it is enough only if it is enough on each. A rank that has ended copies nothing more, so
- * the rest goes to the store. Collective.
+ * Does the same for all ranks. Returns true only if it is enough on each. A rank that has ended copies nothing more, so
+ * the state then goes to the store. Collective.
  */
 static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -227,7 +227,7 @@ static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p
     return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
 }
 
-/* Is the state on other nodes, so that it need not be stored now? Collective if there are several ranks. */
+/* Copies the state to other nodes. Returns true if it need not be stored now. Collective if there are several ranks. */
 static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, const slot_content *content) {
     const holding *h = c->holding;
     slot_part p = {.slot = s, .content = content, .who = {.rank = h->rank, .world = h->world}};
@@ -256,8 +256,8 @@ bool holdings_defer(agent *a) {
 }
 
 /*
- * Must the deferred state be stored now? After a failure there is a pause, unless a drain has begun since. Under the
- * agent's mutex.
+ * Whether the deferred state must be stored now. After a failure there is a pause, unless a drain has begun since.
+ * Under the agent's mutex.
  */
 static bool is_due(const connection *c) {
     const agent *a = c->agent;
@@ -282,7 +282,7 @@ typedef enum save_outcome {
 } save_outcome;
 
 /*
- * *k: the slot to save; on return the one that the ranks have chosen. out: its step is set even after a failure. A
+ * *k: the slot to save; on return the slot that the ranks have chosen. out: its step is set even after a failure. A
  * state whose trainer lives is copied to other nodes.
  */
 static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *c, uint32_t *k,
@@ -310,11 +310,11 @@ static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *
     }
     content.request.one_step &= !c->holding->deferred; /* the parent in the store is an older one */
     THEN(status, save_content(out, c, s, &content, &why));
-    /* the trainer may have died meanwhile, so that nobody was told of a failure */
+    /* the trainer may have died meanwhile, so no session has learned of a failure */
     bool ended = !c->holding->shown.connected;
     bool done = status == CKD_OK || (ended && !c->storing && is_final(status, s, &content));
     *end = other ? SAVE_OF_OTHER : done ? SAVE_DONE : SAVE_FAILED;
-    why.status = status; /* an earlier attempt may have succeeded */
+    why.status = status; /* `why` may be of an attempt before the one that succeeded */
     end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);
     out->step = content.request.options.step;
     slot_content_free(&content);
@@ -338,8 +338,8 @@ ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t k, ckd_erro
 
 /*
  * Finds the oldest good slot that is not done. A slot older than a saved one is no longer wanted: its save failed, the
- * session reported that, and went on. Damaged ones are reported once, and done. If several states were only copied to
- * other nodes so far, only the newest one is wanted.
+ * session reported that, and went on. Damaged slots are reported once, and skipped. If states were only copied to other
+ * nodes so far, only the newest one is wanted.
  */
 static bool next_left(uint32_t *slot, connection *c) {
     bool found = false;
@@ -516,7 +516,7 @@ ckd_status holdings_assemble(agent *a, ckd_error *err) {
     }
 }
 
-/* Does drain number `drain` wait in vain for this holding? */
+/* Whether drain number `drain` waits in vain for this holding. */
 static bool fails_drain(const holding *h, uint64_t drain) {
     return h->stuck || (!h->settled && h->deferred && h->failed_ns && h->failed_drain >= drain);
 }

@@ -103,7 +103,7 @@ static uint64_t step_of(const shared_slot *s) {
     return step;
 }
 
-/* The slot with the oldest state is overwritten first. */
+/* Sorts the slots by step, because the session overwrites the first one first. */
 static void sort_slots(slot_set *set) {
     for (uint32_t i = 1; i < set->count; i++) {
         for (uint32_t k = i; k > 0 && step_of(&set->slots[k]) < step_of(&set->slots[k - 1]); k--) {
@@ -128,7 +128,7 @@ static slot_set *take_over(agent *a, const holding *own, const slot_layout *layo
         if (!same_run(h, own) || h->rank != own->rank || !h->settled) {
             continue;
         }
-        /* A trainer that lives although its connection has ended still writes to its slots. */
+        /* A trainer that outlives its connection still writes to its slots. */
         if (!found && h->set && same_rank(h, own) && h->watch >= 0 && local_peer_gone(-1, h->watch) &&
             h->set->count == count && slot_layout_equal(&h->set->layout, layout)) {
             found = h->set;
@@ -223,7 +223,7 @@ static bool has_values(const shared_slot *s, const ckd_id *checkpoint) {
     return yes;
 }
 
-/* Does this holding have memory of this rank: its own session's, or a settled one's? */
+/* Whether the holding has memory of this rank, and is `own` or settled. */
 static bool is_of_rank(const holding *h, const holding *own) {
     return h->set && same_rank(h, own) && (h == own || h->settled);
 }

@@ -2,16 +2,16 @@
  * Shared by the files of agent/. README.md has an overview.
  *
  *   agent.c       begins and ends: the socket, the threads
- *   connection.c  a thread for each connection: what a session or a query asks for
- *   holding.c     the memory of a session: the budget, restarts that take memory over
- *   durable.c     saves of what is held, and of what a trainer left behind
+ *   connection.c  a thread for each connection: serves sessions and queries
+ *   holding.c     the memory of a session: the budget, and memory that restarts take over
+ *   durable.c     saves of states in memory, and of states that a trainer left behind
  *   record.c      the states that a killed agent held
- *   control.c     the side that asks: ckd_agent_ask, ckd_agent_drain
+ *   control.c     the client side: ckd_agent_ask, ckd_agent_drain
  *   tier.c        this node's states as files in memory, which other nodes copy
  *   stripes.c     parity for files of other nodes (parity.h)
  *   pieces.c      this node's files in the parity of others
- *   rebuild.c     computes files that were lost
- *   mirror.c      brings the copies on other nodes into line
+ *   rebuild.c     computes lost files from parity
+ *   mirror.c      updates the copies on other nodes
  *   disk_copies.c copies on a disk of this node
  *   copy_names.c  which files are copied, and in which order
  *   restart.c     asks other nodes for the states of a lost node
@@ -33,12 +33,12 @@ typedef struct slot_set {
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
     uint32_t count;
-    ckd_id done[SLOTS_MAX]; /* the id whose save has ended: saved, or given up for good */
-    uint64_t saved_ns;      /* when the state that was saved last had been copied, by whichever trainer */
+    ckd_id done[SLOTS_MAX]; /* by slot: the checkpoint that was saved, or given up for good */
+    uint64_t saved_ns;      /* copied_ns of the last saved state, of this or an earlier trainer */
     uint64_t bytes;
 } slot_set;
 
-/* A session, connected or not. The thread of its connection changes it; others look at it under the agent's mutex. */
+/* A session, connected or not. The thread of its connection changes it; others read it under the agent's mutex. */
 typedef struct holding {
     struct holding *next;
     slot_set *set;                  /* NULL: the session has no memory yet */
@@ -46,18 +46,18 @@ typedef struct holding {
     int watch;                      /* of the trainer's process; the holding owns it; -1: not visible */
     bool saving;                    /* a save is in progress */
     bool settled;                   /* the connection has ended, and nothing is left to make durable */
-    bool stuck;                     /* ended, too, but the rest cannot be made durable at present */
-    bool goodbye;                   /* the session was closed, and waits until the rest is durable */
+    bool stuck;                     /* the connection has ended; a state cannot be made durable now */
+    bool goodbye;                   /* the session was closed, and waits until its states are durable */
     uint32_t dropped;               /* bits of damaged slots that were reported */
     bool uncopied;                  /* reported: its last state could not be copied to other nodes */
     uint32_t deferred;              /* saves since the last one that reached the store */
     ckd_id deferred_id;             /* of ranks: the checkpoint of the last deferred save */
     uint64_t failed_ns;             /* when storing a deferred state last failed; 0: it did not fail */
     uint64_t failed_drain;          /* the number of the last drain that had begun before that attempt */
-    ckd_id group;                   /* of ranks: that of their threads */
-    bool due, called;               /* of ranks: its deferred state must be stored; others were told */
+    ckd_id group;                   /* of ranks: the group of their agents' threads */
+    bool due, called;               /* of ranks: its deferred state must be stored; other agents know */
     uint64_t stored_ns;             /* when a state was last stored; 0: never */
-    uint64_t stored_date;           /* created_ns of the last one in the store */
+    uint64_t stored_date;           /* created_ns of its last stored state */
     uint64_t ended_ns;              /* when the connection ended */
     char saves_to[CKD_RUN_MAX + 1]; /* the run of its newest state: that of the session, or a branch */
     uint32_t rank, world;           /* world 0: no ranks */
@@ -71,7 +71,7 @@ typedef struct tier_peer {
     uint64_t changes;       /* how often it came or went */
     uint64_t round_changes; /* at the beginning of the mirror's round */
     bool partner, seen;     /* seen: it was alive before */
-    bool asked;             /* its copies from this node's last life are in the store, or useless */
+    bool asked;             /* its copies from this node's last life are in the store, or are useless */
     char trouble[256];
 } tier_peer;
 
@@ -101,7 +101,7 @@ typedef struct tier {
     file_lock *lock;                         /* of the folder */
     pthread_mutex_t store_mutex, restart_mutex;
     ckd_store *store;
-    pthread_mutex_t mutex; /* of what follows; taken after the agent's, if both are */
+    pthread_mutex_t mutex; /* guards the fields below; taken after the agent's, if both are */
     pthread_cond_t changed;
     /* version: of the files; mirrored: the version with which the mirror's last round began */
     uint64_t version, mirrored;
@@ -127,17 +127,17 @@ typedef struct agent {
     char socket[LOCAL_PATH_MAX + 1];
     file_lock *lock;
     int listener, stop; /* stop: a notifier */
-    ino_t socket_inode; /* 0: it has none */
+    ino_t socket_inode; /* 0: there is no socket yet */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* of a holding, or of `threads` */
+    pthread_cond_t changed; /* a holding or `threads` has changed */
     holding *holdings;
     uint64_t used_bytes, since_ns;
     uint32_t threads; /* of connections */
     bool stopping;
     uint32_t drains;     /* in progress */
-    uint64_t last_drain; /* its number */
+    uint64_t last_drain; /* number of the last drain */
     tier *tier;          /* NULL: neither other nodes nor a disk */
-    /* reported: sessions of ranks are not copied, because some agent knows no other nodes */
+    /* a message said that sessions of ranks are not copied, because some agent knows no other nodes */
     bool ranks_reported;
 } agent;
 
@@ -147,7 +147,7 @@ typedef struct connection {
     ckd_store *store; /* opened with the first memory */
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
-    holding *holding; /* NULL: a query, or not introduced yet */
+    holding *holding; /* NULL: a query, or no hello yet */
     bool copying;     /* of ranks: all their agents copy states to other nodes */
     bool storing;     /* a deferred state is being stored */
 } connection;
@@ -163,50 +163,46 @@ void *connection_main(void *context);
 
 /* ---- holding.c: under the agent's mutex unless they say otherwise ---- */
 holding *holding_add(agent *a, const slot_hello *hello, int fd, int watch);
-/* Is one of its slots good? If not, its memory can go. */
+/* Whether one of its slots is good. If none is, its memory can be freed. */
 bool holding_has_state(const holding *h);
-/* Has its trainer left a state that this node cannot store alone? Such a state is not durable yet and must be kept. */
+/* Whether its trainer left a state that this node cannot store alone: it is not durable yet and must be kept. */
 bool holding_lacks_parts(const holding *h);
 /* Removes a holding and its memory. */
 void holding_remove(agent *a, holding *h);
 /*
- * Waits until the holdings of this run's dead trainers are settled. Releases the mutex meanwhile. Errors: BUSY (the
- * state that one of them left cannot be made durable at present).
+ * Waits until the holdings of this run's dead trainers are settled. Releases the mutex meanwhile. Errors: BUSY (a state
+ * of one of them cannot be made durable at present).
  */
 ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
 /*
- * Gives the session `count` slots for the layout, which it takes: those of the same rank of a dead launch, or new ones.
- * Takes the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
+ * Gives the session `count` slots of this layout: those of the same rank of a dead launch, or new ones, which take over
+ * the layout. Locks the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
  */
 ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32_t count, ckd_error *err);
 /*
  * Finds the slot that has this rank's values of a checkpoint, in `own` or among settled holdings; NULL: there is none.
  */
 const shared_slot *holdings_find(const agent *a, const holding *own, const ckd_id *checkpoint);
-/*
- * Has a session of this rank left a mark in its slots that the checkpoint must not be restored from memory? Under the
- * mutex.
- */
+/* Whether a session of this rank marked its slots so that the checkpoint is not restored from memory. */
 bool holdings_doubt(const agent *a, const holding *own, const ckd_id *checkpoint);
 
 /* ---- durable.c ---- */
 /* Makes one good slot durable. Errors: those of slot_read and slot_save. */
 ckd_status holding_save(ckd_checkpoint *out, connection *c, uint32_t slot, ckd_error *err);
 /*
- * Makes everything good durable after the connection has ended. Repeats what fails until it succeeds, or the agent
- * stops. Returns false if a state remains that is only in memory, here or on other nodes, or if the session has stored
- * none.
+ * Makes all good slots durable after the connection has ended. Repeats failed saves until they succeed, or the agent
+ * stops. Returns false if a state remains only in memory, here or on other nodes, or if the session has stored none.
  */
 bool holding_settle(connection *c);
 /* Waits until every complete state is durable. Errors: those of the save that fails. */
 ckd_status holdings_drain(agent *a, ckd_error *err);
 /*
- * Assembles states that ranks could not store because a node was lost, from what all nodes have. Called with the mutex,
- * which is released meanwhile. Errors: BUSY (it may be possible later).
+ * Assembles states that ranks could not store because a node was lost, from the parts on all nodes. Called with the
+ * mutex, which is released meanwhile. Errors: BUSY (it may be possible later).
  */
 ckd_status holdings_assemble(agent *a, ckd_error *err);
 
-/* Does any session have a state that was not stored because other nodes have copies of it? */
+/* Whether any session has a state that was not stored because other nodes have copies of it. */
 bool holdings_defer(agent *a);
 /* Makes the deferred state of this connection's session durable. Errors: those of the save that fails. */
 ckd_status holding_store(connection *c, ckd_error *err);
@@ -219,31 +215,31 @@ ckd_status tier_open(agent *a, ckd_error *err);
 /* durable: the store has all states, so copies on other nodes are removed. */
 void tier_close(agent *a, bool durable);
 /*
- * Keeps a state, or a rank's part of it (p->plan is set), as files. *version: what the copies must have. Errors:
- * NOSPACE (the budget), those of slot_save_copy and slot_part_save.
+ * Keeps a state, or a rank's part of it (p->plan is set), as files. *version: for tier_await_copies. Errors: NOSPACE
+ * (the budget), those of slot_save_copy and slot_part_save.
  */
 ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot_part *p, ckd_error *err);
-/* hurry: begins or ends a time in which nobody waits for copies. */
+/* hurry: begins or ends a period in which no caller waits for copies. */
 void tier_hurry(tier *t, bool hurry);
 /* Returns how many other nodes are to hold copies or parity of this node's states. */
 uint32_t tier_wanted(const tier *t);
-/* Are there no other nodes? Then the local disk has the copies. */
+/* Whether there are no other nodes. Then the local disk has the copies. */
 bool tier_is_alone(const tier *t);
-/* The run of the store in memory that has a run's files. */
+/* Writes the name of the run, in the store in memory, that has a run's files. */
 void tier_name_files(char out[CKD_RUN_MAX + 1], const char *run, const slot_peer *who);
-/* The name of a node's copies. */
+/* Writes the name of the set of a node's copies. */
 void tier_set_name(char out[PEER_SET_MAX + 1], const char *node);
-/* Are there fewer copies than wanted? */
+/* Whether there are fewer copies than wanted. */
 bool tier_is_poor(tier *t);
 bool tier_is_tight(tier *t);
 /* Removes the files of a run, whose states are durable. who: their owner. */
 void tier_forget(tier *t, const char *run, const slot_peer *who);
 /*
- * Waits until copies of this version were tried: on other nodes, or on the disk if there are none. Are as many copies in
- * place as wanted?
+ * Waits until this version was copied, or that was tried: to other nodes, or to the disk if there are none. Returns
+ * whether as many copies are in place as wanted.
  */
 bool tier_await_copies(tier *t, uint64_t version);
-/* Appends ckd_agent_peer of each and the decisions. */
+/* Appends a ckd_agent_peer for each peer, and the decisions. */
 void tier_describe(slot_agent *about, bytes *out, tier *t);
 
 /* ---- copy_names.c: paths below the store's folder ---- */
@@ -254,9 +250,7 @@ typedef struct copy_names {
 #define COPY_FOLDERS 4
 extern const char *const copy_folders[COPY_FOLDERS];
 void copy_names_free(copy_names *n);
-/*
- * Adds the files below `root` in the order in which they must arrive. Errors: IO, NOMEM.
- */
+/* Adds the files below `root` in the order in which they must arrive. Errors: IO, NOMEM. */
 ckd_status copy_names_read(copy_names *out, const char *root, bool chunk_files, ckd_error *err);
 /* The same for this node's store. Chunk files are left out if they have parity. Takes the store's mutex. */
 ckd_status copy_names_list(copy_names *out, tier *t, ckd_error *err);
@@ -270,9 +264,9 @@ ckd_status disk_copies_open(tier *t, ckd_error *err);
 ckd_status disk_copies_begin(tier *t, ckd_error *err);
 /* After mirror_end. durable: the store has all states, so the copies are removed. */
 void disk_copies_end(tier *t, bool durable);
-/* Will the disk have this version soon? Under the tier's mutex. */
+/* Whether the disk lacks this version but will have it soon. Under the tier's mutex. */
 bool disk_copies_lags(const tier *t, uint64_t version);
-/* The folder of the copies, which do not change until disk_copies_release. Errors: NOT_FOUND. */
+/* Finds the folder of the copies, which do not change until disk_copies_release. Errors: NOT_FOUND. */
 ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, ckd_error *err);
 void disk_copies_release(tier *t);
 uint64_t disk_copies_bytes(const tier *t);
@@ -291,8 +285,8 @@ void mirror_peer_changed(void *context, size_t host, bool alive, const char *why
 ckd_status parity_begin(tier *t, ckd_error *err);
 void parity_end(tier *t);
 /*
- * Are all nodes of the group alive, and has each of them asked the others for copies from its last life? Errors: BUSY,
- * those of peer_ask.
+ * Checks that all nodes of the group are alive, and that each of them has asked the others for copies from its last
+ * life. Errors: BUSY, those of peer_ask.
  */
 ckd_status parity_check_group(tier *t, ckd_error *err);
 /*
@@ -301,22 +295,22 @@ ckd_status parity_check_group(tier *t, ckd_error *err);
  */
 void pieces_record_step(tier *t, uint64_t step);
 /*
- * Looks at this node's chunk files. Called once in each round of the mirror, so that no file is dropped before all
- * nodes have its replacement.
+ * Finds this node's new chunk files, and those that it no longer has. Called once in each round of the mirror, so that
+ * no file is dropped before all nodes have its replacement.
  */
 ckd_status pieces_look(tier *t, ckd_error *err);
-/* Tells nodes that stripes here are gone. Returns true if some nodes have not been told yet. */
+/* Notifies nodes that stripes here were removed. Returns true if some nodes could not be notified yet. */
 bool pieces_notify(tier *t);
-/* Brings the pieces of this node's chunk files into the parity that a node has. Called by the mirror. */
+/* Adds the pieces of this node's chunk files to the parity that a node keeps. Called by the mirror. */
 ckd_status pieces_add(tier *t, size_t host, ckd_error *err);
 /*
- * Takes the pieces of files that this node no longer has out of the parity. Called after the manifests that name them
+ * Drops files that this node no longer has from the parity that a node keeps. Called after the manifests that name them
  * are gone.
  */
 ckd_status pieces_drop(tier *t, size_t host, ckd_error *err);
-/* Removes files of which no stripe has a piece any more. Returns true if files remain that this node does not need. */
+/* Removes unneeded files that no stripe has a piece of. Returns true if unneeded files remain. */
 bool pieces_release(tier *t);
-/* Tells the nodes that this node needs none of its files any more. */
+/* Tells the nodes that this node no longer needs any of its files. */
 void pieces_leave(tier *t);
 
 /* ---- restart.c ---- */
@@ -325,14 +319,14 @@ ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, 
                        ckd_error *err);
 /*
  * Asks all nodes for states of a run and its branches that are newer than those in the store, and has the newest one
- * made durable. Returns false if a state of several ranks could not be put together now, but may be later.
+ * made durable. Returns false if a state of several ranks cannot be assembled now, but perhaps later.
  */
 bool restart_from_peers(tier *t, const char *run);
-/* Has the store the state now? */
+/* Whether the store has the state now. */
 bool restart_is_stored(tier *t, const ckd_id *id);
 /*
  * Does the same for all runs of which this node's last life left copies. Asks the peers that were not asked yet or
- * could not make a state durable, again and again with pauses. A peer's copies are not replaced before that.
+ * could not make a state durable. Further calls repeat this, with pauses. A peer's copies are not replaced before that.
  */
 void restart_last_life(tier *t);
 /* Tells all agents that a group of ranks must store its last deferred state. */

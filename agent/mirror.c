@@ -1,4 +1,4 @@
-/* Brings the copies on other nodes into line with this node's files. */
+/* Updates the copies of this node's files on other nodes. */
 #include "agent/parity.h"
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ static ckd_status send_files(tier *t, size_t host, const copy_names *own, const 
             return err_set(err, CKD_E_CANCELLED, "the agent is ending");
         }
         /*
-         * Chunk files never change under their names. Other files may: the first one, because each life of a node has a
+         * A chunk file never changes under its name. Other files may: data/store, because each life of a node has a
          * store of its own, and a manifest, because the number of one that was deleted for good is used again. A peer
          * that has the same bytes does not get them again.
          */
@@ -68,8 +68,8 @@ static ckd_status remove_files(tier *t, size_t host, const copy_names *own, cons
 }
 
 /*
- * Whether old states may go before the newest has arrived. They may not while the store lacks them. The round then
- * fails, and states that are not stored go to the store, as after any loss of copies. From then on all states do.
+ * Whether old states may be removed before the newest has arrived. They may not while the store lacks them. Then the
+ * round fails, and states that are not stored go to the store, as after any loss of copies. From then on all states do.
  */
 static bool may_make_room(tier *t) {
     if (!holdings_defer(t->agent)) {
@@ -101,7 +101,7 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
         THEN(status, peer_list(&remote, t->node, host, t->set, err));
         THEN(status, send_files(t, host, &own, &remote, err));
     }
-    if (!t->parity) { /* with parity, later: when all nodes have the new files */
+    if (!t->parity) { /* with parity, this happens later, when all nodes have the new files */
         THEN(status, remove_files(t, host, &own, &remote, err));
     }
     copy_names_free(&own);
@@ -109,7 +109,7 @@ static ckd_status mirror_to(tier *t, size_t host, ckd_error *err) {
     return status;
 }
 
-/* Removes files that this node has neither in `kept` nor now. */
+/* Removes files that are not in `kept` and that this node does not have now. */
 static ckd_status clear(tier *t, size_t host, copy_names *kept, ckd_error *err) {
     blob_list remote = {.count = 0};
     ckd_status status = CKD_OK;
@@ -125,7 +125,7 @@ static ckd_status clear(tier *t, size_t host, copy_names *kept, ckd_error *err) 
 
 typedef ckd_status (*update_fn)(tier *t, size_t host, ckd_error *err);
 
-/* With parity: if something does not fit, old files make room. */
+/* With parity: if something does not fit, removes old files and tries again. */
 static ckd_status update_or_free_space(tier *t, size_t host, update_fn update, ckd_error *err) {
     ckd_status status = update(t, host, err);
     t->parity->unclear = true;
@@ -265,9 +265,9 @@ static bool clear_all(tier *t, copy_names *kept) {
 }
 
 /*
- * Each node of a group has a part of every state. So manifests follow, and may replace older ones, once all nodes have
- * the pieces. Files that are no longer needed go once all nodes have the manifests. Returns how many nodes have this
- * version.
+ * Each node of a group has a part of every state. So manifests are sent, and may replace older ones, only when all
+ * nodes have the pieces. Files that are no longer needed are removed only when all nodes have the manifests. Returns
+ * how many nodes have this version.
  */
 static uint32_t do_parity(bool *left, tier *t, uint64_t version) {
     uint32_t count = 0, wanted = tier_wanted(t);

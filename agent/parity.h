@@ -15,20 +15,20 @@
 #include "agent/internal.h"
 
 #define PARITY_SET  "parity" /* blobs with sums; no set of a node has this name */
-#define ARRIVED_SET "pieces" /* pieces on their way into a stripe, or from other nodes for a rebuild */
+#define ARRIVED_SET "pieces" /* pieces that arrived for a stripe, or for a rebuild */
 
-/* A file of a node of which a stripe has a piece. */
+/* A file of a node that a stripe has a piece of. */
 typedef struct parity_blob {
     char set[PEER_SET_MAX + 1]; /* the node's */
-    uint64_t life;              /* of the node's agent: each one has its own */
+    uint64_t life;              /* random; another one for each start of the node's agent */
     char name[PEER_BLOB_MAX + 1];
     uint64_t size; /* of the file */
-    hash128 hash;  /* of the file, as blob_entry has it */
+    hash128 hash;  /* of the file, as in blob_entry */
 } parity_blob;
 
 typedef struct stripe_member {
     uint32_t row;
-    uint32_t place; /* of the node among those with pieces */
+    uint32_t place; /* index of the node among those with pieces in the row */
     uint64_t number;
     parity_blob blob;
     bool dropped; /* its node no longer has the file, but the file's piece is still part of the sum */
@@ -44,8 +44,8 @@ typedef struct piece_file {
     parity_blob blob;
     uint64_t step;         /* of the state that it was written for; 0: not known */
     uint64_t number;       /* of its stripes, in all rows */
-    uint64_t dropped_from; /* the version of the tier without it; 0: it has it */
-    bool taken_out;        /* its pieces leave their stripes, because other nodes keep using these */
+    uint64_t dropped_from; /* the first version of the tier without it; 0: the tier has it */
+    bool taken_out;        /* its pieces are taken out of stripes that other nodes still use */
     bool *listed;          /* by position in the group: the node has a piece of it in parity */
 } piece_file;
 
@@ -61,13 +61,13 @@ struct parity {
     uint64_t life, group;            /* group: a hash of the settings on which all its nodes must agree */
     pthread_mutex_t work_mutex;      /* one thread changes sums at a time */
     pthread_mutex_t rebuild_mutex;   /* one thread rebuilds files at a time */
-    pthread_mutex_t mutex;           /* of what follows */
+    pthread_mutex_t mutex;           /* guards the fields below */
     stripe_members stripes;          /* of the rows in which this node has parity */
     bool rebuilt[PEER_HOSTS_MAX];    /* by position: the node's set is whole on this node */
-    bool settled[PEER_HOSTS_MAX];    /* by position: as parity_about says */
+    bool settled[PEER_HOSTS_MAX];    /* by position: parity_about.settled */
     bool unnotified[PEER_HOSTS_MAX]; /* by position: the node does not know that stripes here are gone */
-    bool unclear;                    /* the mirror's: other nodes have small files that are not needed */
-    piece_file *files;               /* the mirror's alone */
+    bool unclear;                    /* for the mirror: other nodes have small files that are not needed */
+    piece_file *files;               /* used only by the mirror */
     size_t file_count, file_capacity;
     struct file_step *steps; /* of files that the mirror has not seen yet */
     size_t step_count, step_capacity;
@@ -78,12 +78,12 @@ struct parity {
 
 enum {
     PARITY_TABLE = 16, /* of `about.blob.set`, "": of all; answered with parity_about and the members */
-    PARITY_ADD,        /* the piece `held` into its stripe */
-    PARITY_TAKE_OUT,   /* the piece `held` */
+    PARITY_ADD,        /* adds the piece `held` to its stripe */
+    PARITY_TAKE_OUT,   /* takes the piece `held` out of its stripe */
     PARITY_DROP,       /* the node no longer needs the files `dropped` of this life */
-    PARITY_FORGET,     /* nobody needs stripes with files from other lives of the node */
+    PARITY_FORGET,     /* removes stripes with files from other lives of the node */
     PARITY_LOOK,       /* stripes are gone: the node should check which of its pieces are in parity */
-    PARITY_PIECE       /* a part of `about.blob` to node `to` */
+    PARITY_PIECE       /* sends a part of `about.blob` to node `to` */
 };
 
 typedef struct parity_query {
@@ -92,18 +92,18 @@ typedef struct parity_query {
     uint64_t offset, size;        /* of the piece in the file */
     char to[PEER_NAME_MAX + 1];   /* HOST:PORT */
     char held[PEER_BLOB_MAX + 1]; /* the blob in ARRIVED_SET; "": the piece is empty */
-    bytes dropped;                /* names, each a string; whoever asks frees it */
+    bytes dropped;                /* names, each a string; the caller of parity_ask frees it */
 } parity_query;
 
 /* Errors: those of peer_ask and of the answer; UNSUPPORTED, MISMATCH (the node has no parity, or other groups). */
 ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_query *q, ckd_error *err);
 
 /* ---- stripes.c: what this node has in parity for others ---- */
-/* The node's index among those that have the parity of a row, from 0; parity->lost or more: it has pieces there. */
+/* Returns a node's index among those with the parity of a row, from 0; parity->lost or more: it has pieces there. */
 unsigned parity_index(const parity *p, size_t position, uint32_t row);
-/* The name of a stripe's sum in PARITY_SET. */
+/* Writes the name of a stripe's sum in PARITY_SET. */
 void stripe_name(char out[PEER_BLOB_MAX + 1], uint32_t row, uint64_t number);
-/* The part of a file that is the piece of a row. */
+/* Returns the part of a file that is the piece of a row. */
 peer_range parity_piece(const parity *p, size_t position, uint32_t row, uint64_t size);
 /* Reads an answer to PARITY_TABLE. Release with free of out->items. */
 typedef struct parity_about {
@@ -112,27 +112,27 @@ typedef struct parity_about {
 } parity_about;
 ckd_status parity_read_table(parity_about *about, stripe_members *out, const parity *p, const bytes *answer,
                              ckd_error *err);
-/* Writes a file: the sum of parts of files, each times its coefficient, with zeros behind their ends. */
+/* Writes a file: the sum of parts of files, each times its coefficient and padded with zeros. */
 typedef struct summand {
     char path[1024];
     peer_range range;
     uint8_t coefficient;
 } summand;
 ckd_status parity_sum(const char *path, uint64_t size, const summand *of, size_t count, ckd_error *err);
-/* A name of a file in the folder for work, which the caller removes. */
+/* Writes the path of a file in the work folder. The caller removes the file. */
 void parity_work_path(char out[700], const tier *t, const char *name);
 ckd_status parity_answer(tier *t, bytes *answer, const bytes *asked, ckd_error *err);
 
 /* ---- rebuild.c ---- */
 /*
- * Computes the files that nodes of the group have lost, so that their sets on this node are whole. Done by the first
- * node of the group that is present. set: the node's set; "": those of all nodes. Errors: BUSY, IO, CORRUPT (something
+ * Computes the files that nodes of the group have lost, so that their sets on this node are whole. Only the first
+ * present node of the group does it. set: the node's set; "": those of all nodes. Errors: BUSY, IO, CORRUPT (something
  * could not be rebuilt now), NOSPACE, NOMEM.
  */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err);
 /* A node has come or gone. Its files here may be replaced by those of another life. */
 void parity_peer_changed(tier *t, size_t host);
-/* Is the set of a node whole, or does it have only small files? */
+/* Whether the set of a node is whole, and does not have only small files. */
 bool parity_set_is_whole(tier *t, const char *set);
 
 #endif

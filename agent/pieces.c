@@ -8,7 +8,7 @@
 
 #define CHUNKS        "data/c"
 #define LONG_ROUNDS   4 /* versions for which a stripe may keep a file that this node does not need */
-#define DROPPED_PART  4 /* files kept for stripes may take this part of the size of the other files */
+#define DROPPED_PART  4 /* files kept for stripes may take 1/DROPPED_PART of the size of the other files */
 #define GROUP_MAX     64
 #define FILES_OF_STEP 256 /* stripe numbers set aside for a step; more files than that do no harm */
 #define POSITIONS(p)  for (size_t position = 0; position < (p)->count; position++)
@@ -93,7 +93,7 @@ void parity_end(tier *t) {
     t->parity = NULL;
 }
 
-/* Errors: BUSY. Each life of a node is asked only until it is settled. */
+/* Checks that a node is settled. Each life of a node is asked only until it is. Errors: BUSY. */
 static ckd_status check_settled(tier *t, size_t position, ckd_error *err) {
     parity *p = t->parity;
     bytes answer = {.size = 0};
@@ -190,7 +190,7 @@ static uint64_t choose_number(const parity *p, uint64_t step) {
     return number;
 }
 
-/* The link is there already. */
+/* Adds a file, whose link exists already, to p->files. */
 static ckd_status take_file(tier *t, const char *name, ckd_error *err) {
     parity *p = t->parity;
     char path[1024];
@@ -219,7 +219,7 @@ static ckd_status take_file(tier *t, const char *name, ckd_error *err) {
 static ckd_status link_files(dir_list *names, tier *t, ckd_error *err) {
     char folder[700], from[1024], to[1024];
     snprintf(folder, sizeof(folder), "%s/own/" CHUNKS, t->folder);
-    pthread_mutex_lock(&t->store_mutex); /* none of them goes meanwhile */
+    pthread_mutex_lock(&t->store_mutex); /* none of them is removed meanwhile */
     ckd_status status = err_except(err, dir_list_read(names, folder, err), CKD_E_NOT_FOUND, err);
     for (size_t i = 0; i < names->count && status == CKD_OK; i++) {
         link_path(to, t, names->names[i]);
@@ -355,7 +355,7 @@ static ckd_status read_table(stripe_members *out, tier *t, size_t host, ckd_erro
 }
 
 /*
- * Has a node forget stripes with files of this node's last life: nobody has these files any more, so the stripes are
+ * Makes a node forget stripes with files of this node's last life: nobody has these files any more, so the stripes are
  * useless.
  */
 static ckd_status forget_last_life(stripe_members *remote, tier *t, size_t host, ckd_error *err) {
@@ -430,7 +430,7 @@ static ckd_status send_piece(tier *t, size_t host, const piece_file *f, uint32_t
     return status;
 }
 
-/* Does the node have the parity of this row, and this one a piece? */
+/* Whether the node has the parity of this row, and this one a piece. */
 static bool is_row_between(const parity *p, size_t position, uint32_t row) {
     return parity_index(p, position, row) < p->lost && parity_index(p, p->self, row) >= p->lost;
 }

@@ -18,7 +18,7 @@ typedef struct member_view {
 typedef struct rebuild {
     tier *of;
     member_view *views; /* by position */
-    unsigned pieces;    /* numbers files of their own */
+    unsigned pieces;    /* number for the name of the next fetched file */
     ckd_status status;  /* the first failure */
     ckd_error why;
     ckd_status passing; /* the first failure of a piece that may be temporary */
@@ -33,7 +33,7 @@ typedef struct equation {
     char path[700];
 } equation;
 
-/* ---- what there is ---- */
+/* ---- what the nodes have ---- */
 
 static size_t position_at(const parity *p, const stripe_member *m) {
     return (m->row + p->lost + m->place) % p->count;
@@ -59,7 +59,7 @@ static void look(rebuild *r) {
     }
 }
 
-/* If all nodes are present, another attempt would find no more. */
+/* Whether another attempt is useless once all nodes are present. */
 static bool is_final(ckd_status status) {
     return status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
 }
@@ -106,7 +106,7 @@ static ckd_status get_piece(summand *out, rebuild *r, const stripe_member *m, ck
     return status;
 }
 
-/* Copies a sum of a node to a file here. */
+/* Gets a sum of a node as a file here. */
 static ckd_status get_sum(summand *out, rebuild *r, size_t position, const stripe_member *at,
                           ckd_error *err) {
     tier *t = r->of;
@@ -139,7 +139,7 @@ static bool same_place(const stripe_member *a, const stripe_member *b) {
            strcmp(a->blob.name, b->blob.name) == 0;
 }
 
-/* Which of a node's members are in the stripe? Returns false if the wanted one is not. */
+/* Finds the members of the stripe in a node's table. Returns false if the wanted one is not among them. */
 static bool find_stripe(const stripe_member **out, size_t *count, const member_view *v,
                         const stripe_member *wanted) {
     bool has = false;
@@ -211,7 +211,7 @@ static bool same_unknown(const equation *a, const equation *b) {
 }
 
 /*
- * Finds equations with the same unknown pieces, as many as there are such pieces. Returns how many; 0: there are too
+ * Finds as many equations with the same unknown pieces as there are such pieces. Returns how many; 0: there are too
  * few.
  */
 static size_t choose_equations(const equation **out, const equation *e, size_t count) {
@@ -321,7 +321,7 @@ static ckd_status write_file(const char *path, rebuild *r, const stripe_member *
     const parity *p = r->of->parity;
     size_t position = position_at(p, of);
     file_writer *to = NULL;
-    (void)file_remove(path, true, NULL); /* what a failure has left */
+    (void)file_remove(path, true, NULL); /* a failed attempt may have left it */
     ckd_status status = file_create(&to, path, 0, err);
     for (uint32_t row = 0; row < p->count && status == CKD_OK; row++) {
         stripe_member wanted = *of;
@@ -358,7 +358,7 @@ static ckd_status rebuild_file(rebuild *r, const stripe_member *of, ckd_error *e
 
 /* ---- nodes ---- */
 
-/* Does the file belong to a life of the node that has ended, and was it still needed? */
+/* Whether the file belongs to a life of the node that has ended, and was still needed. */
 static bool is_lost(const rebuild *r, size_t position, const char *set, const stripe_member *m) {
     const member_view *v = &r->views[position];
     return strcmp(m->blob.set, set) == 0 && !m->dropped && !(v->present && v->life == m->blob.life);
@@ -369,7 +369,7 @@ static bool is_same_file(const stripe_member *a, const stripe_member *b) {
            strcmp(a->blob.name, b->blob.name) == 0;
 }
 
-/* Is this member the first of its file, among all views? */
+/* Whether this member is the first of its file, among all views. */
 static bool is_first(const rebuild *r, const stripe_member *m) {
     for (size_t i = 0; i < r->of->parity->count; i++) {
         const stripe_members *in = &r->views[i].parity;
@@ -385,7 +385,7 @@ static bool is_first(const rebuild *r, const stripe_member *m) {
     return true;
 }
 
-/* Is the file not needed, because some view says that it was dropped? */
+/* Whether some view says that the file was dropped, so that it is not needed. */
 static bool is_dropped(const rebuild *r, const stripe_member *m) {
     bool dropped = false;
     for (size_t i = 0; i < r->of->parity->count; i++) {
@@ -397,7 +397,7 @@ static bool is_dropped(const rebuild *r, const stripe_member *m) {
     return dropped;
 }
 
-/* Is this node the first one present of the group, apart from the lost one? */
+/* Whether this node is the first present one of the group, apart from the lost one. */
 static bool is_up_to_us(const rebuild *r, size_t lost) {
     const parity *p = r->of->parity;
     size_t first = 0;
@@ -407,7 +407,7 @@ static bool is_up_to_us(const rebuild *r, size_t lost) {
     return first == p->self;
 }
 
-/* All nodes of the group have the small files, except nodes that have come back after a loss. */
+/* Gets the small files of a lost node. All nodes of the group have them, except nodes that came back after a loss. */
 static void get_small_files(rebuild *r, size_t lost, const char *set) {
     tier *t = r->of;
     const parity *p = t->parity;
@@ -482,7 +482,8 @@ static bool all_present(const rebuild *r) {
 }
 
 /*
- * A sum may change while it is used, because other nodes go on. A file computed from it then does not match its hash.
+ * A sum may change while it is used, because other nodes go on. A file computed from it then does not match its hash,
+ * and is computed again.
  */
 ckd_status parity_rebuild(tier *t, const char *set, ckd_error *err) {
     rebuild r = {.of = t};

@@ -24,10 +24,10 @@ typedef struct search {
     found *items;
     size_t count, capacity;
     ckd_store *shared;
-    bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: only those that were not asked are */
-    bool silent[PEER_HOSTS_MAX];                     /* they gave no answer */
+    bool of_last_life, again, asked[PEER_HOSTS_MAX]; /* again: asks only peers that were not asked */
+    bool silent[PEER_HOSTS_MAX];                     /* these gave no answer */
     bool quiet;                                      /* failures were reported before */
-    bool later; /* a state of several ranks could not be put together, but may be later */
+    bool later; /* a state of several ranks cannot be assembled now, but perhaps later */
 } search;
 
 /* Adds a line to the output of `--explain`. */
@@ -53,7 +53,7 @@ ckd_status restart_ask(bytes *answer, tier *t, size_t host, const bytes *asked, 
                                  : peer_ask(answer, t->node, host, asked, takes_long, err);
 }
 
-/* This node may itself have copies of the lost node's states. Before they are listed, files are rebuilt from parity. */
+/* Asks a node, which may be this one. A list takes long with parity, because files are rebuilt first. */
 static ckd_status ask(bytes *answer, tier *t, size_t host, const query *q, ckd_error *err) {
     bytes asked = {.size = 0};
     bool takes_long = q->kind == QUERY_STORE || q->kind == QUERY_PART || (q->kind == QUERY_LIST && t->parity);
@@ -87,7 +87,7 @@ static void ask_one(search *s, size_t host) {
     bytes answer = {.size = 0};
     ckd_error why;
     ckd_status status = ask(&answer, t, host, &s->query, &why);
-    s->silent[host] = status == CKD_E_IO; /* not one that works on its answer (BUSY) */
+    s->silent[host] = status == CKD_E_IO; /* a node that still works on its answer yields BUSY */
     THEN(status, take_list(s, host, &answer, &why));
     s->asked[host] = status == CKD_OK;
     if (status != CKD_OK && !s->quiet) {
@@ -105,7 +105,7 @@ static void ask_everybody(search *s) {
     }
 }
 
-/* A silent node may be busy, and have the newest state. That is worth a short wait: steps are lost otherwise. */
+/* A silent node may be busy, and have the newest state. That justifies a short wait: otherwise steps are lost. */
 static void ask_silent_ones_again(search *s) {
     const tier *t = s->of;
     bool any = false;
@@ -135,7 +135,7 @@ static void run_root(char out[CKD_RUN_MAX + 1], const char *run) {
     snprintf(out, CKD_RUN_MAX + 1, "%.*s", (int)strcspn(run, "~"), run);
 }
 
-/* The newest state of a run, or of its branches, in the store. */
+/* Finds the newest state of a run and its branches in the store. */
 static bool newest_stored(ckd_checkpoint *out, ckd_store *shared, const char *root) {
     ckd_checkpoint_list *list = NULL;
     bool any = false;
@@ -204,7 +204,7 @@ static bool same_state(const found *a, const found *b) {
     return a->world == b->world && memcmp(&a->checkpoint, &b->checkpoint, sizeof(a->checkpoint)) == 0;
 }
 
-/* Finds a sound copy of every rank's part. Returns the first rank of which there is none; world: there are all. */
+/* Finds an undamaged copy of every rank's part. Returns the first rank without one, or world if there are all. */
 static uint32_t find_parts(part_call *calls, search *s, const found *state) {
     for (size_t i = s->count; i-- > 0;) {
         found *f = &s->items[i];
@@ -278,7 +278,7 @@ static bool all_asked(const search *s) {
     return all;
 }
 
-/* Marks a state that cannot be put together, so that its other parts are not tried. */
+/* Marks a state that cannot be assembled, so that its other parts are not tried. */
 static void give_up_state(search *s, const found *state) {
     for (size_t i = 0; i < s->count; i++) {
         s->items[i].bad |= same_state(&s->items[i], state);
@@ -387,7 +387,7 @@ static bool make_durable(search *s, const found *f) {
     return status == CKD_OK;
 }
 
-/* Decides for one run: its states, the newest first, until one is durable or the store's is as new. */
+/* Chooses for one run: tries its states, the newest first, until one is durable or the store's is as new. */
 static void choose(search *s, const char *root) {
     tier *t = s->of;
     ckd_checkpoint stored;
@@ -490,7 +490,7 @@ bool restart_from_peers(tier *t, const char *run) {
     return search_run(t, run, false);
 }
 
-/* The peers that have parts of the run's states are asked again, and keep them until then. */
+/* Marks the peers that have parts of the run's states to be asked again. They keep the parts until then. */
 static void ask_again(search *s, const char *root) {
     for (size_t i = 0; i < s->count; i++) {
         char other[CKD_RUN_MAX + 1];
@@ -501,10 +501,7 @@ static void ask_again(search *s, const char *root) {
     }
 }
 
-/*
- * Searches for states of several ranks of which this node's last life has left its parts. The other parts are
- * elsewhere.
- */
+/* Searches for states of several ranks whose parts this node's last life left. The other parts are elsewhere. */
 static void search_for_parts(search *s) {
     for (size_t i = 0; i < s->count; i++) {
         char root[CKD_RUN_MAX + 1], earlier[CKD_RUN_MAX + 1];

@@ -8,7 +8,7 @@
 
 #define SUM_PIECE  (256u << 10) /* bytes of each file in memory at a time */
 #define TABLE_MAX  (1u << 20)   /* members in an answer */
-#define MEMBER_MIN 60           /* bytes of one at least */
+#define MEMBER_MIN 60           /* least number of bytes of a member */
 
 /* ---- rows and pieces ---- */
 
@@ -67,7 +67,7 @@ ckd_status parity_ask(bytes *answer, tier *t, size_t host, const parity_query *q
     bytes_put_string(&asked, q->held);
     bytes_put(&asked, q->dropped.data, q->dropped.size);
     asked.failed |= q->dropped.failed;
-    bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* others wait for sums */
+    bool takes_long = q->kind != PARITY_TABLE && q->kind != PARITY_LOOK; /* waits for work_mutex */
     /* a node that sends a piece here needs its own connections meanwhile */
     bool alone = host == t->hosts.self || q->kind == PARITY_PIECE;
     ckd_status status = asked.failed ? err_nomem(err, asked.size, "a query")
@@ -125,7 +125,7 @@ static ckd_status open_all(summing *s, const summand *of, size_t count, ckd_erro
     return status;
 }
 
-/* Bytes behind the end are zeros. */
+/* Reads a part of a summand. Bytes behind its end are zeros. */
 static ckd_status read_part(uint8_t *to, file_reader *f, const peer_range *range, uint64_t at, size_t size,
                             ckd_error *err) {
     uint64_t left = at < range->size ? range->size - at : 0;
@@ -157,7 +157,7 @@ static ckd_status write_sums(summing *s, uint64_t size, const summand *of, size_
 ckd_status parity_sum(const char *path, uint64_t size, const summand *of, size_t count, ckd_error *err) {
     summing s = {.out = NULL};
     ckd_status status = open_all(&s, of, count, err);
-    (void)file_remove(path, true, NULL); /* what a failure has left */
+    (void)file_remove(path, true, NULL); /* a failed attempt may have left it */
     THEN(status, file_create(&s.out, path, 0, err));
     if (s.out) {
         status = write_sums(&s, size, of, count, err);
@@ -210,11 +210,11 @@ static size_t count_members(const parity *p, const stripe_member *at, bool dropp
     return count;
 }
 
-/* Removes a stripe with all its members. The caller changes sums alone. */
+/* Removes a stripe with all its members. The caller holds work_mutex. */
 static void remove_stripe(tier *t, const stripe_member *at) {
     parity *p = t->parity;
     char name[PEER_BLOB_MAX + 1];
-    stripe_member of = *at; /* it may be one of them */
+    stripe_member of = *at; /* `at` may be one of them */
     pthread_mutex_lock(&p->mutex);
     for (size_t i = p->stripes.count; i-- > 0;) {
         if (same_stripe(&p->stripes.items[i], &of)) {
@@ -289,7 +289,10 @@ static void unlist_member(parity *p, const stripe_member *at) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* All nodes may have pieces in the removed stripes, except the owner of the set. The mirror notifies these nodes. */
+/*
+ * Marks all nodes except the owner of the set `but`: they may have pieces in the removed stripes. The mirror notifies
+ * them.
+ */
 static void mark_unnotified(tier *t, const char *but) {
     parity *p = t->parity;
     pthread_mutex_lock(&p->mutex);
@@ -307,8 +310,8 @@ static void mark_unnotified(tier *t, const char *but) {
 
 /*
  * Errors: STATE (the place is taken, or the piece is not there), and those of the sum. A stripe whose sum cannot be
- * read protects nothing any more. It is removed, and its nodes send their pieces again. After other failures the stripe
- * is unchanged.
+ * read no longer protects anything. It is removed, and its nodes send their pieces again. After other failures the
+ * stripe is unchanged.
  */
 static ckd_status change_stripe(tier *t, const parity_query *q, ckd_error *err) {
     parity *p = t->parity;
@@ -452,7 +455,7 @@ static void look_again(tier *t) {
 
 /* ---- answers ---- */
 
-/* Has the whole group been asked? This node need not ask itself, because its own list has its copies. */
+/* Whether the whole group has been asked. This node need not ask itself, because its own list has its copies. */
 static bool all_asked(tier *t) {
     bool all = true;
     pthread_mutex_lock(&t->mutex);

@@ -60,7 +60,7 @@ static void clear_folder(const tier *t) {
     }
 }
 
-/* The lock goes last: whoever removes it must hold it. */
+/* Removes the lock last, because only its holder may remove it. */
 static void leave_folder(tier *t) {
     char path[600];
     if (t->lock) {
@@ -80,7 +80,7 @@ static void say_nothing(void *context, const char *message) {
     (void)message;
 }
 
-/* Old states go at once; their chunk files stay as long as newer ones build on them. Nothing is written again. */
+/* Old states are deleted at once; their chunk files stay while newer states build on them. Nothing is compacted. */
 static ckd_status open_store(tier *t, ckd_error *err) {
     char path[600];
     ckd_policy policy = CKD_POLICY_INIT;
@@ -108,7 +108,7 @@ void tier_set_name(char out[PEER_SET_MAX + 1], const char *node) {
     }
 }
 
-/* Copies wait if any trainer is busy, because all share the network and the memory. */
+/* Copies wait while any trainer is busy, because all share the network and the memory. */
 static bool trainers_are_busy(void *context) {
     agent *a = ((tier *)context)->agent;
     bool busy = false;
@@ -215,8 +215,7 @@ ckd_status tier_open(agent *a, ckd_error *err) {
 }
 
 /*
- * Removes this node's copies at peers. At peers that cannot be reached they stay until an agent of this name comes
- * back.
+ * Removes this node's copies at peers. Peers that cannot be reached keep them until an agent of this name starts again.
  */
 static void remove_copies(tier *t) {
     if (t->parity) {
@@ -310,10 +309,10 @@ static ckd_status remove_from(bool *any, tier *t, const char *run, uint64_t firs
 }
 
 /*
- * Begins a new chain here? Exact states need all deltas of their chain, so a chain ends before these take too much
- * memory. It ends at the same steps on all nodes of a job, so that nodes with parity drop their files together. Only a
- * few chain lengths are possible, so that nodes whose deltas differ slightly in size use the same one. A run's states
- * have about the same distance.
+ * Whether a new chain begins at this step. Exact states need all deltas of their chain, so a chain ends before these
+ * take too much memory. It ends at the same steps on all nodes of a job, so that nodes with parity drop their files
+ * together. Only a few chain lengths are possible, so that nodes whose deltas differ slightly in size use the same one.
+ * The states of a run are about equally many steps apart.
  */
 static bool begins_chain(const tier *t, const char *run, uint64_t step) {
     ckd_checkpoint_list *list = NULL;
@@ -429,7 +428,7 @@ bool tier_is_tight(tier *t) {
     return tight;
 }
 
-/* ---- what is shown ---- */
+/* ---- status ---- */
 
 static ckd_agent_peer describe_peer(const tier *t, size_t i) {
     const tier_peer *p = &t->peers[i];

@@ -334,8 +334,8 @@ typedef struct ckd_save_options {
     double target_bits;  /* lossy deltas: bits per weight, with its moments, if errors allow; 0: no target */
     double target_ratio; /* the same as a ratio to the raw bytes; set at most one of the two */
     /*
-     * lossy: bound on every error, as a multiple of the RMS of its matrix; 0: none. In a stack each matrix has its own
-     * RMS, and in a large matrix each 16 Mi elements have.
+     * lossy: bound on every error, as a multiple of the RMS of its matrix; 0: none. In a stack, each matrix has its own
+     * RMS; in a large matrix, each 16 Mi elements do.
      */
     double max_error;
     double step_scale; /* lossy, no target: scales steps of weights and first moments, 1/64 ... 64; 0: 1 */
@@ -383,8 +383,8 @@ typedef enum ckd_optimizer_kind {
  * The optimizer update between the parent checkpoint and this one. It helps only if exactly one update separates them.
  * The first moment then yields the gradient, which predicts the second moment and the weights up to rounding. The save
  * stores the gradient if it was bf16 (mixed precision), and otherwise the first moment, plus whatever is not predicted.
- * Values stay bit-exact. A wrong prediction is not used and costs only time. Several updates or other hyperparameters
- * cause one.
+ * Values stay bit-exact. Several updates, or other hyperparameters, make the prediction wrong. A wrong prediction is
+ * not used and costs only time.
  */
 typedef struct ckd_optimizer {
     size_t struct_size;
@@ -520,15 +520,15 @@ CKD_API void ckd_load_end(ckd_load *load);
 
 #include "ckptdelta_agent.h"    /* memory that outlives a trainer */
 #include "ckptdelta_compact.h"  /* rewriting checkpoints */
-#include "ckptdelta_follow.h"   /* weights that others follow */
+#include "ckptdelta_follow.h"   /* a folder with the newest weights of a run */
 #include "ckptdelta_loads.h"    /* planned loads */
 #include "ckptdelta_parity.h"   /* parity and repair of lost or damaged files */
-#include "ckptdelta_progress.h" /* how far training is, for `ckptdelta run` */
+#include "ckptdelta_progress.h" /* the progress of training, for `ckptdelta run` */
 #include "ckptdelta_ranks.h"    /* saves and loads of many ranks */
 #include "ckptdelta_report.h"   /* space usage and differences */
 #include "ckptdelta_retain.h"   /* deletion, trash, pins, tags and policies */
 #include "ckptdelta_roles.h"    /* roles of tensors, from their names */
-#include "ckptdelta_session.h"  /* saving while training goes on */
+#include "ckptdelta_session.h"  /* saving in the background of training */
 #include "ckptdelta_transfer.h" /* copying between stores */
-#include "ckptdelta_verify.h"   /* verification, and the catalog made again */
+#include "ckptdelta_verify.h"   /* verification, and rebuilding the catalog */
 #endif

@@ -30,9 +30,9 @@ typedef struct ckd_agent_options {
     void (*on_ready)(void *context, const char *socket);
     void *ready_context;
     /*
-     * Nodes that keep copies of each other's states in memory, this node included; NULL: none. Either the list itself,
-     * as HOST:PORT,HOST:PORT,..., or the path of a file with a line `HOST:PORT [domain=NAME]` for each node.
-     * docs/agent.md says what they are for.
+     * Nodes that keep copies of each other's states in memory, this node included; NULL: none. Either a list
+     * HOST:PORT,HOST:PORT,..., or the path of a file with a line `HOST:PORT [domain=NAME]` for each node. docs/agent.md
+     * explains their use.
      */
     const char *peers;
     const char *self; /* this node's HOST:PORT in the list; NULL: the one whose address this machine has */
@@ -44,7 +44,7 @@ typedef struct ckd_agent_options {
     uint64_t
         copies_bytes; /* for files of this node's states, and as much for other nodes'; 0: memory_bytes / 2 */
     uint64_t send_bytes_per_s; /* to all peers together; 0: no limit */
-    double silence_s;          /* a peer without a sign of life for so long is gone; 0: 5 */
+    double silence_s;          /* a peer is gone after this many seconds without a sign of life; 0: 5 */
     /*
      * With peers, while all copies are in place: a state is stored only if it is this many seconds newer than the last
      * stored one, or if its session ends. 0: every state is stored.
@@ -68,9 +68,9 @@ typedef struct ckd_agent_options {
     { .struct_size = sizeof(ckd_agent_options) }
 
 /*
- * Serves as the agent of a store, which it creates if there is none, until it is told to stop. Sessions that are still
- * connected then go on by themselves. Errors: BUSY (the store has an agent), those of ckd_store_open; after a stop:
- * those of a state that could not be made durable and is lost.
+ * Runs the agent of a store until it gets a request to stop. Creates the store if there is none. Sessions that are
+ * still connected at the end continue without an agent. Errors: BUSY (the store has an agent), those of ckd_store_open;
+ * after a stop: those of a state that could not be made durable and is lost.
  */
 CKD_API ckd_status ckd_agent_run(const char *store, const ckd_agent_options *options, ckd_error *err);
 
@@ -97,7 +97,7 @@ typedef struct ckd_agent_peer {
     int partner;         /* keeps copies of this node's states */
     uint64_t behind;     /* saves, and removals of old states, that have not reached a partner yet */
     uint64_t sent_bytes; /* to this peer, since the agent began */
-    char trouble[256];   /* why it is not alive, or why copies do not reach it; "" if all is well */
+    char trouble[256];   /* why it is not alive, or why copies do not reach it; else "" */
 } ckd_agent_peer;
 
 typedef struct ckd_agent_state {
@@ -112,7 +112,7 @@ typedef struct ckd_agent_state {
     uint64_t own_bytes, held_bytes; /* in files: of this node's states, and of other nodes' */
     uint64_t kept,
         kept_bytes; /* states written to such files since the agent began, and the bytes of their tensors */
-    /* lines that tell which states other nodes had for a restart, and what was done with them; "" if none */
+    /* lines about the states that other nodes had for a restart, and what was done with them; "" if none */
     const char *decisions;
     /* The parity group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
     uint32_t parity_data, parity;
@@ -132,14 +132,14 @@ CKD_API ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const
                                  ckd_error *err);
 CKD_API void ckd_agent_state_free(ckd_agent_state *state);
 /*
- * Waits until the states that killed trainers of a run have left in the agent's memory are durable. A session does this
- * when it is opened. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (a state cannot be
- * made durable at present).
+ * Waits until the states that killed trainers of a run left in the agent's memory are durable. A session does this when
+ * it is opened. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (a state cannot be made
+ * durable at present).
  */
 CKD_API ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err);
 /*
  * Waits until every complete state in the agent's memory is durable, and the memory of dead trainers is free. stop:
- * also ends the agent. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Such a state stays
+ * then ends the agent. Errors: those of ckd_agent_ask; those of a state that cannot be made durable. Such a state stays
  * in memory, and the agent does not end.
  */
 CKD_API ckd_status ckd_agent_drain(const char *store, const char *socket, int stop, ckd_error *err);

@@ -65,8 +65,7 @@ typedef struct ckd_compact_options {
     uint32_t cold_but_newest; /* recode all but this many of the newest checkpoints of each run; 0: none */
     /*
      * Merges chunk files smaller than this many bytes, except those of the newest four checkpoints of each run. 0: 256
-     * KiB; CKD_NO_PACKS: none. Copying one checkpoint of a merged file copies the file, and losing the file loses them
-     * all.
+     * KiB; CKD_NO_PACKS: none. Losing a merged file loses all its checkpoints.
      */
     uint64_t pack_below;
     uint64_t bytes_per_s; /* limit for reading and writing; 0: none */

@@ -25,7 +25,7 @@ typedef struct ckd_follow_options {
     size_t struct_size;
     const char *into; /* required: the folder; it is created, but not its parents */
     const char *run;  /* NULL: the store's only run. Its newest checkpoint that is not suspect is followed */
-    const char *tag;  /* instead of the run: the checkpoint with this tag, wherever it is moved */
+    const char *tag;  /* instead of the run: the checkpoint with this tag, which may move */
     /*
      * NULL: names stay as they are. "model": only the tensors whose names begin with "model."; the files have their
      * names without this prefix. The Python package saves a state under such names if it has more than a model.
@@ -65,7 +65,7 @@ typedef struct ckd_follow_result {
     ckd_checkpoint
         checkpoint; /* in the folder now; its id is zero if there is none. Set: id, run, step, created_ns */
     int applied;    /* the call changed the folder */
-    uint64_t files; /* that were replaced */
+    uint64_t files; /* files that were replaced */
     uint64_t bytes; /* of all tensors in the folder */
     uint64_t written_bytes; /* of the values that were loaded and written */
     uint64_t passed_over;   /* newer checkpoints that are damaged; messages have named them */
@@ -86,13 +86,13 @@ CKD_API void ckd_follow_cancel(ckd_follow *follow);
  * Brings the folder to the newest checkpoint; does nothing if it is there already. New files are written beside the old
  * ones, read back, synced, and renamed together. A crash at any point leaves the old weights, or the next
  * ckd_follow_open completes the new ones. A program that has an old file open or mapped keeps its content. Blocks whose
- * content is the same in both checkpoints are neither read from the store nor decoded. A file that somebody else has
+ * content is the same in both checkpoints are neither read from the store nor decoded. A file that another program has
  * changed is compared with the checkpoint block by block.
  *
- * A damaged checkpoint is passed over with a message, and tried again after a minute. If the folder is empty, the
- * checkpoint before it is applied meanwhile. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED
- * (all of them are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all
- * are suspect), MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED,
+ * A damaged checkpoint is passed over with a message, and tried again after a minute. Meanwhile the checkpoint before
+ * it is applied, unless the folder has it. Errors: NOT_FOUND (there is no checkpoint yet), CORRUPT and UNSUPPORTED (all
+ * of them are damaged, or have a tensor that a safetensors file cannot hold, and the folder is empty), STATE (all are
+ * suspect), MISMATCH (no tensor is chosen), EXISTS (model files of others have appeared in the folder), CANCELLED,
  * READ_ONLY, NOSPACE, IO, NOMEM. After an error the folder is unchanged.
  */
 CKD_API ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *follow, ckd_error *err);

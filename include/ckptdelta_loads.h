@@ -44,9 +44,10 @@ typedef enum ckd_suspect {
 CKD_API ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char *run, uint64_t step,
                                       ckd_error *err);
 /*
- * Finds the checkpoint to go on from: `newest` unless it is suspect, else the one that ckd_store_previous finds before
- * it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect; a caller can still load
- * one by its step), INVALID; those of ckd_store_check_newest, for a checkpoint between the two. *out is set even then.
+ * Finds the checkpoint to continue from: `newest` unless it is suspect, else the one that ckd_store_previous finds
+ * before it. on_message then names both. out may be `newest`. Errors: STATE (all of them are suspect; a caller can
+ * still load one by its step), INVALID; those of ckd_store_check_newest, for a checkpoint between the two. *out is set
+ * even then.
  */
 CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_checkpoint *newest,
                                      ckd_error *err);
@@ -55,7 +56,7 @@ CKD_API ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, cons
  * out of the catalog, so ckd_store_find may return an older one as CKD_LATEST. It may also return an older one if the
  * newest was committed while the handle was open. Errors: EXISTS (a newer one can be loaded: call ckd_store_find again,
  * which finds it now), CORRUPT or UNSUPPORTED (the manifest of a newer one is damaged; the message names it), BUSY, IO,
- * NOMEM. A newer one whose manifest has vanished is no error, as nothing but a repair can bring it back: on_message
+ * NOMEM. A newer one whose manifest has vanished is no error, because only a repair can bring it back: on_message
  * names it, once for each handle.
  */
 CKD_API ckd_status ckd_store_check_newest(ckd_store *store, const ckd_checkpoint *newest, ckd_error *err);
@@ -79,8 +80,7 @@ typedef struct ckd_load_difference {
 } ckd_load_difference;
 
 /*
- * The bytes that a load reads. They are those of stored payloads, each counted once. The indexes of files are read in
- * any case and not counted.
+ * The bytes of stored payloads that a load reads, each counted once. Indexes of files are also read, but not counted.
  */
 typedef struct ckd_load_reads {
     uint64_t raw_bytes;    /* of the requested values */

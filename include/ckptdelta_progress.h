@@ -3,8 +3,8 @@
  * conventions hold.
  *
  * The supervisor makes shared memory for each attempt and names it in the environment, CKPTDELTA_PROGRESS. Each
- * training process takes a slot there and writes down its steps. The supervisor reads them. From them it learns when
- * training hangs, how far it got, and how long it took to start.
+ * training process takes a slot there and records its steps. From them the supervisor learns when training hangs, how
+ * far it got, and how long it took to start.
  *
  * Sessions of the supervised run (CKPTDELTA_RUN) and its branches make all these calls by themselves. A program without
  * a session makes them like this:
@@ -21,8 +21,8 @@
  *     }
  *     ckd_progress_enter(CKD_PROGRESS_ENDED);
  *
- * A step costs a look at the clock and some stores to memory. Nothing here fails: without a supervisor the calls do
- * nothing. A process has one slot, which belongs to all its threads. A forked child has none until it begins.
+ * A step costs one look at the clock and a few memory stores. Nothing here fails: without a supervisor the calls do
+ * nothing. A process has one slot, which all its threads share. A forked child has none until ckd_progress_begin.
  */
 /* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */
 #include "ckptdelta.h"
@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 typedef enum ckd_progress_phase {
-    CKD_PROGRESS_START = 0,    /* no step was made yet, or not since a checkpoint was restored */
+    CKD_PROGRESS_START = 0,    /* no step was made since the start, or since a checkpoint was restored */
     CKD_PROGRESS_TRAINING = 1, /* begins with the first step */
     CKD_PROGRESS_EVALUATION = 2,
     CKD_PROGRESS_SAVING = 3, /* training waits for a save */
@@ -64,15 +64,15 @@ CKD_API ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase);
 /* Reasons to look at a training run. */
 typedef enum ckd_alarm {
     CKD_ALARM_NONE = 0,
-    CKD_ALARM_METRIC = 1,    /* a metric is unlike those of the steps before */
-    CKD_ALARM_UNCHANGED = 2, /* weights do not change any more, or a delta has hardly any changes */
-    CKD_ALARM_SIZE = 3,      /* a delta is much larger than those before */
-    CKD_ALARM_TIME = 4,      /* a save took much longer than those before */
+    CKD_ALARM_METRIC = 1,    /* a metric is unlike those of earlier steps */
+    CKD_ALARM_UNCHANGED = 2, /* weights no longer change, or a delta has hardly any changes */
+    CKD_ALARM_SIZE = 3,      /* a delta is much larger than earlier ones */
+    CKD_ALARM_TIME = 4,      /* a save took much longer than earlier ones */
     CKD_ALARM_REPLICA = 5    /* ranks that should have the same values no longer do */
 } ckd_alarm;
 /* Returns "metric", "unchanged", "size", "time", "replica"; static. NULL: none, or unknown. */
 CKD_API const char *ckd_alarm_name(ckd_alarm alarm);
-/* Tells the supervisor of an alarm. Sessions do this by themselves. */
+/* Reports an alarm to the supervisor. Sessions do this by themselves. */
 CKD_API void ckd_progress_alarm(ckd_alarm alarm, uint64_t step);
 
 /* -------------------------------------------------------------------------------------------- the shared memory */
@@ -100,14 +100,14 @@ typedef struct ckd_progress_slot {
     uint64_t phase;    /* a ckd_progress_phase */
     uint64_t phase_ns; /* when it began */
     uint64_t steps;    /* steps made so far; 0: the fields about steps mean nothing */
-    uint64_t step;     /* the last one */
+    uint64_t step;     /* number of the last step */
     uint64_t step_ns;  /* when it was done */
     uint64_t first_step, first_ns;
     uint64_t apart_ns; /* evaluation and saving since the last step */
     uint64_t timed;    /* steps whose time is known: those that followed a step */
-    /* The step of the last alarm of each kind, plus 1, at its ckd_alarm - 1; 0: there was none. */
+    /* By ckd_alarm - 1: the step of the last alarm of this kind, plus 1; 0: there was none. */
     uint64_t alarm_steps[CKD_PROGRESS_ALARMS];
-    uint64_t alarms; /* how many there were; written last */
+    uint64_t alarms; /* number of alarms; written last */
     /* Durations of the timed steps in ms, without apart_ns. The i-th is at i % CKD_PROGRESS_WINDOW. */
     uint32_t took_ms[CKD_PROGRESS_WINDOW];
 } ckd_progress_slot;

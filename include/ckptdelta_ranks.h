@@ -230,7 +230,7 @@ CKD_API void ckd_part_free(ckd_part *part);
  *
  * A failure on one rank fails the call on all of them, with the same error, which names that rank. Differences are
  * found on all ranks before anything is written on any. UNEXPECTED means that no rank asks for a tensor; it passes if
- * all ranks allow it. ckd_load_bytes_read tells what this rank has read. Values for devices are assembled in host
+ * all ranks allow it. ckd_load_bytes_read returns what this rank has read. Values for devices are assembled in host
  * memory, for all of a rank's requests, and copied when all ranks are done. That copy can fail on one rank alone. Ranks
  * that share only a file system and have no transport call ckd_load_all; each then reads what it needs.
  *

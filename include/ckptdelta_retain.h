@@ -202,7 +202,7 @@ typedef enum ckd_kept {
     CKD_KEPT_BEST = 8,
     CKD_KEPT_NEW = 16,
     CKD_KEPT_WITHIN = 32,
-    CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a sound one follows */
+    CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a healthy one follows */
     CKD_KEPT_SAFETY = 128, /* one of the newest two of its run, which stay whatever a policy says */
     CKD_KEPT_PINNED = 256,
     CKD_KEPT_TAGGED = 512,
@@ -303,14 +303,14 @@ typedef struct ckd_rename_options {
  * values stay. Its deleted checkpoints keep the old name, and so do its branches (RUN~2), which are runs of their own.
  * The old name is then free: a save under it begins a run.
  *
- * Durable on CKD_OK. Waits up to the store's lock timeout until nobody loads or saves. If interrupted, it is completed
- * by the next writer that opens the store while nobody loads or saves. Until then each checkpoint is listed once, under
- * either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
+ * Durable on CKD_OK. Waits up to the store's lock timeout until no load or save is in progress. If interrupted, it is
+ * completed by the next writer that opens the store while no load or save is in progress. Until then each checkpoint is
+ * listed once, under either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
- * save or a compaction uses a run of these names, somebody loads or saves, or has the store's lock), STATE (a
- * checkpoint builds on one whose manifest is lost), CORRUPT and UNSUPPORTED (an unreadable manifest or setting),
- * READ_ONLY, NOSPACE, IO, NOMEM.
+ * save or a compaction uses a run of these names, another load or save is in progress, or another process has the
+ * store's lock), STATE (a checkpoint builds on one whose manifest is lost), CORRUPT and UNSUPPORTED (an unreadable
+ * manifest or setting), READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from,
                                         const char *to, const ckd_rename_options *options, ckd_error *err);

@@ -1,5 +1,5 @@
 /*
- * ckptdelta, saving while training goes on. Part of ckptdelta.h, which includes it; the same conventions hold.
+ * ckptdelta, saving in the background of training. Part of ckptdelta.h, which includes it; the same conventions hold.
  *
  *   step -> snapshot (a copy in memory) -> background: residual, encode, write, sync, commit
  *
@@ -83,7 +83,7 @@ typedef struct ckd_session_options {
      *
      * A session knows the checkpoint that it saved or restored last, and the newest one of its run when it was opened.
      * If another launch saves to the run meanwhile, the session's next saves fail instead of mixing the two: EXISTS,
-     * naming that checkpoint and its time. With BRANCH each launch goes on in its own branch, after its own last save.
+     * naming that checkpoint and its time. With BRANCH each launch continues in its own branch, after its last save.
      * SAME_OK does not check.
      */
     const ckd_save_options *save;

@@ -1,5 +1,5 @@
 /*
- * ckptdelta, verification: what is damaged, and a catalog made again from the manifests. Part of ckptdelta.h, which
+ * ckptdelta, verification: finding damage, and rebuilding the catalog from the manifests. Part of ckptdelta.h, which
  * includes it; the same conventions hold.
  */
 /* Before the guard, so that this header can be included alone: others of ckptdelta.h need its types. */

@@ -46,7 +46,7 @@ static ckd_status compare(comparison *c, const ckd_region *slice, uint64_t count
     return status == CKD_OK && found ? c->visit(c->context, c->positions, c->values, found, err) : status;
 }
 
-/* Whether a changed block has an element of these. */
+/* Whether a changed block has elements from `first` up to `end`. */
 static bool has_changes(const comparison *c, uint64_t first, uint64_t end) {
     size_t low = 0, high = c->ranges.count;
     while (low < high) {
@@ -77,7 +77,7 @@ static ckd_status compare_flat(comparison *c, uint64_t first, uint64_t count, ck
     return status;
 }
 
-/* Cuts a box along its first dimension, until a part has at most SLICE elements. */
+/* Cuts a box along dimension `dim`, and along the next ones until a part has at most SLICE elements. */
 static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim, ckd_error *err) {
     uint64_t inner = 1;
     for (uint32_t d = dim + 1; d < c->tensor->shape->ndim; d++) {
@@ -129,7 +129,7 @@ static ckd_status compare_region(comparison *c, const ckd_region *region, ckd_er
     return compare_flat(c, r.kind == CKD_REGION_FLAT ? r.start : 0, count, err);
 }
 
-/* Whether both checkpoints have the tensor in the same form. */
+/* Finds the tensor in both checkpoints. Errors: NOT_FOUND, MISMATCH (dtype or shape differ). */
 static ckd_status find_tensors(const view_tensor **old, const view_tensor **now, const ckd_load *loads[2],
                                const char *name, ckd_error *err) {
     *old = view_find(loads[0]->view, name);

@@ -4,8 +4,8 @@
 
 #include "engine/follow/follow.h"
 
-#define RETRY_NS   UINT64_C(60000000000) /* a file that was unreadable may come back, such as on NFS */
-#define CATALOG_NS UINT64_C(1000000000)  /* time that a writer may need from its manifest to the catalog */
+#define RETRY_NS   UINT64_C(60000000000) /* an unreadable file may become readable, as on NFS */
+#define CATALOG_NS UINT64_C(1000000000)  /* how long after its manifest a writer may update the catalog */
 
 static follow_failure *failure_of(const ckd_follow *f, const ckd_checkpoint *c) {
     for (size_t i = 0; i < f->failure_count; i++) {
@@ -30,7 +30,7 @@ ckd_status follow_remember_failure(ckd_follow *f, const ckd_checkpoint *c, ckd_e
     return CKD_OK;
 }
 
-/* A compaction or a repair may have mended it. */
+/* Another generation counts as untried: a compaction or a repair may have mended it. */
 static bool has_failed(const ckd_follow *f, const ckd_checkpoint *c) {
     const follow_failure *known = failure_of(f, c);
     return known && known->generation == c->generation && clock_monotonic_ns() - known->at_ns < RETRY_NS;
@@ -46,7 +46,7 @@ void follow_report(ckd_follow *f, const char *what, const ckd_error *why) {
     }
 }
 
-/* Finds the newest checkpoint of the run. A manifest appears a moment before the catalog has it. */
+/* Finds the newest checkpoint of the run. Waits for the catalog, which a writer updates a moment after the manifest. */
 static ckd_status find_newest(ckd_checkpoint *out, ckd_follow *f, ckd_error *err) {
     ckd_status status, sure;
     ckd_error why;
@@ -60,12 +60,12 @@ static ckd_status find_newest(ckd_checkpoint *out, ckd_follow *f, ckd_error *err
     } while (sure == CKD_E_EXISTS && clock_monotonic_ns() - begun < CATALOG_NS);
     f->hidden = sure == CKD_E_CORRUPT || sure == CKD_E_UNSUPPORTED;
     if (sure != CKD_OK && sure != CKD_E_EXISTS) {
-        follow_report(f, "a newer checkpoint is passed over", &why); /* its manifest is damaged */
+        follow_report(f, "a newer checkpoint is passed over", &why);
     }
     return status;
 }
 
-/* The run may have another name now: the checkpoint in the folder is found there. */
+/* Finds the run by the checkpoint in the folder, in case the run was renamed. */
 static ckd_status find_renamed(ckd_checkpoint *out, ckd_follow *f, ckd_error *err) {
     ckd_checkpoint here;
     if (!f->run[0] || id_is_zero(&f->state.checkpoint) ||
@@ -78,7 +78,7 @@ static ckd_status find_renamed(ckd_checkpoint *out, ckd_follow *f, ckd_error *er
     return find_newest(out, f, err);
 }
 
-/* Training that goes back to an older step goes on as a branch, which has a name of its own. */
+/* Training that restarts from an older step continues as a branch with a name of its own. */
 static void report_branch(ckd_follow *f, const ckd_checkpoint *newest) {
     char root[CKD_RUN_MAX + 1], branch[CKD_RUN_MAX + 1];
     unsigned number;
@@ -94,7 +94,7 @@ static void report_branch(ckd_follow *f, const ckd_checkpoint *newest) {
     }
 }
 
-/* From the newest on, the first that is neither suspect nor known to be damaged. */
+/* Chooses the newest checkpoint that is neither suspect nor known to be damaged. */
 static ckd_status choose_in_run(ckd_checkpoint *out, uint64_t *skipped, ckd_follow *f, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = find_newest(out, f, &why);

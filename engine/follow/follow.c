@@ -38,7 +38,7 @@ static ckd_status copy_text(const char **text, ckd_error *err) {
     return *text ? CKD_OK : err_nomem(err, 1, "the options");
 }
 
-/* On failure the list is complete up to a NULL. */
+/* Replaces the list by a copy, or by NULL on failure. */
 static ckd_status copy_list(const char *const **list, size_t count, ckd_error *err) {
     const char **to = calloc(count + 1, sizeof(*to));
     for (size_t i = 0; to && i < count; i++) {
@@ -52,7 +52,7 @@ static ckd_status copy_list(const char *const **list, size_t count, ckd_error *e
     return to ? CKD_OK : err_nomem(err, count, "the options");
 }
 
-/* Copies the strings: afterwards all of them belong to f, also after a failure. */
+/* Copies the strings. All strings in f->options belong to f afterwards, even after a failure. */
 static ckd_status own_options(ckd_follow *f, const ckd_follow_options *o, ckd_error *err) {
     f->options = *o;
     f->options.run = f->options.tag = f->options.into = f->options.member = NULL;
@@ -96,7 +96,7 @@ static ckd_status check_options(const ckd_follow_options *o, ckd_error *err) {
                                       : CKD_OK;
 }
 
-/* Model files that the state does not name are somebody else's. A state that cannot be read names none. */
+/* Refuses model files that the state does not name: no follower wrote them. An unreadable state excuses all files. */
 static ckd_status check_owner(const ckd_follow *f, ckd_error *err) {
     const char *into = f->options.into;
     bool unreadable = !f->state.count && file_exists(follow_path_of(into, FOLLOW_STATE).text);
@@ -121,10 +121,10 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     const char *into = f->options.into;
     bool made = !dir_exists(into);
     ckd_status status = dir_create(into, true, err);
-    /* Versions are durable only if the folder is, whose maker may have died before that. */
+    /* A version is durable only if the folder is. The maker of the folder may have died before it synced it. */
     if (status == CKD_OK) {
         ckd_status synced = dir_sync(follow_path_of(into, "..").text, made ? err : NULL);
-        status = made ? synced : CKD_OK; /* the folder above an old one may be unreadable */
+        status = made ? synced : CKD_OK; /* the folder above an existing one may be unreadable */
     }
     THEN(status, check_owner(f, err));
     THEN(status,
@@ -168,7 +168,7 @@ ckd_status ckd_follow_open(ckd_follow **out, ckd_store *store, const ckd_follow_
         ckd_follow_close(f);
         return status;
     }
-    if (!f->run[0] && !o.tag) { /* more runs may have come since */
+    if (!f->run[0] && !o.tag) { /* the store may have more runs by now */
         memcpy(f->run, f->state.run, sizeof(f->run));
     }
     *out = f;
@@ -205,7 +205,7 @@ static bool is_applied(const ckd_follow *f, const ckd_checkpoint *c) {
     return same;
 }
 
-/* Whether the store was removed and made anew. The open store would stay at what it knew. */
+/* Whether the store was removed and created again. The open handle would only know the old one. */
 static bool is_replaced(const ckd_follow *f) {
     pathname identity = path_in(f->store->path, FILE_IDENTITY);
     uint64_t inode = file_inode(identity.text), modified_ns = file_modified_ns(identity.text);
@@ -220,7 +220,7 @@ static ckd_status look(int *newer, ckd_follow *f, ckd_error *err) {
     }
     ckd_status status = follow_choose(&c, NULL, f, &why);
     *newer = status == CKD_OK && !is_applied(f, &c);
-    /* The store may be out of reach for a while, or the tag be damaged: that may pass. */
+    /* An unreachable store and a damaged tag may be temporary. */
     if (status != CKD_OK && status != CKD_E_NOT_FOUND && status != CKD_E_STATE) {
         follow_report(f, "the newest checkpoint cannot be found for now", &why);
     }
@@ -258,7 +258,7 @@ ckd_status ckd_follow_wait(int *newer, ckd_follow *f, uint64_t timeout_ms, ckd_e
 
 /* ---- apply ---- */
 
-/* Writes the new files and makes them the folder's. After a failure the folder is as it was. */
+/* Writes the new files and commits them. After a failure before the commit point, the folder is as it was. */
 static ckd_status write_and_commit(follow_writing *w, ckd_follow *f, ckd_error *err) {
     bool committed = false;
     ckd_status status = check_owner(f, err);
@@ -276,7 +276,7 @@ static ckd_status write_and_commit(follow_writing *w, ckd_follow *f, ckd_error *
     return status;
 }
 
-/* A file of the folder that is gone or has other bytes than were written: no checkpoint is to blame. */
+/* A missing or changed file of the folder is an IO error: the checkpoint itself is intact. */
 static ckd_status folder_error(ckd_error *err, ckd_status status) {
     bool gone = status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT;
     if (gone && err) {
@@ -316,7 +316,7 @@ static ckd_status apply(ckd_follow_result *out, ckd_follow *f, const ckd_checkpo
     return *of_store ? status : folder_error(err, status);
 }
 
-/* Whether another checkpoint may be intact. */
+/* Whether the error concerns only this checkpoint. */
 static bool passes_over(const ckd_error *why) {
     return why->status == CKD_E_UNSUPPORTED || why->status == CKD_E_NOT_FOUND || ckd_error_is_damage(why);
 }

@@ -10,14 +10,14 @@
 #define FOLLOW_STATE   ".ckptdelta-follow.json"
 #define FOLLOW_JOURNAL ".ckptdelta-follow.next"
 #define FOLLOW_LOCK    ".ckptdelta-follow.lock"
-#define FOLLOW_NEW     ".ckptdelta-new" /* a file NAME is made as .NAME.ckptdelta-new */
+#define FOLLOW_NEW     ".ckptdelta-new" /* NAME is first written as .NAME.ckptdelta-new */
 #define FOLLOW_INDEX   "model.safetensors.index.json"
 
 /* ---- layout.c: which tensors the folder has, in which files, at which offsets ---- */
 
 typedef struct follow_tensor {
     const ckd_tensor_info *info; /* belongs to the load */
-    const char *name;            /* in the folder: the end of the tensor's name, or all of it */
+    const char *name;            /* in the folder: without the prefix of a chosen member */
     uint64_t offset, size;       /* in the file */
 } follow_tensor;
 
@@ -38,16 +38,15 @@ typedef struct follow_layout {
 } follow_layout;
 
 /*
- * Distributes the chosen tensors of a checkpoint. The same names, dtypes and shapes always give the same layout,
- * whatever the step. Errors: MISMATCH (no tensor is chosen), UNSUPPORTED (a name that the format cannot express),
- * NOMEM.
+ * Distributes the chosen tensors of a checkpoint over files. The layout depends only on names, dtypes and shapes, not
+ * on the step. Errors: MISMATCH (no tensor is chosen), UNSUPPORTED (a name that the format cannot express), NOMEM.
  */
 ckd_status follow_layout_make(follow_layout *out, const ckd_tensor_list *tensors,
                               const ckd_follow_options *options, ckd_error *err);
 void follow_layout_free(follow_layout *l);
-/* Equal for options that choose the same tensors and sizes of files. Errors: NOMEM. */
+/* Hashes the options that determine the layout: the chosen tensors and the size of files. Errors: NOMEM. */
 ckd_status follow_choice(hash128 *out, const ckd_follow_options *options, ckd_error *err);
-/* Whether a file of this name belongs to a model in this form: a shard, the only file, or the index. */
+/* Whether a model has a file of this name: a shard, the only file, or the index. */
 bool follow_is_model_file(const char *name);
 
 /* ---- state.c: what the folder has, and the journal ---- */
@@ -55,7 +54,7 @@ bool follow_is_model_file(const char *name);
 typedef struct follow_file {
     char name[40];
     uint64_t size, modified_ns, inode;
-    hash128 header; /* of everything before the data; of the index: of all of it */
+    hash128 header; /* hash of everything before the data; for the index, of the whole file */
 } follow_file;
 
 /* Zero-initialise; release with follow_state_free. */
@@ -64,29 +63,29 @@ typedef struct follow_state {
     char run[CKD_RUN_MAX + 1];
     uint64_t step, created_ns;
     uint64_t tensor_bytes;
-    hash128 choice; /* of the options that decide what the folder has */
+    hash128 choice; /* follow_choice of the options */
     follow_file *files;
     size_t count, capacity;
 } follow_state;
 
 void follow_state_free(follow_state *s);
-/* Returns the file's entry; NULL: there is none. */
+/* Returns the entry of the file, or NULL. */
 const follow_file *follow_state_find(const follow_state *s, const char *name);
 /* Adds an entry. Errors: NOMEM. */
 ckd_status follow_state_keep(follow_state *s, const follow_file *file, ckd_error *err);
 /* Adds an entry for the file at `path`, as it is now. Errors: NOT_FOUND, NOMEM. */
 ckd_status follow_state_add(follow_state *s, const char *name, const char *path, const hash128 *header,
                             ckd_error *err);
-/* Whether the file at `path` is certainly as it was when the entry was made. */
+/* Whether inode, size and modification time of the file at `path` are those of the entry. */
 bool follow_file_unchanged(const follow_file *f, const char *path);
-/* Reads the folder's state. One that cannot be read is empty: then all files are compared. Errors: IO, NOMEM. */
+/* Reads the folder's state. A missing or damaged one is empty: then all files are compared. Errors: IO, NOMEM. */
 ckd_status follow_state_read(follow_state *out, const char *folder, ckd_error *err);
 /*
  * Puts the state into effect: renames all new files, and removes model files that it does not name. Writing the journal
- * is the commit point. *committed: it was reached, and follow_recover can complete the rest.
+ * is the commit point. *committed: the journal is written, so follow_recover can complete the rest.
  */
 ckd_status follow_commit(bool *committed, const char *folder, const follow_state *next, ckd_error *err);
-/* Completes a commit whose journal exists; otherwise removes the files that a killed follower left. */
+/* Completes a commit whose journal exists, and removes temporary files of a killed follower. */
 ckd_status follow_recover(const char *folder, ckd_error *err);
 /* FOLDER/NAME, and FOLDER/.NAME.ckptdelta-new. */
 typedef struct follow_path {
@@ -97,17 +96,17 @@ follow_path follow_path_new(const char *folder, const char *name);
 
 /* ---- ranges.c: which elements of a tensor have to be written ---- */
 
-/* Elements of a tensor's row-major order: ascending, without overlaps. */
+/* Consecutive elements of a tensor, in row-major order. */
 typedef struct follow_range {
     uint64_t first, count;
 } follow_range;
-/* Zero-initialise; free the items. */
+/* Ascending, without overlaps. Zero-initialise; free the items. */
 typedef struct follow_ranges {
     follow_range *items;
     size_t count, capacity;
 } follow_ranges;
 
-/* The values of the tensor in a file of the folder. They may equal the checkpoint's. */
+/* The tensor's values in a file of the folder. They may already equal the checkpoint's. */
 typedef struct follow_present {
     file_reader *file; /* NULL: there are none */
     uint64_t offset;
@@ -115,9 +114,9 @@ typedef struct follow_present {
 } follow_present;
 
 /*
- * Lists the elements of blocks whose content differs from `before`. If that is NULL, blocks are compared with the
- * file's bytes, or with nothing. A block of a box counts with all elements between its first and its last. Errors: IO,
- * NOMEM.
+ * Lists the elements of blocks whose content differs from `before`. If `before` is NULL, the blocks are compared with
+ * the file; without a file, all blocks differ. A block of a box counts with all elements between its first and last.
+ * Errors: IO, NOMEM.
  */
 ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const view_tensor *before,
                               follow_present *present, ckd_error *err);
@@ -129,7 +128,7 @@ bool follow_same_form(const view_tensor *a, const view_tensor *b);
 typedef struct follow_writing {
     const char *folder;
     ckd_load *load;
-    const view *before; /* the checkpoint that the folder has; NULL: it cannot be read */
+    const view *before; /* the folder's checkpoint; NULL: there is none, or it cannot be read */
     const follow_state *state;
     const ckd_follow_options *options;
     const follow_layout *layout;
@@ -154,9 +153,9 @@ typedef struct follow_failure {
 
 struct ckd_follow {
     ckd_store *store;
-    ckd_follow_options options; /* owns its strings */
-    char run[CKD_RUN_MAX + 1];  /* the followed run, if it is the store's only one or was renamed; else "" */
-    uint64_t identity_inode, identity_ns; /* of the file that makes the store this one */
+    ckd_follow_options options;           /* owns its strings */
+    char run[CKD_RUN_MAX + 1];            /* the followed run; "": not known yet, or a tag is followed */
+    uint64_t identity_inode, identity_ns; /* of the store's identity file, to notice a replaced store */
     file_lock *lock;
     file_watch *watch;
     atomic_bool cancelled;
@@ -164,11 +163,11 @@ struct ckd_follow {
     hash128 choice;
     follow_failure *failures;
     size_t failure_count, failure_capacity;
-    ckd_id suspect_reported; /* the suspect checkpoint that a message has named last */
+    ckd_id suspect_reported; /* the last suspect checkpoint that a message named */
     char branch_reported[CKD_RUN_MAX + 1];
-    bool waits;           /* there was no checkpoint at the last look, and that was reported */
+    bool waits;           /* the last look found no checkpoint, and a message said so */
     bool hidden;          /* the manifest of a newer checkpoint of the run is damaged */
-    uint64_t reported_ns; /* when follow_report spoke last */
+    uint64_t reported_ns; /* when follow_report last sent a message */
 };
 
 /*
@@ -176,7 +175,7 @@ struct ckd_follow {
  * ones. Errors: NOT_FOUND, INVALID, IO, NOMEM.
  */
 ckd_status follow_choose(ckd_checkpoint *out, uint64_t *skipped, ckd_follow *f, ckd_error *err);
-/* Reports trouble that may last, at most once a minute. */
+/* Reports a problem that may last, at most once a minute. */
 void follow_report(ckd_follow *f, const char *what, const ckd_error *why);
 /* Remembers a failure. Errors: NOMEM. */
 ckd_status follow_remember_failure(ckd_follow *f, const ckd_checkpoint *c, ckd_error *err);

@@ -9,7 +9,7 @@
 
 #include "engine/follow/follow.h"
 
-#define SHARD_BYTES UINT64_C(5000000000) /* as transformers */
+#define SHARD_BYTES UINT64_C(5000000000) /* as in transformers */
 #define SHARDS_MAX  99999u
 #define HEADER_MAX  100000000u /* the format's limit */
 
@@ -42,7 +42,7 @@ static void put_string(bytes *to, const char *text) {
     put_text(to, "\"");
 }
 
-/* The format's names are those of the library in capitals, and "f8e4m3" is F8_E4M3. */
+/* The format has the dtype names of the library in capitals, except that "f8e4m3" is F8_E4M3. */
 static void put_dtype(bytes *to, ckd_dtype dtype) {
     char text[16];
     size_t i = 0;
@@ -67,7 +67,7 @@ static bool any_matches(const char *const *globs, size_t count, const char *name
     return false;
 }
 
-/* A tensor's name in the folder; NULL if the tensor is not of the member. */
+/* Returns the tensor's name in the folder, or NULL if the tensor does not belong to the member. */
 static const char *name_in_folder(const ckd_follow_options *o, const ckd_tensor_info *info) {
     size_t length = o->member ? strlen(o->member) : 0;
     if (!o->member) {
@@ -105,7 +105,7 @@ static follow_shard *add_shard(follow_layout *l, size_t capacity, ckd_error *err
     return s;
 }
 
-/* In the order in which they were saved. A file ends before the tensor that would make it too large. */
+/* Distributes the tensors in the order of the list. A file ends before the tensor that would make it too large. */
 static ckd_status share_out(follow_layout *l, const ckd_tensor_list *list, const ckd_follow_options *o,
                             ckd_error *err) {
     uint64_t max = o->shard_bytes ? o->shard_bytes : SHARD_BYTES, used = 0;
@@ -142,7 +142,7 @@ static ckd_status share_out(follow_layout *l, const ckd_tensor_list *list, const
 
 /* ---- files ---- */
 
-/* The largest elements first: then each tensor is aligned. Tensors of the same dtype stay in their order. */
+/* Larger elements come first, so that each tensor is aligned. Tensors of equal element size keep their order. */
 static int by_dtype_size(const void *left, const void *right) {
     const follow_tensor *a = left, *b = right;
     size_t size_a = ckd_dtype_size(a->info->dtype), size_b = ckd_dtype_size(b->info->dtype);

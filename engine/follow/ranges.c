@@ -20,7 +20,7 @@ static bool same_content(const record *a, const record *b, uint32_t ndim) {
     return span_equal(&x, &y, ndim) && hash128_equal(&a->content, &b->content);
 }
 
-/* Whether the other checkpoint has this block, cut in the same way. Both lists are in the same order. */
+/* Whether `before` has this block, cut in the same way. Both lists are in the same order. */
 static bool in_other(const view_tensor *before, const view_tensor *now, size_t shard, size_t block) {
     if (shard >= before->shard_count || block >= before->shards[shard].block_count) {
         return false;
@@ -35,7 +35,7 @@ static ckd_status in_file(bool *same, follow_present *present, const geometry *s
     follow_range range = hull(shape, r);
     *same = false;
     if (range.count != r->count) {
-        return CKD_OK; /* its rows do not lie together: it is written again */
+        return CKD_OK; /* its elements are not consecutive: it is written again */
     }
     void *values = bytes_scratch(&present->room, r->raw_size + 1, "a block's values", err);
     if (!values) {
@@ -56,7 +56,7 @@ static int by_first(const void *left, const void *right) {
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-/* Sorts, and joins what touches. */
+/* Sorts the ranges, and joins those that touch. */
 static void join(follow_ranges *r) {
     size_t kept = 0;
     if (r->count > 1) {

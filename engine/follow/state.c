@@ -1,6 +1,6 @@
 /*
- * The folder's state and its journal: the same small text, which is valid JSON. The journal is the state that the
- * folder is about to have.
+ * The folder's state and its journal. Both are the same small JSON text. The journal is the state that the folder is
+ * about to have.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -169,7 +169,7 @@ ckd_status follow_state_read(follow_state *out, const char *folder, ckd_error *e
 
 /* ---- the journal ---- */
 
-/* Calls `visit` for the names in the folder. */
+/* Calls `visit` for each name in the folder. */
 typedef ckd_status (*name_fn)(const char *folder, const char *name, const follow_state *next, ckd_error *err);
 static ckd_status each_name(const char *folder, name_fn visit, const follow_state *next, ckd_error *err) {
     dir_list list;
@@ -204,7 +204,7 @@ static ckd_status remove_temporary(const char *folder, const char *name, const f
                : CKD_OK;
 }
 
-/* Can be repeated: a new file that is not there has been renamed already. */
+/* Can be repeated: a missing new file has been renamed already. */
 static ckd_status finish(const char *folder, const follow_state *next, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < next->count && status == CKD_OK; i++) {

@@ -9,7 +9,7 @@
 
 #define SLICE_BYTES (UINT64_C(16) << 20)
 
-/* A part of a file that was written, to be compared. */
+/* A written part of a file, to be read back. */
 typedef struct written_slice {
     uint64_t offset, size, hash;
 } written_slice;
@@ -101,7 +101,7 @@ static bool same_header(file_reader *present, const follow_shard *s) {
     return same;
 }
 
-/* Whether a block of these tensors is new. */
+/* Whether a block of the tensors in the file has changed. */
 static ckd_status anything_new(bool *out, const file_job *j, ckd_error *err) {
     follow_ranges ranges = {0};
     ckd_status status = CKD_OK;
@@ -120,13 +120,13 @@ static ckd_status anything_new(bool *out, const file_job *j, ckd_error *err) {
     return status;
 }
 
-/* Whether the present file has the values of w->before, as nobody else has changed it. */
+/* Whether the present file still has the values of w->before: nobody else has changed it. */
 static bool is_trusted(const file_job *j) {
     const follow_file *known = follow_state_find(j->w->state, j->shard->name);
     return j->w->before && known && follow_file_unchanged(known, j->present_path.text);
 }
 
-/* Opens a copy of the present file, which has the same layout. */
+/* Opens a copy of the present file, which has the same layout. If nothing is new, j->to stays NULL. */
 static ckd_status copy_present(file_job *j, ckd_error *err) {
     bool any = true;
     ckd_status status = is_trusted(j) ? anything_new(&any, j, err) : CKD_OK;
@@ -140,7 +140,7 @@ static ckd_status copy_present(file_job *j, ckd_error *err) {
         return status;
     }
     j->copied = true;
-    j->trusted = is_trusted(j); /* also not while it was copied */
+    j->trusted = is_trusted(j); /* the file may have changed while it was copied */
     return j->trusted ? CKD_OK : file_open_read(&j->present.file, j->path.text, err);
 }
 
@@ -157,7 +157,7 @@ static ckd_status open_new(file_job *j, ckd_error *err) {
     return status;
 }
 
-/* Compares what the system has with what was written. */
+/* Compares the file with what was written to it. */
 static ckd_status read_back(const file_job *j, ckd_error *err) {
     file_reader *file = NULL;
     ckd_status status = file_open_read(&file, j->path.text, err);
@@ -188,7 +188,7 @@ static ckd_status fill(file_job *j, ckd_error *err) {
     return status;
 }
 
-/* Where nothing is new, the present file stays. */
+/* If nothing is new, the present file stays. */
 static ckd_status finish_file(file_job *j, ckd_error *err) {
     follow_writing *w = j->w;
     const follow_shard *s = j->shard;

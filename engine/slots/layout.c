@@ -1,22 +1,22 @@
-/* The layout of slots, as one process writes it and another one reads it without trust. */
+/* The layout of slots: one process encodes it, and another one decodes it without trusting it. */
 #include "engine/slots/slots.h"
 
 #include <stdlib.h>
 
 #include "engine/common/common.h"
 
-#define PLACE_ALIGN 64u /* as snapshots have it */
+#define PLACE_ALIGN 64u /* as in snapshots */
 #define PAGE        4096u
 #define NO_TEXT     UINT32_MAX
 
-/* The head of a slot's memory has this much room. */
+/* Room for the head of a slot. */
 #define HEAD_BYTES 8192u
 
 /* One item on the wire. Both ends are of one version, on one machine. */
 typedef struct wire_item {
-    uint32_t name, weight; /* where they begin in the texts; NO_TEXT: no weight */
+    uint32_t name, weight; /* offsets in the texts; NO_TEXT: no weight */
     uint32_t role, dtype, ndim, is_bytes;
-    uint64_t bytes; /* of an item that is bytes */
+    uint64_t bytes; /* only if is_bytes */
     uint64_t shape[CKD_MAX_DIMS];
     ckd_region region;
 } wire_item;
@@ -35,7 +35,7 @@ static uint64_t aligned(uint64_t at, uint64_t to) {
     return (at + to - 1) & ~(to - 1);
 }
 
-/* Gives every item its place. Sizes cannot overflow: all of them together are below SLOT_BYTES_MAX. */
+/* Gives each item its place. Sums cannot overflow: all sizes together are below SLOT_BYTES_MAX. */
 static ckd_status place_items(slot_layout *l, ckd_error *err) {
     l->pages = l->data_bytes = 0;
     for (size_t i = 0; i < l->count; i++) {
@@ -64,7 +64,7 @@ static uint32_t put_text(bytes *texts, const char *text) {
 static void put_item(bytes *to, bytes *texts, const slot_item *item) {
     const ckd_tensor *t = &item->tensor;
     wire_item w;
-    memset(&w, 0, sizeof(w)); /* the padding, too: equal layouts have equal bytes */
+    memset(&w, 0, sizeof(w)); /* with the padding: equal layouts must have equal bytes */
     w.name = put_text(texts, t->name);
     w.weight = t->weight ? put_text(texts, t->weight) : NO_TEXT;
     w.is_bytes = item->is_bytes;
@@ -117,12 +117,12 @@ static ckd_status malformed(ckd_error *err) {
     return err_set(err, CKD_E_INVALID, "the description of the state is malformed");
 }
 
-/* The texts end with a NUL, so whatever begins inside them ends inside them. */
+/* The texts end with a NUL, so a text that begins inside them also ends there. */
 static const char *text_at(const char *texts, uint64_t size, uint32_t at) {
     return at < size ? texts + at : NULL;
 }
 
-/* The item's shape stays in the encoded bytes. */
+/* The item's texts and shape stay in the encoded bytes. */
 static ckd_status read_item(slot_item *out, const wire_item *w, const char *texts, uint64_t text_bytes,
                             ckd_error *err) {
     ckd_tensor t = CKD_TENSOR_INIT;

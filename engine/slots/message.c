@@ -1,6 +1,6 @@
 /*
- * Messages between sessions and agents: a head, a body, descriptors. And the side of a connection that asks: sessions,
- * and programs that want to know how an agent is.
+ * Messages between sessions and agents: a head, a body, descriptors. Also the client side of a connection, for sessions
+ * and for programs that ask for the status of an agent.
  */
 #include "engine/slots/slots.h"
 
@@ -69,7 +69,7 @@ ckd_status slot_message_get(void *to, size_t size, const slot_message *m, ckd_er
 
 /* ---- where an agent listens ---- */
 
-/* One place for the user's agents, whatever a login, a batch job or a launcher sets in the environment. */
+/* The path does not depend on the environment, which a login, a batch job and a launcher may set differently. */
 static ckd_status usual_path(char out[LOCAL_PATH_MAX + 1], const char *store, ckd_error *err) {
     char folder[64], *resolved = realpath(store, NULL);
     if (!resolved) {
@@ -129,7 +129,7 @@ static ckd_status send_hello(int fd, const slot_peer *peer, ckd_error *err) {
     return status;
 }
 
-/* A save may take long. An agent that is stopped takes no other connection either, and does not even refuse one. */
+/* A long save delays the answer. A stopped agent neither answers nor refuses another connection. */
 static bool is_alive(const slot_link *link) {
     int fd;
     bool ready = false;
@@ -158,7 +158,7 @@ static ckd_status await_answer(const slot_link *link, ckd_error *err) {
 
 /* ---- questions and answers ---- */
 
-/* Once a request was sent, only its whole answer makes the connection fit for the next one. */
+/* Breaks the link unless the whole answer arrives: the rest of it would be taken for the next answer. */
 static ckd_status take_answer(slot_message *answer, slot_reply *reply, slot_link *link, ckd_status sent,
                               ckd_error *err) {
     ckd_status status = sent;

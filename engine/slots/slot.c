@@ -1,4 +1,4 @@
-/* The memory of a slot: a head, the optimizers' numbers, hashes, values. One process writes it, others read copies. */
+/* The memory of a slot: a head, optimizers, hashes, values. One process writes it, others read copies. */
 #include "engine/slots/slots.h"
 
 #include <stdlib.h>
@@ -15,9 +15,9 @@ typedef struct slot_head {
     uint32_t version;
     _Atomic uint32_t state;
     _Atomic uint32_t busy;
-    _Atomic uint32_t doubted; /* `in_doubt` is a checkpoint */
+    _Atomic uint32_t doubted; /* in_doubt is set */
     ckd_id in_doubt;
-    uint64_t hash; /* of all between the head's fields above and the values */
+    uint64_t hash; /* head_hash */
     slot_request request;
 } slot_head;
 _Static_assert(sizeof(slot_head) <= 8192, "layout.c has this much room for the head");
@@ -30,7 +30,7 @@ uint8_t *slot_data(const shared_slot *s) {
     return s->memory.at + s->layout->data_at;
 }
 
-/* The hash of the head: of the layout, the request, the optimizers and the hashes of the values. */
+/* Hashes the layout, the request, the optimizers and the hashes of the values. */
 static uint64_t head_hash(const slot_layout *l, const slot_content *c) {
     uint64_t parts[] = {hash64(l->encoded.data, l->encoded.size), hash64(&c->request, sizeof(c->request)),
                         hash64(c->optimizers, l->count * sizeof(*c->optimizers)),
@@ -47,7 +47,7 @@ static void hash_pages(uint64_t *hashes, const slot_item *item, const uint8_t *d
 
 void slot_begin(shared_slot *s) {
     atomic_store_explicit(&head_of(s)->state, SLOT_EMPTY, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* nothing that is written later is seen earlier */
+    atomic_thread_fence(memory_order_seq_cst); /* no later write becomes visible before this one */
 }
 
 void slot_set_busy(shared_slot *s, bool busy) {
@@ -84,7 +84,7 @@ void slot_publish(shared_slot *s, const slot_request *request, const ckd_optimiz
     for (size_t i = 0; i < l->count; i++) {
         hash_pages(c.hashes + l->items[i].page, &l->items[i], slot_data(s) + l->items[i].place);
     }
-    memcpy(&c.request, request, sizeof(c.request)); /* its padding, too */
+    memcpy(&c.request, request, sizeof(c.request)); /* with its padding, which the hash covers */
     memcpy(&head->request, request, sizeof(head->request));
     head->magic = MAGIC;
     head->version = VERSION;

@@ -1,4 +1,4 @@
-/* A rank's part of a state as a checkpoint of its own in a store in memory, and the slot that comes of it again. */
+/* Stores a rank's part of a state as a checkpoint in a store in memory, and makes a slot from it again. */
 #include "engine/slots/slots.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "engine/common/common.h"
 
-/* A part has these blobs besides those of the session, whose names get a prefix. */
+/* Blobs of a part, besides the blobs of the session, which are stored under a prefix. */
 #define HEAD_BLOB   "ckptdelta.part"
 #define LAYOUT_BLOB "ckptdelta.part.layout"
 #define BYTES_BLOB  "ckptdelta.part.bytes."
@@ -50,8 +50,8 @@ static int by_name(const void *a, const void *b) {
 }
 
 /*
- * A rank may have several regions of one tensor. Returns, by item, how many before it have its name, or at least the
- * same hash of it; NULL: no memory.
+ * A rank may have several regions of one tensor. Returns, by item, how many items before it have the same hash of the
+ * name; NULL: no memory.
  */
 static uint32_t *count_namesakes(const slot_layout *l) {
     uint32_t *out = calloc(l->count + 1, sizeof(*out));
@@ -73,7 +73,7 @@ static uint32_t *count_namesakes(const slot_layout *l) {
     return out;
 }
 
-/* An item as a part has it: a whole tensor of its own. */
+/* An item in a part: its region becomes a whole tensor. */
 typedef struct part_item {
     char name[CKD_NAME_MAX + 32];
     uint64_t shape[CKD_MAX_DIMS];
@@ -106,7 +106,7 @@ static void describe_item(part_item *out, const slot_layout *l, size_t i, const 
 
 typedef struct part {
     slot_layout layout;
-    size_t *from; /* by item: its place among the items of the slot */
+    size_t *from; /* by item: its index in the slot */
     uint32_t *namesakes;
 } part;
 
@@ -116,7 +116,7 @@ static void free_part(part *p) {
     free(p->namesakes);
 }
 
-/* The items that this rank writes to a joint checkpoint, in their order. */
+/* Chooses the items that this rank writes to a joint checkpoint, in order. */
 static ckd_status choose_items(part *out, const slot_layout *whole, const ckd_plan *plan, uint32_t rank,
                                ckd_error *err) {
     slot_item *items = calloc(whole->count + 1, sizeof(*items));
@@ -241,7 +241,7 @@ typedef struct part_head {
     reader rest; /* the optimizers */
 } part_head;
 
-/* data, which the caller frees, is what `out` points into. Errors: NOT_FOUND (the checkpoint is no part). */
+/* *data: the blob that *out points into; the caller frees it. Errors: NOT_FOUND (the checkpoint is no part). */
 static ckd_status load_head(part_head *out, void **data, ckd_load *load, ckd_error *err) {
     size_t size;
     char version[32];
@@ -363,13 +363,13 @@ static ckd_status publish(shared_slot *to, part_head *head, ckd_error *err) {
                        : err_set(err, CKD_E_CORRUPT, "a part of a state is malformed");
     }
     memcpy(optimizers, numbers, count * sizeof(*optimizers));
-    head->request.newest_ns = 0; /* whoever loads it knows what the store has now */
+    head->request.newest_ns = 0; /* the store may have changed since */
     slot_publish(to, &head->request, optimizers);
     free(optimizers);
     return CKD_OK;
 }
 
-/* Memory as agents give it to trainers, here with the right to write. */
+/* Makes memory as an agent does for a session, but mapped with the right to write. */
 static ckd_status make_memory(shared_memory *out, uint64_t size, ckd_error *err) {
     shared_memory made = {.at = NULL};
     ckd_status status = shared_memory_make(&made, size, err);

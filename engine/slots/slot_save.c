@@ -17,7 +17,7 @@ static launch_record launch_of(const slot_request *r) {
     return launch;
 }
 
-/* The pointers of the writer's process become ours. */
+/* Replaces the pointers of the writer's process by our own. */
 static ckd_save_options options_of(const slot_request *r) {
     ckd_save_options o = r->options;
     o.struct_size = sizeof(o);
@@ -31,7 +31,7 @@ static ckd_save_options options_of(const slot_request *r) {
     return o;
 }
 
-/* plan: which of the tensors this rank writes, of which rank 0 has the blobs; NULL: all of the state. */
+/* plan: which tensors this rank writes; rank 0 also writes the blobs. NULL: all of the state. */
 static ckd_status save_items(ckd_save *save, const ckd_plan *plan, uint32_t rank, const shared_slot *s,
                              const slot_content *c, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -57,7 +57,7 @@ static ckd_status save_items(ckd_save *save, const ckd_plan *plan, uint32_t rank
     return status;
 }
 
-/* Also verifies the values. */
+/* Saves the items, then verifies their values. */
 static ckd_status fill(ckd_save *save, const ckd_plan *plan, uint32_t rank, const shared_slot *s,
                        const slot_content *c, ckd_error *err) {
     save->stats.snapshot = (save_stage){c->request.begun_ns, c->request.copied_ns, c->request.stall_ns};
@@ -83,7 +83,7 @@ static ckd_status save_alone(ckd_checkpoint *out, ckd_store *store, const ckd_sa
 ckd_status slot_plan(const ckd_plan **out, ckd_ranks *ranks, const shared_slot *s, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_tensor *tensors = calloc(s->layout->count + 1, sizeof(*tensors));
-    if (!tensors) { /* the others must not wait for the description */
+    if (!tensors) { /* the other ranks must not wait for this one */
         err_nomem(&why, s->layout->count * sizeof(*tensors), "what a rank holds");
         return ranks_agree(ranks, CKD_E_NOMEM, &why, NULL, 0, err);
     }
@@ -113,7 +113,7 @@ static ckd_status save_together(ckd_checkpoint *out, ckd_ranks *ranks, const ckd
                             : err_from(err, ckd_ranks_abort(ranks, save, &why), &why);
 }
 
-/* Returns whether the store has the checkpoint: its first save was committed, but the answer was lost. */
+/* Whether the store has the checkpoint: an earlier save of it was committed, but its answer was lost. */
 static bool is_saved(ckd_checkpoint *out, ckd_store *store, const ckd_id *id) {
     return !id_is_zero(id) && store_find_id(out, store, id, NULL) == CKD_OK;
 }
@@ -129,7 +129,7 @@ ckd_status slot_save(ckd_checkpoint *out, ckd_store *store, ckd_ranks *ranks, co
     ckd_status status =
         ranks ? save_together(out, ranks, &options, s, c, err) : save_alone(out, store, &options, s, c, err);
     store->launch = NULL;
-    /* a session that did not want to wait has committed it meanwhile */
+    /* a session that did not wait may have committed it meanwhile */
     if (status != CKD_OK && store_refresh_catalog(store, NULL) == CKD_OK &&
         is_saved(out, store, &options.checkpoint_id)) {
         return CKD_OK;

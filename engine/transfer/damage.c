@@ -1,4 +1,4 @@
-/* Damage in chunk files with records of several checkpoints: which of it concerns an item. */
+/* Damage in chunk files with records of several checkpoints. Decides which damage concerns an item. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@ bool transfer_has_damage_of(const damaged_part *h, const ckd_id *checkpoint) {
     return h != NULL;
 }
 
-/* Finds whose records a load of the item reads. */
+/* Finds the checkpoints whose records a load of the item reads. */
 static ckd_status find_owners(const transfer *t, transfer_item *item, ckd_error *err) {
     const view *v;
     view_cache views;
@@ -32,8 +32,8 @@ static ckd_status find_owners(const transfer *t, transfer_item *item, ckd_error 
 }
 
 /*
- * Does the item need records of this checkpoint in a file? It needs its own records, and those that it builds on:
- * compaction packs several checkpoints into a file, and some of them may be deleted.
+ * Whether the item needs records of this checkpoint in a file. It needs its own records, and those that it builds on. A
+ * file may have others, too: compaction packs several checkpoints into a file, and some of them may be deleted.
  */
 static ckd_status needs(bool *out, const transfer *t, transfer_item *item, const ckd_id *checkpoint,
                         ckd_error *err) {

@@ -1,9 +1,9 @@
 /*
- * Checks the files of checkpoints that the destination has already. It may list a checkpoint, or have it in the
- * trash, although files are damaged or missing. Such files are brought from the source like any other file.
+ * Checks the files of checkpoints that the destination has already. A checkpoint may be listed there, or be in the
+ * trash, although files of it are damaged or missing. Such files are copied from the source like any other file.
  *
- * Listed checkpoints are checked by header, index and footer: a nightly copy into a large archive must not read all
- * of it. A checkpoint that comes back from the trash is read through.
+ * Files of listed checkpoints are checked by header, index and footer: a nightly copy into a large archive must not
+ * read all of it. A checkpoint that is restored from the trash is read through.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +36,8 @@ static ckd_status add_uses(uses *u, const manifest *m, size_t item, ckd_error *e
 }
 
 /*
- * Adds the files that the destination's own manifest names. A compaction there may have written that manifest. A
- * checkpoint that was deleted meanwhile adds nothing.
+ * Adds the files that the destination's own manifest names, which a compaction there may have written. A checkpoint
+ * that was deleted meanwhile adds nothing.
  */
 static ckd_status add_item(uses *u, transfer *t, size_t at, ckd_error *err) {
     transfer_item *item = &t->items[at];
@@ -88,7 +88,7 @@ static ckd_status put_in_place(transfer *t, const transfer_file *f, ckd_error *e
     return status;
 }
 
-/* Brings the file if the source has it whole. Otherwise *why says what is wrong with the source's file. */
+/* Copies the file if the source has it whole. Otherwise *why says what is wrong with the source's file. */
 static ckd_status mend(bool *mended, transfer *t, transfer_file *f, const transfer_item *item, ckd_error *why,
                        ckd_error *err) {
     t->total += f->file.size;
@@ -221,7 +221,7 @@ ckd_status transfer_skip_blocked(transfer *t, ckd_error *err) {
     return status;
 }
 
-/* Another copy, or a user, may have restored an item meanwhile. Then it was not in the trash any more. */
+/* Clears the errors of items that another copy or a user restored meanwhile: they were no longer in the trash. */
 static ckd_status follow_restored(transfer *t, restoring *r, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = 0, k = 0; i < t->count && k < r->count && status == CKD_OK; i++) {

@@ -23,7 +23,7 @@ ckd_status transfer_name_part(ckd_id *out, const ckd_id *file, ckd_error *err) {
     return status;
 }
 
-/* The first name that begins with `prefix`; the length of the list if there is none. */
+/* Returns the index of the first name that begins with `prefix`, or the length of the list. */
 static size_t first_with(const dir_list *list, const char *prefix) {
     size_t low = 0, high = list->count, length = strlen(prefix);
     while (low < high) {
@@ -40,7 +40,7 @@ static size_t first_with(const dir_list *list, const char *prefix) {
 typedef char prefix_text[3 * CKD_ID_TEXT];
 
 /*
- * The beginnings of the names of a file's parts, in data/c and in data/x. In data/x the id of the source store comes
+ * Writes how the names of a file's parts begin, in data/c and in data/x. In data/x the id of the source store comes
  * first.
  */
 static void write_prefixes(prefix_text chunk_prefix, prefix_text incoming_prefix, const choosing *c,
@@ -124,7 +124,7 @@ static ckd_status add_found_record(void *context, const chunk *c, const record *
 }
 
 /*
- * Finds the checkpoints of which the part has all records. It can be their own file, and is of use if no other part
+ * Finds the checkpoints whose records are all in the part. It can be their own file, and is of use if no other part
  * can.
  */
 static void mark_complete_owners(candidate *k) {

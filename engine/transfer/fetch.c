@@ -1,6 +1,6 @@
 /*
- * Brings a chunk file from another store. Each record is checked as it is read, and the whole file once it is
- * durable. A file that an earlier copy left incomplete is continued.
+ * Copies a chunk file from another store. Each record is checked as it is read, and the whole file once it is durable.
+ * A file that an earlier copy left incomplete is continued.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +134,7 @@ static ckd_status report_progress(void *context, ckd_error *err) {
                 : CKD_OK;
 }
 
-/* Called after each record: waits to keep the rate that was asked for. */
+/* Called after each record: waits to keep the requested rate. */
 static ckd_status limit_rate(transfer *t, uint64_t bytes_moved, ckd_error *err) {
     t->done += bytes_moved;
     t->moved += bytes_moved;
@@ -162,7 +162,7 @@ static uint64_t end_of(const record *r) {
 
 /* ---- damage in the source ---- */
 
-/* Takes a damaged payload as it is, or zeros if it cannot be read. Its checksum still shows that it is wrong. */
+/* Takes a damaged payload as it is, or zeros if it cannot be read. Its checksum still shows the damage. */
 static ckd_status take_damaged(transfer *t, transfer_file *f, const chunk *c, const record *r,
                                const ckd_error *why, ckd_error *err) {
     bytes_clear(&t->payload);
@@ -190,7 +190,7 @@ static ckd_status append_zeros(file_writer *to, uint64_t count, ckd_error *err) 
     return status;
 }
 
-/* A file on its way. */
+/* A file that is being copied. */
 typedef struct file_copy {
     transfer *t;
     transfer_file *f;
@@ -200,8 +200,8 @@ typedef struct file_copy {
 } file_copy;
 
 /*
- * Copies a record with the gap in front of it. The header is encoded again; reading the record has compared it with
- * the one in the file.
+ * Copies a record and the gap in front of it. The header is encoded again; record_read_through has compared it with the
+ * one in the file.
  */
 static ckd_status copy_record(const file_copy *k, size_t number, ckd_error *err) {
     transfer *t = k->t;
@@ -248,7 +248,7 @@ static ckd_status copy_end(const file_copy *k, ckd_error *err) {
     return status == CKD_OK ? limit_rate(t, size, err) : status;
 }
 
-/* Bytes of the file that an earlier copy left and that can be used: none, the header with whole records, or all. */
+/* Returns how many bytes of the file of an earlier copy can be kept: none, the header with whole records, or all. */
 static uint64_t arrived_before(const char *path, const chunk *c, const uint8_t header[CHUNK_FILE_HEADER]) {
     uint8_t existing[CHUNK_FILE_HEADER];
     file_reader *f;
@@ -280,8 +280,8 @@ static ckd_status copy_rest(const file_copy *k, uint64_t keep, ckd_error *err) {
 }
 
 /*
- * A cancelled file stays, so that it can be continued. After any other failure it goes: it is damaged, or takes
- * space that is missing.
+ * After a cancellation, the file stays and can be continued. After any other failure it is removed: it is damaged, or
+ * takes space that is missing.
  */
 static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
     if (status == CKD_OK) {
@@ -295,7 +295,7 @@ static ckd_status end_file(file_writer *to, ckd_status status, ckd_error *err) {
     return status;
 }
 
-/* *resumed: a part of the file was there already. */
+/* *resumed: an earlier copy had left a part of the file. */
 static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error *err) {
     uint8_t header[CHUNK_FILE_HEADER];
     transfer *t = k->t;
@@ -323,7 +323,7 @@ static ckd_status fill(bool *resumed, file_copy *k, const char *path, ckd_error 
     return end_file(k->to, status, err);
 }
 
-/* Checks the file that arrived: all records but those that are damaged in the source. */
+/* Checks the file that arrived, without the records of checkpoints with damage in the source's file. */
 static ckd_status check_arrived(transfer *t, const char *path, const transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
     ckd_status status = open_named_file(&c, t->to, path, &f->file, err);
@@ -337,10 +337,10 @@ static ckd_status check_arrived(transfer *t, const char *path, const transfer_fi
     return status;
 }
 
-/* Reads a file that the destination has already, once. */
+/* Reads a file that the destination has already, and notes its damage. */
 static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
     chunk *c = NULL;
-    transfer_damage_free(&f->damaged_in_place); /* of a file that was replaced since */
+    transfer_damage_free(&f->damaged_in_place); /* it may be of a file that was replaced since */
     ckd_status status =
         open_named_file(&c, t->to, path_chunk(t->to->path, &f->file.id, "").text, &f->file, err);
     THEN(status, chunk_read_in_order(c, err));
@@ -359,7 +359,7 @@ static ckd_status read_in_place(transfer *t, transfer_file *f, ckd_error *err) {
     return status;
 }
 
-/* CORRUPT: the destination's file, or what the item needs of it, is damaged. */
+/* CORRUPT: the destination's file, or a record in it that the item needs, is damaged. */
 static ckd_status check_in_place(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err) {
     const damaged_part *damaged = NULL;
     ckd_status status = f->checked ? CKD_OK : read_in_place(t, f, err);
@@ -432,7 +432,7 @@ static ckd_status write_part(transfer *t, transfer_file *f, const char *path, ch
     return chunk_writer_finish_durable(k.to, &f->file.root, &f->file.size, err);
 }
 
-/* Fetches a part. One that arrived before was read through when it was found. */
+/* Fetches a part. A part that arrived before was read through when it was found. */
 static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     chunk *c = NULL;
     pathname path = transfer_path(t, &f->file.id);
@@ -444,7 +444,7 @@ static ckd_status fetch_part(transfer *t, transfer_file *f, const transfer_item 
         if (status != CKD_OK) {
             return transfer_explain_damage(t, item, status, err);
         }
-        /* It gets its name once it is durable. So a later copy that finds it need not sync it. */
+        /* A part gets its name once it is durable, so a later copy that finds it need not sync it. */
         pathname unfinished;
         snprintf(unfinished.text, sizeof(unfinished.text), "%.*s" UNFINISHED,
                  (int)sizeof(unfinished.text) - 8, path.text);
@@ -472,9 +472,7 @@ static ckd_status fetch_whole(transfer *t, transfer_file *f, const transfer_item
     return err_from(err, status, &why);
 }
 
-/*
- * Two half damaged files may be all that is left of their records. So a file with damage does not replace another one.
- */
+/* A file with damage does not replace another damaged one: each may have the last copy of some records. */
 static ckd_status refuse_to_replace(transfer *t, transfer_file *f, const transfer_item *item,
                                     ckd_error *err) {
     ckd_error why = f->damaged->why;
@@ -493,7 +491,7 @@ static ckd_status fetch(transfer *t, transfer_file *f, const transfer_item *item
     }
     f->arrived = status == CKD_OK;
     f->is_intact = f->arrived && !f->damaged;
-    if (f->arrived) { /* a file in data/c is a damaged one */
+    if (f->arrived) { /* the file in data/c, if any, is damaged */
         f->in_place = false;
         f->to_move = true;
     }

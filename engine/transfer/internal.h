@@ -5,13 +5,14 @@
 #include "engine/transfer/transfer.h"
 
 /*
- * Reads what the destination has, and drops an older plan. Unless this is a dry run, the caller holds the
- * destination's publish lock and mutex, with its catalog in step.
+ * Reads what the destination has, and discards an older plan. Except in a dry run, the caller holds the destination's
+ * publish lock and mutex, and its catalog is in step.
  */
 ckd_status transfer_read_destination(transfer *t, ckd_error *err);
 /*
- * Fills items from both lists, and refuses names that conflict. The caller holds the source's reader lock, and not the
- * destination's mutex: reading the source takes the source's mutex, and another copy may go the other way.
+ * Fills items from both lists, and refuses names that conflict. The caller holds the source's reader lock, but not the
+ * destination's mutex: the source's mutex is taken here, and a copy in the other direction would take both in the other
+ * order.
  */
 ckd_status transfer_plan(transfer *t, ckd_error *err);
 /*
@@ -26,7 +27,7 @@ static inline bool transfer_moves(const transfer_item *item) {
     return item->state == CKD_COPY_MOVED;
 }
 
-/* Leaves out an item that cannot be copied; others go on. */
+/* Leaves out an item that cannot be copied; the others are still copied. */
 void transfer_skip(transfer *t, transfer_item *item, ckd_status status, const ckd_error *why);
 
 /* ---- parts.c ---- */
@@ -40,7 +41,7 @@ void transfer_parts_free(transfer *t);
 
 /* ---- damage.c ---- */
 bool transfer_has_damage_of(const damaged_part *list, const ckd_id *checkpoint);
-/* Adds damage to a record of a checkpoint, unless the list has some. Errors: NOMEM. */
+/* Adds damage to a record of a checkpoint, unless the list has that checkpoint. Errors: NOMEM. */
 ckd_status transfer_record_damage(damaged_part **list, const ckd_id *checkpoint, const ckd_error *why,
                                   ckd_error *err);
 void transfer_damage_free(damaged_part **list);
@@ -54,26 +55,26 @@ ckd_status transfer_explain_damage(const transfer *t, const transfer_item *item,
                                    ckd_error *err);
 pathname transfer_path(const transfer *t, const ckd_id *file); /* in data/x */
 /*
- * Brings the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
- * CORRUPT: the file, or what it has of the item, is damaged.
+ * Copies the file to data/x of the destination, complete, durable and verified, unless data/c has it undamaged.
+ * CORRUPT: the file, or a record that the item needs, is damaged.
  */
 ckd_status transfer_fetch_file(transfer *t, transfer_file *f, transfer_item *item, ckd_error *err);
-/* Brings a file that is damaged or missing in data/c to data/x, whole. CORRUPT: the source's is damaged, too. */
+/* Copies a file that is damaged or missing in data/c to data/x, whole. CORRUPT: it is damaged in the source, too. */
 ckd_status transfer_refetch_file(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err);
 /*
- * Is the file in data/c of the destination the one that its manifest names? all: checks every record; otherwise only
- * header, index and footer.
+ * Checks that the file in data/c of the destination is the one that the manifest names. all: checks every record;
+ * otherwise only header, index and footer.
  */
 ckd_status transfer_check_destination(transfer *t, const transfer_file *f, bool all, ckd_error *err);
-/* Does the source have this file? Checks header, index and footer. Errors: CORRUPT. */
+/* Checks that the source has this file, by header, index and footer. Errors: CORRUPT. */
 ckd_status transfer_check_source(const transfer *t, const transfer_file *f, const transfer_item *item,
                                  ckd_error *err);
 
 /* ---- destination_repair.c ---- */
 /*
- * Checks the files of items in this state (PRESENT or RESTORED) in the destination, and brings those that are
- * damaged or missing there. Items whose files the source cannot replace become LEFT. The caller holds the
- * destination's reader lock, and not its publish lock. With dry_run it only counts.
+ * Checks the files of items in this state (PRESENT or RESTORED) in the destination, and copies those that are damaged
+ * or missing there. Items whose files the source cannot replace become LEFT. The caller holds the destination's reader
+ * lock, and not its publish lock. With dry_run it only counts.
  */
 ckd_status transfer_repair_destination(transfer *t, ckd_copy_state state, ckd_error *err);
 /*

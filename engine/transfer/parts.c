@@ -1,13 +1,13 @@
 /*
- * Chooses the files to copy. A file that the copied checkpoints read most of is copied unchanged. Another file may
- * be packed by compaction, or hold much of deleted checkpoints. Then only the records that the copied checkpoints read
- * are copied, into new files: the parts of that file.
+ * Chooses the files to copy. A file is copied unchanged if the copied checkpoints read most of it. A file that
+ * compaction packed, or that holds much of deleted checkpoints, is copied in parts: only the records that the copied
+ * checkpoints read are copied, into new files.
  *
  * The id of a part begins with a hash of the id of the original file. So a later copy finds the parts of a file in
  * the destination by name, without opening others, and copies only records that none of them has.
  *
- * There is one exception: a copied checkpoint's own records stay together in one part, in their order. The
- * order of tensors, and the measures of a lossy checkpoint, follow from it. So a record is copied at most twice: for
+ * There is one exception: a copied checkpoint's own records stay together in one part, in their order, because the
+ * order of tensors and the measures of a lossy checkpoint follow from it. So a record is copied at most twice: for
  * checkpoints that build on it, and later with its own checkpoint.
  */
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "engine/transfer/parts.h"
 
 #define MOSTLY_READ 0.9
-/* Smaller parts lose less when a copy is interrupted, which keeps the parts that have arrived. */
+/* An interrupted copy keeps the parts that have arrived, so it loses less with smaller parts. */
 #define PART_BYTES (UINT64_C(256) << 20)
 #define MAX_VIEWS  64u /* open at once */
 
@@ -117,7 +117,7 @@ static ckd_status mark_record(void *context, const view *v, const view_block *b,
     return hash_set_add(&s->records, hash, err);
 }
 
-/* The source's manifest, without lists that a view does not need. */
+/* Fills *out with the source's manifest, without lists that a view does not need. */
 static ckd_status draft_of(manifest *out, const transfer_item *item, ckd_error *err) {
     *out = (manifest){.checkpoint = item->m.checkpoint};
     snprintf(out->checkpoint.run, sizeof(out->checkpoint.run), "%.*s", (int)strcspn(item->source, "@"),
@@ -155,7 +155,7 @@ static bool names_undecided(const choosing *c, const manifest *m) {
     return any;
 }
 
-/* A file of which enough is read is copied unchanged, and need not be looked at again. */
+/* Decides to copy a file unchanged if enough of it is read. Later items need not look at it. */
 static void decide(choosing *c) {
     for (size_t i = 0; i < c->count; i++) {
         part_source *s = &c->sources[i];
@@ -206,8 +206,8 @@ typedef struct splitting {
     part_source *s;
     const hash_set *have;
     ckd_id last;    /* the last record's checkpoint */
-    bool is_fresh;  /* it is an item, and no existing part has all of it */
-    bool has_begun; /* the last of the parts is a new one */
+    bool is_fresh;  /* that checkpoint is an item, and no existing part has all of it */
+    bool has_begun; /* the last part is a new one */
 } splitting;
 
 static bool is_own(const transfer_item *item, const file_ref *file) {
@@ -264,7 +264,7 @@ static ckd_status make_parts_of(choosing *c, part_source *s, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     s->first_part = c->t->part_count;
     ckd_status status = chunk_open_bundled(&file, path_chunk(c->t->from->path, &s->file.id, "").text, &why);
-    if (status != CKD_OK || !file->outer_count) { /* damaged, which fetching it reports, or empty */
+    if (status != CKD_OK || !file->outer_count) { /* it is empty, or damaged, which fetching it reports */
         s->is_whole = true;
         chunk_close(file);
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
@@ -293,7 +293,7 @@ static ckd_status make_parts(choosing *c, ckd_error *err) {
 
 /* ---- manifests that name parts ---- */
 
-/* Adds the parts of a file. own: only one that has all of the checkpoint's records in the file. */
+/* Adds the parts of a file. own: only the part that has all records of the checkpoint in the file. */
 static ckd_status add_parts(manifest *to, const choosing *c, const part_source *s, bool own, ckd_error *err) {
     ckd_status status = CKD_OK;
     bool added = false;

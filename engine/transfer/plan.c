@@ -1,4 +1,4 @@
-/* Plans a copy between stores: what was asked for, minus what the destination has. */
+/* Plans a copy between stores: the requested checkpoints, without those that the destination has. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -38,7 +38,7 @@ static ckd_status sort_listing(listing *l, ckd_error *err) {
     return CKD_OK;
 }
 
-/* The index in the list; the list's length: it is not there. */
+/* Returns the index in the list, or the length of the list if the id is not there. */
 static size_t find_id(const listing *l, const ckd_id *id) {
     size_t low = 0, high = l->list.count;
     while (low < high) {
@@ -71,7 +71,7 @@ static int by_id_and_generation(const void *a, const void *b) {
 }
 
 /*
- * Reads the tombstones of the destination's trash. A tombstone that cannot be read is skipped; publishing finds a
+ * Reads the tombstones of the destination's trash. An unreadable tombstone is skipped; publishing would find a
  * conflict.
  */
 static ckd_status read_trash(transfer *t, ckd_error *err) {
@@ -170,7 +170,7 @@ static const char *destination_run(const planning *p, const ckd_checkpoint *c) {
     return p->renamed && strcmp(p->renamed, c->run) == 0 ? p->t->options->as_run : c->run;
 }
 
-/* The newest tombstone of a checkpoint that is in the destination's trash; NULL: it is not there. */
+/* Returns the newest tombstone of a checkpoint in the destination's trash, or NULL. */
 static const tombstone *in_trash(const transfer *t, const ckd_id *id) {
     const tombstone *found =
         t->trash_count ? bsearch(id, t->trash, t->trash_count, sizeof(*found), id_compare) : NULL;
@@ -192,11 +192,11 @@ static ckd_status add_item(planning *p, size_t at, manifest *m, ckd_copy_state s
     *item = (transfer_item){.m = *m, .state = state};
     snprintf(item->source, sizeof(item->source), "%s@%llu", c->run, (unsigned long long)c->step);
     snprintf(item->m.checkpoint.run, sizeof(item->m.checkpoint.run), "%s", destination_run(p, c));
-    item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest states them without its own size */
+    item->m.checkpoint.stored_bytes -= m->file_bytes; /* a manifest does not count its own size */
     return CKD_OK;
 }
 
-/* It comes back under the name that it has in the trash, which a rename may have given it. */
+/* A restored checkpoint keeps its name in the trash, which a rename may have changed. */
 static ckd_status add_restored(planning *p, size_t at, manifest *m, const tombstone *dead, ckd_error *err) {
     ckd_status status = add_item(p, at, m, CKD_COPY_RESTORED, err);
     if (status == CKD_OK) {
@@ -293,7 +293,7 @@ static int by_item_place(const void *a, const void *b) {
     return by_place(&(*x)->m.checkpoint, &(*y)->m.checkpoint);
 }
 
-/* One that comes back from the trash keeps its name, as one that the destination lists does. */
+/* A checkpoint that is restored from the trash keeps its name, like one that the destination lists. */
 static ckd_status check_restored_name(const planning *p, const transfer_item *item, ckd_error *err) {
     const char *new_name = p->t->options->as_run;
     const ckd_checkpoint *c = &item->m.checkpoint;
@@ -308,8 +308,8 @@ static ckd_status check_restored_name(const planning *p, const transfer_item *it
 }
 
 /*
- * Checks that no two items, and no item and a checkpoint of the destination, will have the same run and step. This
- * comes before the first change of the destination.
+ * Checks that no two items will have the same run and step, and that no item has those of a checkpoint in the
+ * destination. This comes before the first change of the destination.
  */
 static ckd_status check_places(const planning *p, ckd_error *err) {
     const transfer *t = p->t;
@@ -393,7 +393,7 @@ static bool is_asked(const planning *p, const ckd_id *id) {
     return at < p->from.list.count && p->selected[at];
 }
 
-/* Leaves the tags to set in t->tags. It is an error if the destination has one of them on another checkpoint. */
+/* Fills t->tags with the tags to set. Errors: EXISTS (the destination has one of them on another checkpoint). */
 static ckd_status plan_tags(planning *p, ckd_error *err) {
     transfer *t = p->t;
     ckd_tag_list *existing = NULL;

@@ -66,13 +66,10 @@ typedef struct batch {
     manifest_list manifests, tombstones; /* of the destination */
 } batch;
 
-/*
- * A batch ends at this many items or bytes. Work that is done once for a batch takes longer the more the destination
- * holds.
- */
+/* A batch ends at this many items or bytes. Each batch has work that takes longer the more the destination holds. */
 enum { BATCH_ITEMS = 64, BATCH_BYTES = 64 << 20 };
 
-/* A copy from another store may have brought an item meanwhile. */
+/* Skips items that a copy from another store has brought meanwhile. */
 static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
@@ -90,9 +87,9 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
 }
 
 /*
- * Removes files that arrived for items that another copy brought meanwhile, once all others of the batch have theirs.
- * The file in data/c counts as unread: it may be damaged where ours was intact, and an item of a later batch may need
- * just that.
+ * Removes files that arrived for items that another copy brought meanwhile, after all others of the batch have their
+ * files. The file in data/c counts as unread: it may be damaged where ours was intact, and an item of a later batch may
+ * need just that.
  */
 static ckd_status drop_unneeded(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = CKD_OK;
@@ -111,8 +108,8 @@ static ckd_status drop_unneeded(transfer *t, const batch *b, ckd_error *err) {
 }
 
 /*
- * The file in data/c was damaged when this copy began, or another copy, perhaps from a third store, brought it
- * meanwhile. It may be damaged where ours is intact.
+ * Uses the file in data/c if it is intact, or replaces it. It was damaged when this copy began, or another copy,
+ * perhaps from a third store, brought it meanwhile. It may be damaged where ours is intact.
  */
 static ckd_status use_existing(transfer *t, transfer_file *f, const transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -161,9 +158,8 @@ static ckd_status name_files(transfer *t, const transfer_item *item, ckd_error *
 }
 
 /*
- * Files that have their names, but that no published manifest names, go back to data/x for another attempt. They
- * belong to checkpoints that were not committed, or a proof found them of no use. A file that cannot go back is left
- * to recovery: the intent names it.
+ * Moves files that no published manifest names back to data/x for another attempt. They belong to checkpoints that were
+ * not committed, or `prove` dropped them. A file that cannot be moved back is left to recovery: the intent names it.
  */
 static void return_files(transfer *t) {
     bool any = false;
@@ -183,9 +179,8 @@ static void return_files(transfer *t) {
 }
 
 /*
- * Proves the manifest of an item with parts, whose sizes and roots are known now. The files that it names must hold
- * everything that a load reads, and as much as in the source. Older files that nothing is read of are dropped from
- * it.
+ * Proves the manifest of an item with parts; their sizes and roots are known now. Its files must hold everything that a
+ * load reads, with as many tensors and bytes as in the source. Older files that a load does not read are dropped.
  */
 static ckd_status prove(transfer *t, transfer_item *item, ckd_error *err) {
     manifest *m = &item->m, draft = {.files = NULL};
@@ -256,14 +251,14 @@ static ckd_status publish_item(transfer *t, const batch *b, transfer_item *item,
         transfer_file *f = transfer_find_file(t, &item->m.files[i].id);
         manifest single = {.files = &f->file, .file_count = 1};
         f->arrived = false; /* no longer in data/x: return_files would take it away from the manifest */
-        if (f->is_intact) { /* without its time, the file is read again early */
+        if (f->is_intact) { /* without its scrub time, the file is read again early */
             scrub_times_add(&t->scrubbed, &single, NULL);
         }
     }
     return CKD_OK;
 }
 
-/* Gives all files their names, durably. Then it publishes one manifest after the other. */
+/* Gives all files their names, durably, and then publishes the manifests one by one. */
 static ckd_status publish_batch(transfer *t, const batch *b, ckd_error *err) {
     ckd_status status = skip_present(t, b, err);
     for (size_t i = b->first; i < b->end && status == CKD_OK; i++) {
@@ -316,7 +311,7 @@ void transfer_skip(transfer *t, transfer_item *item, ckd_status status, const ck
     t->any_left = true;
 }
 
-/* Damage concerns this checkpoint only; the others go on. */
+/* Damage concerns only this checkpoint; the others are still copied. */
 static ckd_status fetch_or_skip(transfer *t, transfer_item *item, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = fetch_item(t, item, &why);
@@ -362,7 +357,7 @@ static ckd_status check_room(const transfer *t, ckd_error *err) {
     for (size_t i = 0; i < t->count; i++) {
         needed += t->items[i].manifest_bytes;
     }
-    for (size_t i = 0; i < t->file_count; i++) { /* what an earlier copy left */
+    for (size_t i = 0; i < t->file_count; i++) { /* files that an earlier copy left */
         uint64_t present = t->files[i].in_place ? 0 : file_bytes(transfer_path(t, &t->files[i].file.id).text);
         needed -= present < needed ? present : needed;
     }
@@ -390,7 +385,7 @@ static ckd_status with_locks(transfer *t, locked_fn call, ckd_error *err) {
     return status;
 }
 
-/* Refuses what it can before the destination changes. Then checkpoints come back from its trash. */
+/* Refuses what it can before the destination changes. Then restores checkpoints from its trash. */
 static ckd_status begin_copy(transfer *t, ckd_error *err) {
     ckd_status status = transfer_lock_incoming(t, err);
     THEN(status, store_lock_reader(&t->to_reader, t->to, err));
@@ -433,8 +428,8 @@ static bool any_committed(const transfer *t) {
 }
 
 /*
- * Brings the catalog in step with the last commits. A failure is only a message, not a failure of the copy: this
- * handle then does without the catalog file.
+ * Brings the catalog in step with the last commits. A failure is reported but does not fail the copy: this handle then
+ * does without the catalog file.
  */
 static void finish_catalog(transfer *t) {
     ckd_store *store = t->to;
@@ -460,8 +455,8 @@ static void finish_catalog(transfer *t) {
 }
 
 /*
- * Whole files in data/x wait for another attempt after a failure; fetch.c says which incomplete ones do. They are
- * removed if nothing is left to try, or if a checkpoint does not fit or cannot be completed.
+ * After a failure, whole files in data/x stay for another attempt; end_file in fetch.c decides which incomplete ones
+ * do. They are removed if nothing is left to try, or if a checkpoint does not fit or cannot be completed.
  */
 static void drop_arrived(const transfer *t, ckd_status status) {
     bool permanent = status == CKD_E_NOSPACE || status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED ||
@@ -474,7 +469,7 @@ static void drop_arrived(const transfer *t, ckd_status status) {
     }
 }
 
-/* Is there a file with its name whose checkpoint was not committed? Recovery removes it, by the intent. */
+/* Whether a file has its name although its checkpoint was not committed. Recovery removes it, by the intent. */
 static bool skipped_named(const transfer *t) {
     bool found = false;
     for (size_t i = 0; i < t->file_count; i++) {

@@ -4,16 +4,16 @@
  *   plan.c           transfer_read_destination reads what the destination has; transfer_plan decides what must be moved
  *   parts.c          which chunk files are copied unchanged, and which in parts: only some of their records
  *   existing_parts.c parts that the destination has already
- *   fetch.c          transfer_fetch_file brings chunk files, one by one, into data/x of the destination
+ *   fetch.c          transfer_fetch_file copies chunk files, one by one, into data/x of the destination
  *   damage.c         damage in files with records of several checkpoints
  *   destination_repair.c  replaces damaged or missing files of checkpoints that the destination has
  *   transfer.c       commit gives files their names and publishes manifests, for a few checkpoints at a time
  *
- * A checkpoint is copied with all records that a load of it reads, and needs no other checkpoint. While files are on
- * their way, a copy holds only its intent and the reader locks of both stores. The intent names all files to come.
+ * A checkpoint is copied with all records that a load of it reads, so it needs no other checkpoint. While files are
+ * copied, only the intent and the reader locks of both stores are held. The intent names all files to come.
  *
- * A manifest that names parts is proven in the destination before it is published: the files that it names hold
- * everything that a load reads.
+ * A manifest that names parts is proven in the destination before it is published: its files must hold everything that
+ * a load reads.
  */
 #ifndef ENGINE_TRANSFER_TRANSFER_H
 #define ENGINE_TRANSFER_TRANSFER_H
@@ -28,9 +28,9 @@ typedef struct transfer_item {
     bool committed;
     bool has_parts; /* its manifest names parts of files that the source's manifest names */
     uint64_t manifest_bytes, bytes;
-    ckd_error left;               /* of CKD_COPY_LEFT: why */
+    ckd_error left;               /* why, if state is CKD_COPY_LEFT */
     bytes owners;                 /* checkpoints whose records a load reads (closure_owners), if known */
-    bool owners_known, needs_all; /* needs_all: the source could not tell whose */
+    bool owners_known, needs_all; /* needs_all: the owners cannot be found */
 } transfer_item;
 
 /* A checkpoint with damaged records in a file. */
@@ -44,13 +44,13 @@ typedef struct damaged_part {
 typedef struct transfer_owner {
     ckd_id checkpoint;
     uint64_t records;
-    /* It has all records of the checkpoint that the source's file has. Only such a part can be an own file. */
+    /* A part has all records of the checkpoint in the source's file. Only such a part can be an own file. */
     bool has_all;
 } transfer_owner;
 
 /* A file in the destination that has some records of a file in the source. */
 typedef struct transfer_part {
-    file_ref file;    /* an estimated size and no root until it is written */
+    file_ref file;    /* its size is an estimate, and it has no root, until it is written */
     file_ref source;  /* the file that its records come from */
     hash_set records; /* by record_hash */
     transfer_owner *owners;
@@ -78,8 +78,8 @@ typedef struct transfer {
     const ckd_id *selected; /* NULL: all */
     size_t selected_count;
     /*
-     * Checkpoints of the source. They are listed before the destination is locked: another copy may go the other way
-     * at the same time.
+     * Checkpoints of the source. They are listed before the destination is locked: a copy in the other direction may
+     * take the locks of both stores in the other order.
      */
     ckd_checkpoint_list source;
 
