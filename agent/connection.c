@@ -135,6 +135,21 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
     return CKD_OK;
 }
 
+/* The agents of all ranks have a local disk, or none uses it, because a part of a state is of no use. Collective. */
+static ckd_status agree_on_disk(connection *c, ckd_error *err) {
+    agent *a = c->agent;
+    bool has = a->tier->disk != NULL;
+    ckd_error why;
+    ckd_status own = has ? CKD_OK : err_set(&why, CKD_E_NOT_FOUND, "its agent has no local disk (--local)");
+    ckd_status status = ranks_agree(c->ranks, own, &why, NULL, 0, err);
+    c->on_disk = status == CKD_OK;
+    if (status == CKD_E_NOT_FOUND && has) {
+        agent_say(a, "states of run '%s' are not copied to the local disk: %s", c->holding->shown.run,
+                  err->message);
+    }
+    return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+}
+
 /*
  * The agents of all ranks defer a state, or none does. An agent that knows no other nodes copies it if it serves all
  * ranks itself. Collective.
@@ -149,6 +164,9 @@ static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     }
     THEN(status, ranks_agree(c->ranks, own, &why, NULL, 0, &all));
     c->copying = status == CKD_OK;
+    if (c->copying) {
+        status = agree_on_disk(c, &all);
+    }
     if (status != CKD_E_UNSUPPORTED) {
         return err_from(err, status, &all);
     }

@@ -89,15 +89,11 @@ static bool is_own(const char *set) {
     return strcmp(set, OWN_SET) == 0;
 }
 
-static bool is_on_disk(const char *set) {
-    return strcmp(set, DISK_SET) == 0;
-}
-
 static void close_set(ckd_store *copies, tier *t, const char *set) {
     ckd_store_close(copies);
     if (is_own(set)) {
         pthread_mutex_unlock(&t->store_mutex);
-    } else if (is_on_disk(set)) {
+    } else if (disk_copies_is_set(set)) {
         disk_copies_release(t);
     } else {
         peer_set_release(t->node);
@@ -112,8 +108,8 @@ static ckd_status open_set(ckd_store **out, tier *t, const char *set, ckd_error 
         snprintf(path, sizeof(path), "%s/own", t->folder);
         pthread_mutex_lock(&t->store_mutex);
     } else {
-        ckd_status status = is_on_disk(set) ? disk_copies_hold(path, sizeof(path), t, err)
-                                            : peer_set_hold(path, sizeof(path), t->node, set, err);
+        ckd_status status = disk_copies_is_set(set) ? disk_copies_hold(path, sizeof(path), t, set, err)
+                                                    : peer_set_hold(path, sizeof(path), t->node, set, err);
         if (status != CKD_OK) {
             return status;
         }
@@ -176,6 +172,17 @@ static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *
     return status;
 }
 
+static void list_snapshots(bytes *answer, uint32_t *count, tier *t, const char *run) {
+    char **sets = NULL;
+    size_t set_count = 0;
+    (void)disk_copies_sets(&sets, &set_count, t, NULL);
+    for (size_t i = 0; i < set_count; i++) {
+        (void)list_set(answer, count, t, sets[i], run, NULL); /* it may have been removed meanwhile */
+        free(sets[i]);
+    }
+    free(sets);
+}
+
 /*
  * Lists the states of this node's own trainers, too: if ranks save together, perhaps no other node has this rank's
  * part. Lists the copies on the disk as well: they may be of this node's last life, or sound where those in memory are
@@ -201,7 +208,7 @@ static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error 
         (void)list_set(&states, &count, t, OWN_SET, q->run, NULL);
     }
     if (!q->set[0] || strcmp(q->set, t->set) == 0) {
-        (void)list_set(&states, &count, t, DISK_SET, q->run, NULL);
+        list_snapshots(&states, &count, t, q->run);
     }
     bytes_put_u32(answer, count);
     bytes_put(answer, states.data, states.size);
@@ -397,7 +404,7 @@ static ckd_status answer_from_stores(bytes *answer, tier *t, const query *q, ckd
                  : stores ? store_copy(t, shared, q, err)
                           : answer_part(answer, t, shared, q);
     }
-    if (status == CKD_OK && stores && !is_on_disk(q->set)) {
+    if (status == CKD_OK && stores && !disk_copies_is_set(q->set)) {
         agent_say(t->agent, "a state of a lost node is durable, from its copy here (%s)", q->set);
     }
     ckd_store_close(shared);

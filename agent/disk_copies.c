@@ -1,84 +1,218 @@
 /*
- * Copies of this node's states on a local disk. They survive the agent, and are there when the node starts again. A
- * thread of their own brings them into line with the files in memory, so that a slow disk delays no copies on other
- * nodes.
+ * Snapshots of this node's files on a local disk. They survive the agent, and are there when the node starts again. The
+ * thread that has saved a state takes a snapshot: it links the files in memory, so that they stay while they are
+ * written. The disk's thread writes them to a folder, which gets its name once all of it is durable. Each snapshot is a
+ * store. Chunk files that two snapshots have are one file with two names.
  */
 #include "agent/internal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/threads.h"
 
 #define NICE       10
-#define RETRY_NS   UINT64_C(5000000000)
-#define PATH_BYTES 1100
+#define RETRY_S    5
+#define PATH_BYTES 1200
+#define NEW        "new"
+#define SET        "disk-"
 
-/* ---- files ---- */
+/* ---- paths ---- */
 
-static void disk_path(char out[PATH_BYTES], const disk *d, const char *name) {
-    snprintf(out, PATH_BYTES, "%s/copies/%s", d->folder, name);
+typedef struct path_text {
+    char text[PATH_BYTES];
+} path_text;
+
+/* A file of a snapshot; name "": its folder. */
+static path_text snapshot_path(const disk *d, const char *snapshot, const char *name) {
+    path_text p;
+    snprintf(p.text, sizeof(p.text), "%s/%s%s%s", d->folder, snapshot, name[0] ? "/" : "", name);
+    return p;
 }
 
-static void stage_folder(char out[600], const tier *t) {
-    snprintf(out, 600, "%s/disk", t->folder);
+typedef struct number_text {
+    char text[24];
+} number_text;
+
+static number_text number_of(uint64_t snapshot) {
+    number_text n;
+    snprintf(n.text, sizeof(n.text), "%" PRIu64, snapshot);
+    return n;
 }
 
-static void stage_path(char out[PATH_BYTES], const tier *t, size_t number) {
-    char folder[600];
-    stage_folder(folder, t);
-    snprintf(out, PATH_BYTES, "%s/%zu", folder, number);
+static path_text link_folder(const tier *t) {
+    path_text p;
+    snprintf(p.text, sizeof(p.text), "%s/disk", t->folder);
+    return p;
 }
 
-static ckd_status make_folders(const disk *d, ckd_error *err) {
-    char path[PATH_BYTES];
-    disk_path(path, d, "");
-    path[strlen(path) - 1] = '\0';
-    ckd_status status = dir_create(path, true, err);
-    disk_path(path, d, "data");
-    THEN(status, dir_create(path, true, err));
-    for (size_t f = 0; f < COPY_FOLDERS; f++) {
-        disk_path(path, d, copy_folders[f]);
-        THEN(status, dir_create(path, true, err));
+static path_text link_path(const tier *t, size_t i) {
+    path_text p;
+    snprintf(p.text, sizeof(p.text), "%s/disk/%zu", t->folder, i);
+    return p;
+}
+
+/* The number of a snapshot's folder; 0: the name is none. */
+static uint64_t number_from(const char *name) {
+    char *end = NULL;
+    uint64_t number = name[0] >= '1' && name[0] <= '9' ? strtoull(name, &end, 10) : 0;
+    return end && *end == '\0' ? number : 0;
+}
+
+static void remove_snapshot(const disk *d, const char *snapshot) {
+    path_text path = snapshot_path(d, snapshot, "");
+    peer_remove_below(path.text, 12);
+    (void)dir_remove(path.text, NULL);
+}
+
+/* Removes all snapshots but this one, and what a killed agent has begun. */
+static void remove_others(const disk *d, uint64_t kept) {
+    dir_list names;
+    if (dir_list_read(&names, d->folder, NULL) != CKD_OK) {
+        return;
     }
-    disk_path(path, d, "data");
-    THEN(status, dir_sync(path, err));
-    disk_path(path, d, "");
-    THEN(status, dir_sync(path, err));
-    THEN(status, dir_sync(d->folder, err));
+    for (size_t i = 0; i < names.count; i++) {
+        uint64_t number = number_from(names.names[i]);
+        if (strcmp(names.names[i], NEW) == 0 || (number && number != kept)) {
+            remove_snapshot(d, names.names[i]);
+        }
+    }
+    dir_list_free(&names);
+}
+
+/* ---- taking a snapshot ---- */
+
+bool disk_copies_ready(tier *t, const holding *h) {
+    disk *d = t->disk;
+    agent *a = t->agent;
+    bool used = false;
+    pthread_mutex_lock(&a->mutex);
+    for (const holding *other = a->holdings; other; other = other->next) {
+        used |= other->shown.connected && other->world > 0 && id_equal(&other->group, &d->group);
+    }
+    bool own = !used || (h->world > 0 && id_equal(&h->group, &d->group));
+    d->group = own && h->world > 0 ? h->group : d->group;
+    pthread_mutex_unlock(&a->mutex);
+    pthread_mutex_lock(&t->mutex);
+    while (own && tier_is_alone(t) && d->busy && !d->trouble[0] && !t->stopping && !t->hurries) {
+        pthread_cond_wait(&t->changed, &t->mutex);
+    }
+    bool ready = own && !d->busy && !t->stopping && t->peers[t->hosts.self].asked;
+    pthread_mutex_unlock(&t->mutex);
+    return ready;
+}
+
+bool disk_copies_due(tier *t) {
+    const disk *d = t->disk;
+    pthread_mutex_lock(&t->mutex);
+    double since_s = (double)(clock_monotonic_ns() - d->taken_ns) * 1e-9;
+    bool due = !d->taken_ns || since_s >= t->agent->options.local_every_s;
+    pthread_mutex_unlock(&t->mutex);
+    return due;
+}
+
+/* Does the last snapshot have this chunk file? These never change under their names. */
+static bool has_chunk_file(const disk *d, const char *name) {
+    return d->number && copy_is_chunk_file(name) &&
+           file_exists(snapshot_path(d, number_of(d->number).text, name).text);
+}
+
+/* Links what the disk lacks. No save is under way meanwhile. */
+static ckd_status link_files(disk *d, ckd_error *err) {
+    tier *t = d->tier;
+    char own[600], from[PATH_BYTES];
+    snprintf(own, sizeof(own), "%s/own", t->folder);
+    peer_remove_below(link_folder(t).text, 1);
+    ckd_status status = dir_create(link_folder(t).text, true, err);
+    pthread_mutex_lock(&t->store_mutex);
+    THEN(status, ckd_store_list(&d->states, t->store, NULL, err));
+    THEN(status, copy_names_read(&d->names, own, true, err));
+    for (size_t i = 0; i < d->names.count && status == CKD_OK; i++) {
+        if (!has_chunk_file(d, d->names.items[i])) {
+            snprintf(from, sizeof(from), "%s/%s", own, d->names.items[i]);
+            status = file_link(from, link_path(t, i).text, err);
+        }
+    }
+    pthread_mutex_unlock(&t->store_mutex);
     return status;
 }
 
-/* Removes all copies: what is there is of the agent's last life, or not needed any more. */
-static void clear(const disk *d) {
-    char path[PATH_BYTES];
-    disk_path(path, d, "");
-    peer_remove_below(path, 12);
+static void forget_snapshot(disk *d) {
+    peer_remove_below(link_folder(d->tier).text, 1);
+    ckd_checkpoint_list_free(d->states);
+    d->states = NULL;
+    copy_names_free(&d->names);
 }
 
-static bool same_content(const char *a, const char *b) {
-    blob_entry x, y;
-    return file_bytes(a) == file_bytes(b) && blob_file_hash(&x, a, NULL) == CKD_OK &&
-           blob_file_hash(&y, b, NULL) == CKD_OK && x.size == y.size && hash128_equal(&x.hash, &y.hash);
+/* Without other nodes, states that the disk lacks go to the store. */
+static void note_trouble(disk *d, const ckd_error *why) {
+    tier *t = d->tier;
+    bool failed = why != NULL;
+    pthread_mutex_lock(&t->mutex);
+    bool was = d->trouble[0] != '\0';
+    snprintf(d->trouble, sizeof(d->trouble), "%.255s", failed ? why->message : "");
+    t->poor = tier_is_alone(t) ? failed : t->poor;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+    if (failed && !was) {
+        agent_say(t->agent,
+                  "states are not copied to the local disk %s, the agent tries again: %s. Training goes on",
+                  t->agent->options.local, why->message);
+    } else if (was && !failed) {
+        agent_say(t->agent, "states are copied to the local disk %s again", t->agent->options.local);
+    }
 }
 
-/* Does the disk have a chunk file? These never change under their names, and get them only when they are whole. */
-static bool has_chunk_file(const disk *d, const char *name) {
-    char path[PATH_BYTES];
-    disk_path(path, d, name);
-    return d->own && copy_is_chunk_file(name) && file_exists(path);
+void disk_copies_take(tier *t, uint64_t version) {
+    disk *d = t->disk;
+    ckd_error why;
+    pthread_mutex_lock(&t->mutex);
+    bool taken = !d->busy && !t->stopping;
+    d->busy |= taken; /* another rank's thread may have taken this state already */
+    pthread_mutex_unlock(&t->mutex);
+    if (!taken) {
+        return;
+    }
+    ckd_status status = link_files(d, &why);
+    if (status != CKD_OK) {
+        forget_snapshot(d);
+        note_trouble(d, &why);
+    }
+    pthread_mutex_lock(&t->mutex);
+    d->busy = d->written = status == CKD_OK;
+    d->taken = version;
+    d->taken_ns = clock_monotonic_ns();
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
 }
 
-/* The file gets its name when its bytes are durable, and replaces another one of this name. */
-static ckd_status write_file(disk *d, const char *from, const char *name, ckd_error *err) {
-    char to[PATH_BYTES], temp[PATH_BYTES];
+/* ---- writing it ---- */
+
+static ckd_status make_folders(const disk *d, ckd_error *err) {
+    ckd_status status = dir_create(snapshot_path(d, NEW, "").text, false, err);
+    THEN(status, dir_create(snapshot_path(d, NEW, "data").text, false, err));
+    for (size_t f = 0; f < COPY_FOLDERS; f++) {
+        THEN(status, dir_create(snapshot_path(d, NEW, copy_folders[f]).text, false, err));
+    }
+    return status;
+}
+
+static ckd_status sync_folders(const disk *d, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t f = 0; f < COPY_FOLDERS; f++) {
+        THEN(status, dir_sync(snapshot_path(d, NEW, copy_folders[f]).text, err));
+    }
+    THEN(status, dir_sync(snapshot_path(d, NEW, "data").text, err));
+    THEN(status, dir_sync(snapshot_path(d, NEW, "").text, err));
+    return status;
+}
+
+static ckd_status write_file(const disk *d, const char *from, const char *to, ckd_error *err) {
     file_writer *f = NULL;
-    disk_path(to, d, name);
-    disk_path(temp, d, "data/new");
-    ckd_status status = file_remove(temp, true, err);
-    THEN(status, file_clone(from, temp, err));
-    uint64_t size = file_bytes(temp);
-    THEN(status, file_continue(&f, temp, size, 0, err));
+    ckd_status status = file_clone(from, to, err);
+    uint64_t size = file_bytes(to);
+    THEN(status, file_continue(&f, to, size, 0, err));
     if (status == CKD_OK) {
         status = file_sync(f, err);
         if (status == CKD_OK) {
@@ -87,134 +221,36 @@ static ckd_status write_file(disk *d, const char *from, const char *name, ckd_er
             file_discard(f);
         }
     }
-    THEN(status, file_rename(temp, to, err));
     if (status == CKD_OK) {
         pthread_mutex_lock(&d->tier->mutex);
-        d->written_bytes += size;
+        d->tier->disk->written_bytes += size;
         pthread_mutex_unlock(&d->tier->mutex);
     }
     return status;
 }
 
-/* ---- one round ---- */
-
-/*
- * Links what the disk lacks, so that it stays as it is now while it is written, whatever the store in memory removes.
- * *states: which ones these files have.
- */
-static ckd_status stage(copy_names *out, ckd_checkpoint_list **states, const disk *d, ckd_error *err) {
-    tier *t = d->tier;
-    char own[600], folder[600], from[PATH_BYTES], to[PATH_BYTES];
-    snprintf(own, sizeof(own), "%s/own", t->folder);
-    stage_folder(folder, t);
-    peer_remove_below(folder, 1);
-    ckd_status status = dir_create(folder, true, err);
-    pthread_mutex_lock(&t->store_mutex);
-    THEN(status, ckd_store_list(states, t->store, NULL, err));
-    THEN(status, copy_names_read(out, own, true, err));
-    for (size_t i = 0; i < out->count && status == CKD_OK; i++) {
-        if (!has_chunk_file(d, out->items[i])) {
-            snprintf(from, sizeof(from), "%s/%s", own, out->items[i]);
-            stage_path(to, t, i);
-            status = file_link(from, to, err);
-        }
+/* A chunk file that the last snapshot has gets a second name, or is copied where the file system has no links. */
+static ckd_status add_file(const disk *d, size_t i, ckd_error *err) {
+    const char *name = d->names.items[i];
+    path_text to = snapshot_path(d, NEW, name);
+    if (!has_chunk_file(d, name)) {
+        return write_file(d, link_path(d->tier, i).text, to.text, err);
     }
-    pthread_mutex_unlock(&t->store_mutex);
-    return status;
+    path_text last = snapshot_path(d, number_of(d->number).text, name);
+    return file_link(last.text, to.text, NULL) == CKD_OK ? CKD_OK : write_file(d, last.text, to.text, err);
 }
 
-static bool same_folder(const char *a, const char *b) {
-    return strncmp(a, b, (size_t)(strrchr(a, '/') - a) + 1) == 0;
-}
-
-/* Syncs the folder of a name. */
-static ckd_status sync_folder(const disk *d, const char *name, ckd_error *err) {
-    char path[PATH_BYTES];
-    disk_path(path, d, name);
-    *strrchr(path, '/') = '\0';
-    return dir_sync(path, err);
-}
-
-/* Writes chunk files, or the others, in their order. A folder is durable before files of the next one appear. */
-static ckd_status write_files(disk *d, const copy_names *names, bool chunk_files, ckd_error *err) {
-    char from[PATH_BYTES], to[PATH_BYTES];
-    const char *last = NULL;
-    ckd_status status = CKD_OK;
-    for (size_t i = 0; i < names->count && status == CKD_OK; i++) {
-        const char *name = names->items[i];
-        if (copy_is_chunk_file(name) != chunk_files || has_chunk_file(d, name)) {
-            continue;
-        }
-        if (mirror_is_stopping(d->tier)) {
-            return err_set(err, CKD_E_CANCELLED, "the agent is ending");
-        }
-        stage_path(from, d->tier, i);
-        disk_path(to, d, name);
-        if (!chunk_files && same_content(from, to)) {
-            continue;
-        }
-        status = last && !same_folder(last, name) ? sync_folder(d, last, err) : CKD_OK;
-        THEN(status, write_file(d, from, name, err));
-        last = name;
-    }
-    return status == CKD_OK && last ? sync_folder(d, last, err) : status;
-}
-
-/* Manifests go before the files that they name. */
-static ckd_status remove_others(const disk *d, const copy_names *names, ckd_error *err) {
-    char root[PATH_BYTES], path[PATH_BYTES];
-    copy_names there = {.count = 0};
-    const char *last = NULL;
-    disk_path(root, d, "");
-    root[strlen(root) - 1] = '\0';
-    ckd_status status = copy_names_read(&there, root, true, err);
-    for (size_t i = there.count; i-- > 0 && status == CKD_OK;) {
-        const char *name = there.items[i];
-        if (!copy_names_have(names, name)) {
-            status = last && !same_folder(last, name) ? sync_folder(d, last, err) : CKD_OK;
-            disk_path(path, d, name);
-            THEN(status, file_remove(path, true, err));
-            last = name;
-        }
-    }
-    if (status == CKD_OK && last) {
-        status = sync_folder(d, last, err);
-    }
-    copy_names_free(&there);
-    return status;
-}
-
-/* What the last life left is in the store by now, or useless. */
-static ckd_status take_over(disk *d, ckd_error *err) {
-    if (d->own) {
-        return CKD_OK;
-    }
-    pthread_rwlock_wrlock(&d->files);
-    clear(d);
+static ckd_status write_snapshot(disk *d, uint64_t number, ckd_error *err) {
+    remove_snapshot(d, NEW);
     ckd_status status = make_folders(d, err);
-    pthread_rwlock_unlock(&d->files);
-    d->own = status == CKD_OK;
-    return status;
-}
-
-static ckd_status update(disk *d, const copy_names *names, ckd_error *err) {
-    ckd_status status = write_files(d, names, true, err);
-    pthread_rwlock_wrlock(&d->files);
-    THEN(status, write_files(d, names, false, err));
-    THEN(status, remove_others(d, names, err));
-    pthread_rwlock_unlock(&d->files);
-    return status;
-}
-
-/* Old copies make room for the newest ones, unless the store lacks their states. */
-static ckd_status update_or_free_space(disk *d, const copy_names *names, ckd_error *err) {
-    ckd_status status = update(d, names, err);
-    if (status == CKD_E_NOSPACE && !holdings_defer(d->tier->agent)) {
-        pthread_rwlock_wrlock(&d->files);
-        status = remove_others(d, names, err);
-        pthread_rwlock_unlock(&d->files);
-        THEN(status, update(d, names, err));
+    for (size_t i = 0; i < d->names.count && status == CKD_OK; i++) {
+        status = mirror_is_stopping(d->tier) ? err_set(err, CKD_E_CANCELLED, "the agent is ending")
+                                             : add_file(d, i, err);
     }
+    THEN(status, sync_folders(d, err));
+    THEN(status,
+         file_rename(snapshot_path(d, NEW, "").text, snapshot_path(d, number_of(number).text, "").text, err));
+    THEN(status, dir_sync(d->folder, err));
     return status;
 }
 
@@ -232,83 +268,57 @@ static void note_steps(agent *a, const ckd_checkpoint_list *states) {
     pthread_mutex_unlock(&a->mutex);
 }
 
-/* Without other nodes, states that the disk lacks go to the store. */
-static void end_round(disk *d, uint64_t version, uint64_t begun_ns, const ckd_error *why) {
-    tier *t = d->tier;
-    bool failed = why->status != CKD_OK && why->status != CKD_E_CANCELLED;
-    pthread_mutex_lock(&t->mutex);
-    bool was = d->trouble[0] != '\0';
-    d->version = why->status == CKD_OK ? version : d->version;
-    d->round_ns = begun_ns;
-    snprintf(d->trouble, sizeof(d->trouble), "%.255s", failed ? why->message : "");
-    t->poor = tier_is_alone(t) ? failed : t->poor;
-    pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
-    if (failed && !was) {
-        agent_say(t->agent,
-                  "states are not copied to the local disk %s, the agent tries again: %s. Training goes on",
-                  t->agent->options.local, why->message);
-    } else if (was && !failed) {
-        agent_say(t->agent, "states are copied to the local disk %s again", t->agent->options.local);
-    }
-}
-
-static void do_round(disk *d) {
-    tier *t = d->tier;
-    copy_names names = {.count = 0};
-    ckd_checkpoint_list *states = NULL;
-    ckd_error why = {.status = CKD_OK, .offset = CKD_NO_OFFSET};
-    char folder[600];
-    uint64_t begun_ns = clock_monotonic_ns();
-    pthread_mutex_lock(&t->mutex);
-    uint64_t version = t->version;
-    pthread_mutex_unlock(&t->mutex);
-    ckd_status status = take_over(d, &why);
-    THEN(status, stage(&names, &states, d, &why));
-    THEN(status, update_or_free_space(d, &names, &why));
-    if (status == CKD_OK) {
-        note_steps(t->agent, states);
-        why.status = CKD_OK;
-    }
-    end_round(d, version, begun_ns, &why);
-    stage_folder(folder, t);
-    peer_remove_below(folder, 1);
-    ckd_checkpoint_list_free(states);
-    copy_names_free(&names);
-}
-
 /* ---- the thread ---- */
 
-/* Under the mutex. The last life's copies stay until the store has their states, or a newer one. */
-static bool is_due(const disk *d) {
-    const tier *t = d->tier;
-    uint64_t since_ns = clock_monotonic_ns() - d->round_ns;
-    bool rested =
-        d->trouble[0] ? since_ns >= RETRY_NS : (double)since_ns * 1e-9 >= t->agent->options.local_every_s;
-    return t->peers[t->hosts.self].asked && d->version < t->version && (rested || !d->round_ns);
-}
-
-/* Returns false once the agent ends. */
-static bool await_work(disk *d) {
+/* failed: the last attempt. Returns false once the agent ends. */
+static bool await_snapshot(disk *d, bool failed) {
     tier *t = d->tier;
     pthread_mutex_lock(&t->mutex);
-    while (!t->stopping && !is_due(d)) {
-        if (d->version < t->version) {
-            peer_condition_wait_s(&t->changed, &t->mutex, 1);
-        } else {
-            pthread_cond_wait(&t->changed, &t->mutex);
-        }
+    if (failed && !t->stopping) {
+        peer_condition_wait_s(&t->changed, &t->mutex, RETRY_S);
+    }
+    while (!d->written && !t->stopping) {
+        pthread_cond_wait(&t->changed, &t->mutex);
     }
     bool goes_on = !t->stopping;
     pthread_mutex_unlock(&t->mutex);
     return goes_on;
 }
 
+/*
+ * The snapshot before this one stays until the next one is taken. For ranks that is when all nodes have this one, so
+ * there is always one that all of them have.
+ */
+static void remove_old(disk *d) {
+    pthread_rwlock_wrlock(&d->files);
+    remove_others(d, d->number);
+    pthread_rwlock_unlock(&d->files);
+}
+
 static void *disk_main(void *context) {
     disk *d = context;
+    tier *t = d->tier;
     thread_lower_priority(NICE);
-    while (await_work(d)) {
-        do_round(d);
+    for (bool failed = false; await_snapshot(d, failed);) {
+        ckd_error why;
+        uint64_t number = d->next;
+        remove_old(d);
+        failed = write_snapshot(d, number, &why) != CKD_OK;
+        if (failed) {
+            if (why.status != CKD_E_CANCELLED) {
+                note_trouble(d, &why);
+            }
+            continue;
+        }
+        note_steps(t->agent, d->states);
+        forget_snapshot(d);
+        pthread_mutex_lock(&t->mutex);
+        d->number = number;
+        d->next = number + 1;
+        d->version = d->taken;
+        d->busy = d->written = false;
+        pthread_mutex_unlock(&t->mutex);
+        note_trouble(d, NULL);
     }
     return NULL;
 }
@@ -316,20 +326,34 @@ static void *disk_main(void *context) {
 /* ---- begin and end ---- */
 
 static ckd_status lock_disk(disk *d, ckd_error *err) {
-    char path[600];
     ckd_error why = {.offset = CKD_NO_OFFSET};
     lock_holder holder = {.process = 0};
-    snprintf(path, sizeof(path), "%s/lock", d->folder);
-    ckd_status status = lock_acquire(&d->lock, path, LOCK_EXCLUSIVE, true, 1, &why);
+    path_text path = snapshot_path(d, "lock", "");
+    ckd_status status = lock_acquire(&d->lock, path.text, LOCK_EXCLUSIVE, true, 1, &why);
     if (status != CKD_E_BUSY) {
         return err_from(err, status, &why);
     }
-    (void)lock_find_holder(&holder, path);
+    (void)lock_find_holder(&holder, path.text);
     return err_set(
         err, CKD_E_BUSY,
         "another agent of this store has its copies in %s, process %lld: give each node a folder of "
         "its own (--local)",
         d->tier->agent->options.local, (long long)holder.process);
+}
+
+/* Numbers go on where the agent before ended. */
+static ckd_status find_next(disk *d, ckd_error *err) {
+    dir_list names;
+    ckd_status status = dir_list_read(&names, d->folder, err);
+    d->next = 1;
+    for (size_t i = 0; status == CKD_OK && i < names.count; i++) {
+        uint64_t number = number_from(names.names[i]);
+        d->next = number >= d->next ? number + 1 : d->next;
+    }
+    if (status == CKD_OK) {
+        dir_list_free(&names);
+    }
+    return status;
 }
 
 /* Stores have folders of their own in it: a state of another store must not pass for one of this store. */
@@ -357,6 +381,7 @@ ckd_status disk_copies_open(tier *t, ckd_error *err) {
     THEN(status, local_private_folder(d->folder, err));
     THEN(status, dir_sync(wanted, err));
     THEN(status, lock_disk(d, err));
+    THEN(status, find_next(d, err));
     return status;
 }
 
@@ -371,21 +396,19 @@ ckd_status disk_copies_begin(tier *t, ckd_error *err) {
 
 void disk_copies_end(tier *t, bool durable) {
     disk *d = t->disk;
-    char path[600];
     if (!d) {
         return;
     }
     if (d->running) {
         pthread_join(d->thread, NULL);
     }
-    if (d->lock && d->own && durable) { /* the lock goes last */
-        clear(d);
-        snprintf(path, sizeof(path), "%s/copies", d->folder);
-        (void)dir_remove(path, NULL);
-        snprintf(path, sizeof(path), "%s/lock", d->folder);
-        (void)file_remove(path, true, NULL);
+    /* copies of the agent's last life may still be needed; the lock goes last */
+    if (d->lock && durable && t->peers[t->hosts.self].asked) {
+        remove_others(d, 0);
+        (void)file_remove(snapshot_path(d, "lock", "").text, true, NULL);
         (void)dir_remove(d->folder, NULL);
     }
+    forget_snapshot(d);
     lock_release(d->lock);
     pthread_rwlock_destroy(&d->files);
     free(d);
@@ -394,20 +417,46 @@ void disk_copies_end(tier *t, bool durable) {
 
 /* ---- for others ---- */
 
-bool disk_copies_lags(const tier *t, uint64_t version) {
+bool disk_copies_lag(const tier *t, uint64_t version) {
     const disk *d = t->disk;
-    return d && t->peers[t->hosts.self].asked && !d->trouble[0] && d->version < version;
+    return d && d->busy && !d->trouble[0] && d->taken >= version && d->version < version;
 }
 
-ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, ckd_error *err) {
-    if (!t->disk) {
+bool disk_copies_is_set(const char *set) {
+    return strncmp(set, SET, strlen(SET)) == 0;
+}
+
+ckd_status disk_copies_sets(char ***out, size_t *count, const tier *t, ckd_error *err) {
+    dir_list names = {.count = 0};
+    *count = 0;
+    ckd_status status = t->disk ? dir_list_read(&names, t->disk->folder, err) : CKD_OK;
+    *out = status == CKD_OK ? calloc(names.count + 1, sizeof(**out)) : NULL;
+    if (status == CKD_OK && !*out) {
+        status = err_nomem(err, names.count * sizeof(**out), "a list of copies");
+    }
+    for (size_t i = 0; status == CKD_OK && i < names.count; i++) {
+        if (number_from(names.names[i])) {
+            char set[PEER_SET_MAX + 1];
+            snprintf(set, sizeof(set), SET "%.100s", names.names[i]);
+            (*out)[*count] = strdup(set);
+            *count += (*out)[*count] != NULL;
+        }
+    }
+    dir_list_free(&names);
+    return status;
+}
+
+ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, const char *set, ckd_error *err) {
+    disk *d = t->disk;
+    if (!d) {
         return err_set(err, CKD_E_NOT_FOUND, "this node has no copies on a disk");
     }
-    pthread_rwlock_rdlock(&t->disk->files);
-    int length = snprintf(path, capacity, "%s/copies", t->disk->folder);
-    if (length < 0 || (size_t)length >= capacity || !dir_exists(path)) {
-        pthread_rwlock_unlock(&t->disk->files);
-        return err_set(err, CKD_E_NOT_FOUND, "there are no copies on the local disk");
+    pthread_rwlock_rdlock(&d->files);
+    const char *number = set + strlen(SET);
+    int length = snprintf(path, capacity, "%s/%s", d->folder, number);
+    if (!number_from(number) || length < 0 || (size_t)length >= capacity || !dir_exists(path)) {
+        pthread_rwlock_unlock(&d->files);
+        return err_set(err, CKD_E_NOT_FOUND, "there are no copies %.100s here", set);
     }
     return CKD_OK;
 }
@@ -426,12 +475,12 @@ void disk_copies_describe(slot_agent *about, const tier *t) {
     if (!d) {
         return;
     }
+    bool asked = t->peers[t->hosts.self].asked;
     snprintf(about->local, sizeof(about->local), "%s", t->agent->options.local);
     snprintf(about->local_trouble, sizeof(about->local_trouble), "%s",
              d->trouble[0] ? d->trouble
-             : t->peers[t->hosts.self].asked
-                 ? ""
-                 : "it has states of this node's last life that are not in the store yet");
+             : asked       ? ""
+                           : "it has states of this node's last life that are not in the store yet");
     about->local_behind = t->version - d->version;
     about->local_written_bytes = d->written_bytes;
 }

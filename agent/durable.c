@@ -180,20 +180,13 @@ static bool is_recent(const connection *c) {
     return every_s > 0 && stored_ns && (double)(clock_monotonic_ns() - stored_ns) * 1e-9 < every_s;
 }
 
-/*
- * Keeps this rank's part of the state as files, which other nodes copy. Returns true if this is enough for now: the
- * copies are in place, and the store has a recent state. The first state after a restore goes to the store at once,
- * because it records that it was resumed. A failure does not fail the save, and is reported once.
- */
-static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) {
+/* Keeps this rank's part of the state as files. A failure does not fail the save, and is reported once. */
+static bool save_files(ckd_checkpoint *out, uint64_t *version, connection *c, const slot_part *p) {
     tier *t = c->agent->tier;
     const slot_request *r = &p->content->request;
-    uint64_t version;
     ckd_error why;
-    bool may_defer =
-        is_recent(c) && c->holding->shown.connected && !r->has_parent && !r->has_resumed && !tier_is_tight(t);
     ckd_status status = slot_verify(p->slot, p->content, &why);
-    THEN(status, tier_save(out, &version, t, p, &why));
+    THEN(status, tier_save(out, version, t, p, &why));
     if (status != CKD_OK && !c->holding->uncopied) {
         agent_say(c->agent,
                   "step %llu of run '%s' is not copied to %s, nor are later ones until it works again: %s",
@@ -201,14 +194,49 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p) 
                   tier_is_alone(t) ? "the local disk" : "other nodes", why.message);
     }
     c->holding->uncopied = status != CKD_OK;
-    if (status != CKD_OK) {
-        return false;
+    return status == CKD_OK;
+}
+
+/*
+ * Takes a snapshot for the local disk if it is time. saved: the files have this state, as this version. All ranks take
+ * snapshots of the same states, when rank 0 says that it is time, and only when all have written the last one. So after
+ * a loss of all nodes' memory there is a state of which all disks have their part. Collective if there are several
+ * ranks.
+ */
+static void copy_to_disk(connection *c, bool saved, uint64_t version) {
+    tier *t = c->agent->tier;
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    bool ready = saved && disk_copies_ready(t, c->holding);
+    uint8_t due = ready && disk_copies_due(t);
+    if (c->ranks) {
+        ckd_status own = ready ? CKD_OK : err_set(&why, CKD_E_BUSY, "the last snapshot is being written");
+        ready = ranks_agree(c->ranks, own, &why, &due, sizeof(due), NULL) == CKD_OK;
+    }
+    if (ready && due) {
+        disk_copies_take(t, version);
+    }
+}
+
+/*
+ * Copies this rank's part of the state, if it lives. Returns true if this is enough for now: the copies are in place,
+ * and the store has a recent state. The first state after a restore goes to the store at once, because it records that
+ * it was resumed. Collective if there are several ranks.
+ */
+static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p, bool lives) {
+    tier *t = c->agent->tier;
+    const slot_request *r = &p->content->request;
+    uint64_t version = 0;
+    bool may_defer =
+        is_recent(c) && c->holding->shown.connected && !r->has_parent && !r->has_resumed && !tier_is_tight(t);
+    bool saved = lives && save_files(out, &version, c, p);
+    if (c->ranks ? c->on_disk : t->disk != NULL) {
+        copy_to_disk(c, saved, version);
     }
     /*
      * Other nodes' clocks may be ahead. A restart takes the state with the latest date, so a copy must be dated later
      * than all stored states.
      */
-    return may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
+    return saved && may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
 }
 
 /*
@@ -221,7 +249,7 @@ static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p
     if (slot_plan(&p->plan, c->ranks, p->slot, NULL) != CKD_OK) {
         return false; /* this fails on all ranks, and the save will fail, too */
     }
-    ckd_status own = lives && keep_copies(out, c, p)
+    ckd_status own = keep_copies(out, c, p, lives)
                          ? CKD_OK
                          : err_set(&why, CKD_E_BUSY, "the store has to have this state");
     return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
@@ -234,7 +262,7 @@ static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, 
     if (c->ranks) {
         return c->copying && keep_copies_jointly(out, c, &p);
     }
-    return c->agent->tier && h->shown.connected && !c->storing && keep_copies(out, c, &p);
+    return c->agent->tier && h->shown.connected && !c->storing && keep_copies(out, c, &p, true);
 }
 
 /* Tells other nodes' agents that their ranks must store the last deferred state, too. Once for each state. */

@@ -12,7 +12,7 @@
  *   pieces.c      this node's files in the parity of others
  *   rebuild.c     computes lost files from parity
  *   mirror.c      updates the copies on other nodes
- *   disk_copies.c copies on a disk of this node
+ *   disk_copies.c snapshots on a disk of this node
  *   copy_names.c  which files are copied, and in which order
  *   restart.c     asks other nodes for the states of a lost node
  *   copies.c      answers such queries
@@ -77,18 +77,31 @@ typedef struct tier_peer {
 
 typedef struct parity parity; /* parity.h */
 
-/* Copies on a disk of this node. */
+/* Paths of copied files, below the folder of a store. */
+typedef struct copy_names {
+    char **items;
+    size_t count, capacity;
+} copy_names;
+
+/* Snapshots of this node's files on a local disk. */
 typedef struct disk {
     struct tier *tier;
-    char folder[512];       /* of this store's copies */
+    char folder[512];       /* of this store's snapshots */
     file_lock *lock;        /* of the folder */
-    pthread_rwlock_t files; /* exclusive: files are replaced or removed */
+    pthread_rwlock_t files; /* exclusive: snapshots are removed */
     pthread_t thread;
-    bool running,
-        own; /* own: the files are of this life, not of the agent before; only its thread uses this */
-    /* under the tier's mutex; version: of the tier, that the disk has in full; round_ns: when the last round began */
-    uint64_t version, round_ns, written_bytes;
-    char trouble[256]; /* of the last round; "": it succeeded */
+    bool running;
+    ckd_id group; /* of the ranks whose states it takes; under the agent's mutex */
+    /* the snapshot that is taken or written; belongs to the thread that set `busy`, then to the disk's */
+    copy_names names;
+    ckd_checkpoint_list *states;
+    /* under the tier's mutex; the disk's thread reads without it what only it changes */
+    bool busy, written;    /* a snapshot is being taken or written; it is taken, and has to be written */
+    uint64_t number, next; /* of the last snapshot, 0: this life has none yet; and of the next one */
+    uint64_t taken,
+        version; /* versions of the tier: of the snapshot taken last, of the last one that is durable */
+    uint64_t taken_ns, written_bytes;
+    char trouble[256]; /* why the last attempt failed; "": it did not */
 } disk;
 
 /* This node's states as files in memory: a store of its own, which other nodes copy. */
@@ -149,6 +162,7 @@ typedef struct connection {
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
     holding *holding; /* NULL: a query, or no hello yet */
     bool copying;     /* of ranks: all their agents copy states to other nodes */
+    bool on_disk;     /* of ranks: all their agents have a local disk */
     bool storing;     /* a deferred state is being stored */
 } connection;
 
@@ -243,10 +257,6 @@ bool tier_await_copies(tier *t, uint64_t version);
 void tier_describe(slot_agent *about, bytes *out, tier *t);
 
 /* ---- copy_names.c: paths below the store's folder ---- */
-typedef struct copy_names {
-    char **items;
-    size_t count, capacity;
-} copy_names;
 #define COPY_FOLDERS 4
 extern const char *const copy_folders[COPY_FOLDERS];
 void copy_names_free(copy_names *n);
@@ -262,12 +272,24 @@ bool copy_is_chunk_file(const char *name);
 ckd_status disk_copies_open(tier *t, ckd_error *err);
 /* Starts its thread. */
 ckd_status disk_copies_begin(tier *t, ckd_error *err);
-/* After mirror_end. durable: the store has all states, so the copies are removed. */
+/* After mirror_end. durable: the store has all states, so the snapshots are removed. */
 void disk_copies_end(tier *t, bool durable);
-/* Whether the disk lacks this version but will have it soon. Under the tier's mutex. */
-bool disk_copies_lags(const tier *t, uint64_t version);
-/* Finds the folder of the copies, which do not change until disk_copies_release. Errors: NOT_FOUND. */
-ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, ckd_error *err);
+/*
+ * Whether the disk can take a snapshot for this session: it has written the one before, and no group of other ranks uses
+ * it. Without other nodes, waits for that.
+ */
+bool disk_copies_ready(tier *t, const holding *h);
+/* Whether enough time has passed since the last snapshot. */
+bool disk_copies_due(tier *t);
+/* Takes a snapshot, which has this version, unless one is being taken or written. A failure is reported. */
+void disk_copies_take(tier *t, uint64_t version);
+/* Whether a snapshot with this version is being written. Under the tier's mutex. */
+bool disk_copies_lag(const tier *t, uint64_t version);
+/* Names the snapshots as sets. Release with free of each and of the array. */
+ckd_status disk_copies_sets(char ***out, size_t *count, const tier *t, ckd_error *err);
+bool disk_copies_is_set(const char *set);
+/* Finds the folder of a snapshot, which stays until disk_copies_release. Errors: NOT_FOUND. */
+ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, const char *set, ckd_error *err);
 void disk_copies_release(tier *t);
 uint64_t disk_copies_bytes(const tier *t);
 /* Under the tier's mutex. */

@@ -162,10 +162,6 @@ static bool may_succeed_later(ckd_status status) {
 
 /* ---- states of several ranks ---- */
 
-static bool is_on_disk(const found *f) {
-    return strcmp(f->set, DISK_SET) == 0;
-}
-
 /* One rank's part, and the call that asks a node to store it. */
 typedef struct part_call {
     tier *of;
@@ -310,7 +306,7 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
         bool again = false, in_memory = true;
         for (uint32_t rank = 0; rank < wanted.world; rank++) {
             again |= calls[rank].bad;
-            in_memory &= !is_on_disk(calls[rank].part);
+            in_memory &= !disk_copies_is_set(calls[rank].part->set);
         }
         free(calls);
         /* a call may have failed after the commit */
@@ -355,7 +351,7 @@ void restart_call_ranks(tier *t, const ckd_id *group) {
 /* For lines of `--explain`. */
 static void name_place(char out[PEER_NAME_MAX + 16], const search *s, const found *f) {
     snprintf(out, PEER_NAME_MAX + 16, "%s%s", s->of->hosts.items[f->host].name,
-             is_on_disk(f) ? " (disk)" : "");
+             disk_copies_is_set(f->set) ? " (disk)" : "");
 }
 
 static bool make_durable(search *s, const found *f) {
@@ -363,7 +359,7 @@ static bool make_durable(search *s, const found *f) {
     bytes answer = {.size = 0};
     ckd_error why;
     char place[PEER_NAME_MAX + 16];
-    const char *name = t->hosts.items[f->host].name, *kind = is_on_disk(f) ? "disk" : "memory";
+    const char *name = t->hosts.items[f->host].name, *kind = disk_copies_is_set(f->set) ? "disk" : "memory";
     name_place(place, s, f);
     query q = s->query;
     q.kind = QUERY_STORE;
@@ -381,7 +377,7 @@ static bool make_durable(search *s, const found *f) {
         s->asked[f->host] = !may_succeed_later(status);
         log_decision(t, "%s@%" PRIu64 " at %s: not used: %.300s", f->run, f->step, place, why.message);
         agent_say(t->agent, "step %" PRIu64 " of run '%s' %s the %s of node %s is not used: %s", f->step,
-                  f->run, is_on_disk(f) ? "on" : "in", kind, name, why.message);
+                  f->run, disk_copies_is_set(f->set) ? "on" : "in", kind, name, why.message);
     }
     bytes_free(&answer);
     return status == CKD_OK;

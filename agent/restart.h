@@ -8,9 +8,8 @@
 #include "agent/internal.h"
 
 #define FOUND_MAX (64u << 10)
-/* This node's files in memory, and its copies of them on a disk; no set of a peer has these names. */
-#define OWN_SET  "own"
-#define DISK_SET "disk"
+/* This node's files in memory. No set of a peer has this name, or that of a snapshot on a disk. */
+#define OWN_SET "own"
 
 enum {
     QUERY_LIST = 1,  /* states of `run` and its branches; run "": of all. set: only of this one; "": of all */

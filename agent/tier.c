@@ -395,7 +395,7 @@ bool tier_is_alone(const tier *t) {
 bool tier_await_copies(tier *t, uint64_t version) {
     bool alone = tier_is_alone(t);
     pthread_mutex_lock(&t->mutex);
-    while ((alone ? disk_copies_lags(t, version) : t->mirrored < version) && !t->stopping && !t->hurries) {
+    while ((alone ? disk_copies_lag(t, version) : t->mirrored < version) && !t->stopping && !t->hurries) {
         pthread_cond_wait(&t->changed, &t->mutex);
     }
     bool on_disk = t->disk && t->disk->version >= version;

@@ -323,7 +323,7 @@ static bool passes_over(const ckd_error *why) {
 
 ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *err) {
     ckd_checkpoint c;
-    ckd_error why = {.offset = CKD_NO_OFFSET}, damage = {.status = CKD_OK, .offset = CKD_NO_OFFSET};
+    ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_follow_applied(out, f);
     if (!f) {
         return err_set(err, CKD_E_INVALID, "nothing is followed");
@@ -339,7 +339,7 @@ ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *er
         files = r.files;
         written = r.written_bytes;
         if (!applied && of_store && passes_over(&why)) {
-            damage = why;
+            f->failure = why;
             store_message(f->store, "%s@%llu is passed over: %s", c.run, (unsigned long long)c.step,
                           why.message);
             status = follow_remember_failure(f, &c, &why);
@@ -352,7 +352,7 @@ ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *er
     out->written_bytes = written;
     out->passed_over = skipped;
     if (status == CKD_E_NOT_FOUND && skipped) { /* the folder keeps what it has */
-        return id_is_zero(&f->state.checkpoint) ? err_from(err, damage.status, &damage) : CKD_OK;
+        return id_is_zero(&f->state.checkpoint) ? err_from(err, f->failure.status, &f->failure) : CKD_OK;
     }
     return err_from(err, status, &why);
 }

@@ -163,6 +163,7 @@ struct ckd_follow {
     hash128 choice;
     follow_failure *failures;
     size_t failure_count, failure_capacity;
+    ckd_error failure;       /* why a checkpoint was passed over last */
     ckd_id suspect_reported; /* the last suspect checkpoint that a message named */
     char branch_reported[CKD_RUN_MAX + 1];
     bool waits;           /* the last look found no checkpoint, and a message said so */

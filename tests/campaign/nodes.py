@@ -2,10 +2,11 @@
 
     nodes.py [--cases N] [--seconds N] [--seed N] [--kind NAME] [--out FILE] [--record]
 
-A case draws how many nodes there are, in which domains, how many copies are wanted, or which parity, and how many ranks
-train where; then it plays a few launches that end in failures. The oracle: each launch goes on from no older step than was promised (one
-that was durable, or one whose copies were in place if no more nodes were lost than there are copies), the last state is
-bit for bit that of a training without failures, and the store is intact. Options and output are those of agents.py.
+A case draws how many nodes there are, in which domains, how many copies are wanted, or which parity, whether nodes have
+disks for copies, and how many ranks train where; then it plays a few launches that end in failures. The oracle: each launch goes on
+from no older step than was promised (one that was durable, one whose copies were in place if no more nodes were lost than there are
+copies, or one that all disks had), the last state is bit for bit that of a training without failures, and the store is intact.
+Options and output are those of agents.py.
 """
 
 import json
@@ -31,12 +32,12 @@ EVER = 10 ** 7
 class Node:
     def __init__(self, case, number, address):
         self.case, self.address, self.agent = case, address, None
-        self.socket, self.memory = case.folder / f"socket{number}", case.folder / f"memory{number}"
+        self.socket, self.memory, self.disk = (case.folder / f"{name}{number}" for name in ("socket", "memory", "disk"))
 
     def start(self):
         words = [self.case.build / "ckptdelta", "agent", self.case.store, "--socket", self.socket, "--peers", self.case.hosts, "--self", self.address,
                  "--secret", self.case.secret, "--copies", self.memory, "--silence", f"{SILENCE}s", *self.case.redundancy,
-                 "--store-every", self.case.store_every]
+                 "--store-every", self.case.store_every, *(["--local", self.disk, *self.case.local_every] if self.case.disks else [])]
         self.agent = self.case.popen(words, stdout=subprocess.PIPE)
         if not self.agent.stdout.readline():
             raise Failure("an agent has not started")
@@ -50,13 +51,20 @@ class Node:
         return bool(copies) and copies["replicated"] == copies["replicate"] and all(not p["behind"] for p in copies["peers"] if p["partner"])
 
     def lose(self):
-        """Its processes and its memory are gone, and its own ranks first."""
-        for rank in [r for r, node in self.case.ranks if node is self] + [self.agent]:
-            kill(rank.pid, signal.SIGSTOP)
-        for rank in [r for r, node in self.case.ranks if node is self] + [self.agent]:
-            kill(rank.pid)
-            rank.wait()
-        shutil.rmtree(self.memory, ignore_errors=True)
+        """Its processes and its memory are gone, and its own ranks first; sometimes its disk, too."""
+        self.halt()
+        self.end(with_disk=self.case.draw_disk.random() < 0.5)
+
+    def halt(self):
+        for process in [r for r, node in self.case.ranks if node is self] + [self.agent]:
+            kill(process.pid, signal.SIGSTOP)
+
+    def end(self, with_disk):
+        for process in [r for r, node in self.case.ranks if node is self] + [self.agent]:
+            kill(process.pid)
+            process.wait()
+        for folder in [self.memory] + [self.disk] * with_disk:
+            shutil.rmtree(folder, ignore_errors=True)
         self.agent = None
 
 
@@ -71,12 +79,16 @@ class Case:
         self.parity = count > self.copies + 1 and self.draw.random() < 0.5
         self.redundancy = ["--parity", f"{count - self.copies}+{self.copies}"] if self.parity else ["--replicate", self.copies]
         self.store_every = self.draw.choice(["1h", "1h", "1s", "3s"])
+        self.draw_disk = random.Random(f"disks {seed}")  # the rest of a case is the same with and without them
+        self.disks = self.draw_disk.random() < 0.6
+        self.local_every = self.draw_disk.choice([[], [], ["--local-every", "1s"]])
         domains = [self.draw.choice("abcd") for _ in range(count)]
         self.nodes = [Node(self, i, f"127.0.0.1:{port}") for i, port in enumerate(ports(count))]
         self.hosts.write_text("".join(f"{n.address} domain={d}\n" for n, d in zip(self.nodes, domains)))
         self.secret.write_text("a secret of this campaign\n")
         self.secret.chmod(0o600)
-        self.tell(f"{count} nodes in {''.join(domains)}, {' '.join(map(str, self.redundancy))}, stored every {self.store_every}")
+        self.tell(f"{count} nodes in {''.join(domains)}, {' '.join(map(str, self.redundancy))}, stored every {self.store_every}"
+                  f"{', with disks' + ' every 1s' * bool(self.local_every) if self.disks else ''}")
 
     def tell(self, what):
         self.story.append(what)
@@ -124,11 +136,15 @@ class Case:
         check(first >= promised, f"they go on after step {first}, and {promised} was promised")
         return first
 
+    def least(self, kind):
+        """The oldest step of this kind that a rank's session shows; 0: some have none yet."""
+        sessions = [s for node in {n for _, n in self.ranks} for s in node.status()["sessions"] if s["connected"]]
+        steps = [s[kind] or 0 for s in sessions]
+        return min(steps) if len(steps) == len(self.ranks) else 0
+
     def copied(self):
         """The step whose copies are in place for all ranks; 0: there is none yet."""
-        sessions = [s for node in {n for _, n in self.ranks} for s in node.status()["sessions"] if s["connected"]]
-        steps = [s["copied_step"] or 0 for s in sessions]
-        return min(steps) if len(steps) == len(self.ranks) else 0
+        return self.least("copied_step")
 
     def train(self, first):
         """Some steps. Returns what a loss of one node may not cost."""
@@ -211,6 +227,21 @@ def lost_nodes(case, first):
     for node in lost:
         node.lose()
     case.kill_ranks()
+    return promised
+
+
+def lost_memory(case, first):
+    """The power fails on all nodes at once: what is on their disks is left."""
+    case.train(first)
+    if case.disks and case.draw.random() < 0.8:
+        wait_for(lambda: case.least("local_step") > first or any(r.poll() is not None for r, _ in case.ranks), "a step on all disks", 60)
+    on_disk = case.least("local_step") if case.disks else 0
+    promised = max(case.durable(), on_disk)
+    case.tell(f"step {on_disk} is on the disks, {promised} promised")
+    time.sleep(case.draw.random() * 0.1)
+    for act in (lambda node: node.halt(), lambda node: node.end(with_disk=False)):
+        for node in case.nodes:
+            act(node)
     return promised
 
 
@@ -331,7 +362,7 @@ def ended_agent(case, first):
     return promised
 
 
-KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, killed_agent, stopped_agent, flipped_bits, drained, ended_agent,
+KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, lost_memory, killed_agent, stopped_agent, flipped_bits, drained, ended_agent,
                                  launch_without_agents, node_that_cannot_be_asked)}
 
 

@@ -19,7 +19,7 @@ SAME_CODE = Path(__file__).with_name("same_code.json")
 # supervise is not among them: it starts programs, and leaves stores to the library.
 PRODUCT = ("base", "catalog", "cli", "codec", "engine", "include", "kernels", "mpi")
 # No script has an accelerator, a session, an agent, a follower or a supervisor: it would never run these.
-UNPLAYED = ("cli/commands/agent.c", "cli/commands/attempts.c", "cli/commands/follow.c", "cli/commands/run.c", "engine/device/",
+UNPLAYED = ("cli/commands/agent", "cli/commands/attempts.c", "cli/commands/follow.c", "cli/commands/run.c", "engine/device/",
             "engine/follow/", "engine/session/", "engine/slots/", "include/ckptdelta_agent.h", "include/ckptdelta_follow.h",
             "include/ckptdelta_progress.h", "include/ckptdelta_session.h", "kernels/cuda/")
 

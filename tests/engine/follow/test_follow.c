@@ -295,6 +295,8 @@ static void test_names(void **state) {
     assert_int_equal(ckd_follow_apply(&r, f, NULL), CKD_E_UNSUPPORTED);
     assert_int_equal(messages, 1);
     assert_int_equal(r.passed_over, 1);
+    assert_int_equal(ckd_follow_apply(&r, f, NULL), CKD_E_UNSUPPORTED); /* it is not tried again yet */
+    assert_int_equal(messages, 1);
     save_step(writer, "r", 2);
     assert_true(apply(f).applied);
     check_folder(into, 2);

@@ -29,8 +29,15 @@ def local_step(node):
     return min((s["local_step"] or 0 for s in node.status()["sessions"]), default=0)
 
 
-def on_disk(node, suffix):
-    return [f for f in node.disk.rglob("*") if f.is_file() and f.name.endswith(suffix)]
+def chunk_files(node):
+    """Those on the disk. Snapshots share them: each counts once."""
+    return list({f.stat().st_ino: f for f in node.disk.rglob("*.ckd")}.values())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
 
 
 def check_weights(cluster, steps):
@@ -70,7 +77,6 @@ def test_agent_and_trainer_are_killed(alone):
     assert f"step {resumed} of run 'toy' comes from the disk of node" in alone.said()
     assert re.search(rf"toy@{resumed} at \S+ \(disk\): verified, durable, chosen", alone.ask("--explain").out)
     check_weights(alone.cluster, reached + 300)
-    until(lambda: not on_disk(alone, ".ckd"))  # the session was closed: the store has its states
     alone.stop()
     assert alone.disk.exists() and not list(alone.disk.iterdir())
 
@@ -100,12 +106,9 @@ def test_damaged_files(alone):
     """A bit has flipped in each chunk file on the disk: nothing of it is used, and the restart goes on from the store."""
     alone.begin("--store-every", "1h")
     reached = lose_while_training(alone)
-    chunks = on_disk(alone, ".ckd")
-    assert chunks
-    for chunk in chunks:
-        data = bytearray(chunk.read_bytes())
-        data[len(data) // 2] ^= 16
-        chunk.write_bytes(data)
+    assert chunk_files(alone)
+    for chunk in chunk_files(alone):
+        flip(chunk)
     durable = alone.cluster.newest()
     assert durable < reached
     alone.begin("--store-every", "1h")
@@ -119,7 +122,7 @@ def test_a_disk_that_fails(alone):
     alone.begin("--store-every", "1h")
     alone.train(EVER)
     until(lambda: local_step(alone) >= 20)
-    folder, = alone.disk.glob("*/copies/data/m")
+    folder, = alone.disk.iterdir()
     shutil.rmtree(folder)
     folder.write_text("in the way")
     until(lambda: alone.status()["local"]["trouble"])
@@ -185,15 +188,13 @@ def test_ranks_on_one_node(alone, damage):
     job = Job(alone.cluster, [alone] * 3)
     until(lambda: len(alone.status()["sessions"]) == 3 and local_step(alone) >= 30)
     reached = local_step(alone)
-    alone.lose()
+    stop(alone.agent)
     job.kill()
+    alone.lose()
     durable = alone.cluster.newest()
     assert durable < reached
     if damage:
-        chunk = max(on_disk(alone, ".ckd"), key=lambda f: f.stat().st_size)
-        data = bytearray(chunk.read_bytes())
-        data[len(data) // 2] ^= 16
-        chunk.write_bytes(data)
+        flip(max(chunk_files(alone), key=lambda f: f.stat().st_size))
     alone.begin("--store-every", "1h")
     resumed = Job(alone.cluster, [alone] * 2, "+20").finish()
     if not damage:
@@ -201,6 +202,46 @@ def test_ranks_on_one_node(alone, damage):
         assert f"step {resumed} of run 'toy' comes from the nodes of its 3 ranks, verified" in alone.said()
     assert resumed >= durable
     check_state(alone.cluster, resumed + 20)
+
+
+def test_every_node_of_ranks_is_lost(cluster):
+    """Each disk has its node's part of the same state, which the agents put together."""
+    two = cluster("ab")
+    for one in two.nodes:
+        one.stop()
+        one.disk = two.folder / f"disk-{one.address[-5:]}"
+        one.start("--local", one.disk, "--store-every", "1h")
+    until(lambda: all(node.in_place() for node in two.nodes))
+    job = Job(two, [two.nodes[0], two.nodes[1], two.nodes[1]])
+    until(lambda: all(node.status()["sessions"] and local_step(node) >= 30 for node in two.nodes))
+    reached = min(map(local_step, two.nodes))
+    for node in two.nodes:
+        stop(node.agent)
+    job.kill()
+    for node in two.nodes:
+        node.lose()
+    assert two.newest() < reached
+    for node in two.nodes:
+        node.start("--local", node.disk, "--store-every", "1h")
+    resumed = Job(two, [two.nodes[1], two.nodes[0]], "+20").finish()
+    assert resumed >= reached
+    assert any(f"step {resumed} of run 'toy' comes from the nodes of its 3 ranks, verified" in node.said() for node in two.nodes)
+    check_state(two, resumed + 20)
+
+
+def test_an_agent_without_a_disk(cluster):
+    """The parts of some ranks are of no use: the disk gets nothing, and that is said."""
+    two = cluster("ab")
+    node = two.nodes[0]
+    node.stop()
+    node.disk = two.folder / "disk"
+    node.start("--local", node.disk, "--store-every", "1h")
+    until(lambda: all(node.in_place() for node in two.nodes))
+    job = Job(two, two.nodes)
+    until(lambda: two.newest() > 0 and node.status()["sessions"][0]["newest_step"] > 20)
+    assert local_step(node) == 0 and not chunk_files(node)
+    assert "states of run 'toy' are not copied to the local disk: rank 1: its agent has no local disk (--local)" in node.said()
+    job.kill()
 
 
 def test_ranks_of_two_agents(tmp_path):
