@@ -248,7 +248,7 @@ typedef struct file_watch file_watch;
 ckd_status file_watch_open(file_watch **out, ckd_error *err); /* Errors: NOMEM */
 /* Watches one more directory. Where the system has no such watches, changes do not end a wait. */
 void file_watch_add(const file_watch *w, const char *directory);
-/* Waits until a name is created, moved in or deleted, for file_watch_wake, for a signal, or for `ns`. */
+/* Waits until a name has come or gone, for file_watch_wake, for a signal, or for `ns`. */
 void file_watch_wait(file_watch *w, uint64_t ns);
 void file_watch_wake(const file_watch *w); /* thread-safe, also in a signal handler */
 void file_watch_close(file_watch *w);      /* accepts NULL */

@@ -81,17 +81,21 @@ ckd_status dir_remove(const char *path, ckd_error *err) {
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot remove the directory %s", path);
 }
 
-static bool is_directory(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
+#define VANISHED_MAX 1000 /* attempts to make a directory that others remove again and again */
 
 ckd_status dir_create(const char *path, bool exists_ok, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_MKDIR, path);
-    if (errnum == 0 && mkdir(path, 0777) != 0) {
+    for (unsigned tries = 1; errnum == 0 && mkdir(path, 0777) != 0; tries++) {
+        struct stat st;
         int why = errno;
+        bool found = stat(path, &st) == 0;
         /* Check after any error, not only EEXIST: on a read-only file system an existing directory may give EROFS. */
-        errnum = exists_ok && is_directory(path) ? 0 : why;
+        if (exists_ok && found && S_ISDIR(st.st_mode)) {
+            break;
+        }
+        /* The directory may be gone by now: somebody empties a cache, for example. A dangling link stays. */
+        bool vanished = exists_ok && why == EEXIST && !found;
+        errnum = vanished && tries < VANISHED_MAX ? 0 : why;
     }
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot create the directory %s", path);
 }

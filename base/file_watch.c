@@ -24,7 +24,8 @@ ckd_status file_watch_open(file_watch **out, ckd_error *err) {
 
 void file_watch_add(const file_watch *w, const char *directory) {
     if (w->changes >= 0) {
-        (void)inotify_add_watch(w->changes, directory, IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_ONLYDIR);
+        (void)inotify_add_watch(w->changes, directory,
+                                IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_ONLYDIR);
     }
 }
 

@@ -122,7 +122,7 @@ size_t symbols_plan(symbols_workspace *w, int slot, symbols_mode mode, const sym
                     const symbols_grid *grid);
 /*
  * Estimates the size of a stream of `all` integers from a sample of 1 ... 2^18 of them. Otherwise as symbols_plan; the
- * grid is that of the sample. Discards all plans of the workspace.
+ * grid is that of the sample. Discards the plan in slot 1 for SYMBOLS_CLASS, in slot 0 for other modes.
  */
 size_t symbols_estimate(symbols_workspace *w, symbols_mode mode, const symbols_input *sample,
                         const symbols_grid *grid, size_t all);

@@ -104,7 +104,7 @@ static bool shapes_agree(const ckd_tensor_name *a, const ckd_tensor_name *b) {
            (a->ndim == 0 || memcmp(a->shape, b->shape, a->ndim * sizeof(a->shape[0])) == 0);
 }
 
-/* Finds the only tensor with this name and shape; NOBODY: none, or several. */
+/* Finds the only tensor with this name and shape; NOBODY: none, or several, or too many to tell. */
 static size_t look_up(const roles *r, const name_table *table, const text *sought, int way, size_t asking) {
     uint64_t hash = hash64(sought->bytes, sought->size);
     size_t low = 0, high = table->count, found = NOBODY;
@@ -118,7 +118,7 @@ static size_t look_up(const roles *r, const name_table *table, const text *sough
     }
     for (size_t end = low + ALIKE_MAX; low < table->count && table->keys[low].hash == hash; low++) {
         if (low == end) {
-            return found;
+            return NOBODY;
         }
         size_t tensor = table->keys[low].tensor, size;
         text other;

@@ -252,7 +252,9 @@ static ckd_status take_record(void *context, const chunk *c, const record *r, ck
         transfer_part *p = &t->parts[t->part_count - 1];
         p->file.size += view_stored_bytes(&b); /* an estimate until it is written */
         status = transfer_add_record(p, r, err);
-        transfer_find_owner(p->owners, p->owner_count, id)->has_all = k->is_fresh;
+        if (status == CKD_OK) {
+            transfer_find_owner(p->owners, p->owner_count, id)->has_all = k->is_fresh;
+        }
     }
     return status;
 }

@@ -215,7 +215,6 @@ static device_result multiply(cublasHandle_t blas, const device_product *p, devi
 static device_result products_open(device_queue *queue, device_failure *why) {
     cublasHandle_t blas = NULL;
     device_result result = blas_failed(why, "cublasCreate", cublasCreate(&blas));
-    queue->products = blas;
     if (result != DEVICE_DONE) {
         return why->result = DEVICE_FULL; /* whatever the status says, memory is short */
     }
@@ -224,6 +223,12 @@ static device_result products_open(device_queue *queue, device_failure *why) {
     }
     if (result == DEVICE_DONE) {
         result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+    }
+    if (result == DEVICE_DONE) {
+        queue->products =
+            blas; /* a handle that is not set up would use another stream and other arithmetic */
+    } else {
+        cublasDestroy(blas);
     }
     return result;
 }

@@ -15,6 +15,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -286,6 +287,27 @@ static void test_directories(void **state) {
     assert_int_equal(dir_sync(p->path, &err), CKD_E_IO);
     assert_int_equal(err.sys_errno, EIO);
     assert_string_equal(err.file, p->path);
+}
+
+static void *remove_again_and_again(void *context) {
+    const char *path = context;
+    for (int i = 0; i < 100000; i++) {
+        (void)rmdir(path);
+    }
+    return NULL;
+}
+
+/* Somebody removes the directory between two steps of dir_create. */
+static void test_a_directory_that_vanishes(void **state) {
+    place *p = *state;
+    pthread_t remover;
+    assert_int_equal(pthread_create(&remover, NULL, remove_again_and_again, p->path), 0);
+    for (int i = 0; i < 20000; i++) {
+        assert_int_equal(dir_create(p->path, true, NULL), CKD_OK);
+    }
+    pthread_join(remover, NULL);
+    assert_int_equal(symlink("nowhere", p->temp), 0);
+    assert_int_equal(dir_create(p->temp, true, NULL), CKD_E_EXISTS);
 }
 
 static void test_list(void **state) {
@@ -648,6 +670,7 @@ int main(void) {
         WITH_PLACE(test_race_has_one_winner),
         WITH_PLACE(test_replace_and_remove),
         WITH_PLACE(test_directories),
+        WITH_PLACE(test_a_directory_that_vanishes),
         WITH_PLACE(test_list),
         WITH_PLACE(test_bytes_of_a_directory),
         WITH_PLACE(test_bytes_without_some_folders),
