@@ -145,9 +145,11 @@ static ckd_status end_threads(agent *a, ckd_error *err) {
     }
     for (const holding *h = a->holdings; h && status == CKD_OK; h = h->next) {
         if (!h->settled) {
-            status =
-                err_set(err, CKD_E_IO, "step %llu of run '%s' could not be made durable, and is lost: %s",
-                        (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
+            bool on_disk = h->shown.local_step == h->shown.newest_step;
+            status = err_set(err, CKD_E_IO, "step %llu of run '%s' could not be made durable, and %s: %s",
+                             (unsigned long long)h->shown.newest_step, h->shown.run,
+                             on_disk ? "is only on the local disk, for the next agent" : "is lost",
+                             h->shown.trouble);
         }
     }
     THEN(status, holdings_assemble(a, err));

@@ -135,6 +135,12 @@ static ckd_status check_wanted(void *context, ckd_error *err) {
     return CKD_OK;
 }
 
+/* Rank 0 tells the others which agent serves it. */
+typedef struct agent_kind {
+    ckd_id id;
+    uint8_t alone; /* it knows no other nodes */
+} agent_kind;
+
 /* The agents of all ranks have a local disk, or none uses it, because a part of a state is of no use. Collective. */
 static ckd_status agree_on_disk(connection *c, ckd_error *err) {
     agent *a = c->agent;
@@ -157,9 +163,9 @@ static ckd_status agree_on_disk(connection *c, ckd_error *err) {
 static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     agent *a = c->agent;
     ckd_error why, all;
-    ckd_id first = a->id;
+    agent_kind mine = {.id = a->id, .alone = a->tier && tier_is_alone(a->tier)}, first = mine;
     ckd_status own = CKD_OK, status = ranks_agree(c->ranks, CKD_OK, &why, &first, sizeof(first), &all);
-    if (!a->tier || (tier_is_alone(a->tier) && !id_equal(&first, &a->id))) {
+    if (!a->tier || ((mine.alone || first.alone) && !id_equal(&first.id, &a->id))) {
         own = err_set(&why, CKD_E_UNSUPPORTED, "its agent knows no other nodes (--peers)");
     }
     THEN(status, ranks_agree(c->ranks, own, &why, NULL, 0, &all));

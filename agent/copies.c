@@ -131,14 +131,16 @@ static bool is_part_run(const char *run) {
 }
 
 /*
- * Describes a checkpoint among the copies: a state, or a part of one. Returns false for a part that cannot be read,
- * because it must not pass for a state.
+ * Describes a checkpoint among the copies: a state, or a part of one. A part that cannot be read must not pass for a
+ * state. Errors: those of slot_part_describe.
  */
-static bool describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c) {
+static ckd_status describe(found *out, ckd_store *copies, const char *set, const ckd_checkpoint *c,
+                           ckd_error *err) {
     slot_part_info part;
     bool is_part = is_part_run(c->run);
-    if (is_part && slot_part_describe(&part, copies, &c->id, NULL) != CKD_OK) {
-        return false;
+    ckd_status status = is_part ? slot_part_describe(&part, copies, &c->id, err) : CKD_OK;
+    if (status != CKD_OK) {
+        return status;
     }
     *out = (found){.step = c->step, .created_ns = c->created_ns, .checkpoint = c->id};
     snprintf(out->set, sizeof(out->set), "%s", set);
@@ -148,39 +150,52 @@ static bool describe(found *out, ckd_store *copies, const char *set, const ckd_c
         out->rank = part.rank;
         out->world = part.world;
     }
-    return true;
+    return CKD_OK;
 }
 
+/* Adds all states that can be read. Errors: of the set, or of the first state that cannot be read. */
 static ckd_status list_set(bytes *answer, uint32_t *count, tier *t, const char *set, const char *run,
                            ckd_error *err) {
     ckd_store *copies;
     ckd_checkpoint_list *list = NULL;
-    ckd_status status = open_set(&copies, t, set, err);
+    ckd_status status = open_set(&copies, t, set, err), unread = CKD_OK;
     if (status != CKD_OK) {
         return status;
     }
     status = ckd_store_list(&list, copies, NULL, err);
     for (size_t i = 0; status == CKD_OK && i < list->count && *count < FOUND_MAX; i++) {
         found f;
-        if (describe(&f, copies, set, &list->items[i]) && is_of_run(f.run, run)) {
+        ckd_status read = describe(&f, copies, set, &list->items[i], unread == CKD_OK ? err : NULL);
+        unread = unread == CKD_OK ? read : unread;
+        if (read == CKD_OK && is_of_run(f.run, run)) {
             put_found(answer, &f);
             (*count)++;
         }
     }
     ckd_checkpoint_list_free(list);
     close_set(copies, t, set);
-    return status;
+    return status == CKD_OK ? unread : status;
 }
 
-static void list_snapshots(bytes *answer, uint32_t *count, tier *t, const char *run) {
+/*
+ * Errors: those of list_set, but not damage, which no later attempt mends. The snapshots stay until all of them could be
+ * listed.
+ */
+static ckd_status list_snapshots(bytes *answer, uint32_t *count, tier *t, const char *run, ckd_error *err) {
     char **sets = NULL;
     size_t set_count = 0;
-    (void)disk_copies_sets(&sets, &set_count, t, NULL);
+    ckd_status status = disk_copies_sets(&sets, &set_count, t, err);
     for (size_t i = 0; i < set_count; i++) {
-        (void)list_set(answer, count, t, sets[i], run, NULL); /* it may have been removed meanwhile */
+        ckd_error why;
+        ckd_status listed = list_set(answer, count, t, sets[i], run, &why);
+        bool counts = listed != CKD_OK && listed != CKD_E_NOT_FOUND && !ckd_error_is_damage(&why);
+        if (counts && status == CKD_OK) {
+            status = err_set(err, listed, "a snapshot on its disk cannot be read: %s", why.message);
+        }
         free(sets[i]);
     }
     free(sets);
+    return status;
 }
 
 /*
@@ -208,7 +223,10 @@ static ckd_status answer_list(bytes *answer, tier *t, const query *q, ckd_error 
         (void)list_set(&states, &count, t, OWN_SET, q->run, NULL);
     }
     if (!q->set[0] || strcmp(q->set, t->set) == 0) {
-        list_snapshots(&states, &count, t, q->run);
+        ckd_error why;
+        if (list_snapshots(&states, &count, t, q->run, &why) != CKD_OK && !lacking) {
+            lacking = err_from(&lacks, why.status, &why) != CKD_OK;
+        }
     }
     bytes_put_u32(answer, count);
     bytes_put(answer, states.data, states.size);

@@ -13,9 +13,10 @@
 #include "base/threads.h"
 
 #define NICE       10
-#define RETRY_S    5
+#define RETRY_NS   UINT64_C(5000000000)
 #define PATH_BYTES 1200
 #define NEW        "new"
+#define OLD        "old"
 #define SET        "disk-"
 
 /* ---- paths ---- */
@@ -25,7 +26,7 @@ typedef struct path_text {
 } path_text;
 
 /* A file of a snapshot; name "": its folder. */
-static path_text snapshot_path(const disk *d, const char *snapshot, const char *name) {
+static path_text snapshot_path(const local_disk *d, const char *snapshot, const char *name) {
     path_text p;
     snprintf(p.text, sizeof(p.text), "%s/%s%s%s", d->folder, snapshot, name[0] ? "/" : "", name);
     return p;
@@ -60,21 +61,32 @@ static uint64_t number_from(const char *name) {
     return end && *end == '\0' ? number : 0;
 }
 
-static void remove_snapshot(const disk *d, const char *snapshot) {
-    path_text path = snapshot_path(d, snapshot, "");
+static void remove_folder(const local_disk *d, const char *name) {
+    path_text path = snapshot_path(d, name, "");
     peer_remove_below(path.text, 12);
     (void)dir_remove(path.text, NULL);
 }
 
-/* Removes all snapshots but this one, and what a killed agent has begun. */
-static void remove_others(const disk *d, uint64_t kept) {
+/* It loses its name first: half of a snapshot must not pass for a damaged one. */
+static void remove_snapshot(const local_disk *d, const char *name) {
+    remove_folder(d, OLD);
+    if (file_rename(snapshot_path(d, name, "").text, snapshot_path(d, OLD, "").text, NULL) == CKD_OK &&
+        dir_sync(d->folder, NULL) == CKD_OK) {
+        remove_folder(d, OLD);
+    }
+}
+
+/* Removes all snapshots but this one, and the rest of what a killed agent was making or removing. */
+static void remove_others(const local_disk *d, uint64_t kept) {
     dir_list names;
+    remove_folder(d, NEW);
+    remove_folder(d, OLD);
     if (dir_list_read(&names, d->folder, NULL) != CKD_OK) {
         return;
     }
     for (size_t i = 0; i < names.count; i++) {
         uint64_t number = number_from(names.names[i]);
-        if (strcmp(names.names[i], NEW) == 0 || (number && number != kept)) {
+        if (number && number != kept) {
             remove_snapshot(d, names.names[i]);
         }
     }
@@ -84,27 +96,29 @@ static void remove_others(const disk *d, uint64_t kept) {
 /* ---- taking a snapshot ---- */
 
 bool disk_copies_ready(tier *t, const holding *h) {
-    disk *d = t->disk;
+    local_disk *d = t->disk;
     agent *a = t->agent;
     bool used = false;
     pthread_mutex_lock(&a->mutex);
     for (const holding *other = a->holdings; other; other = other->next) {
-        used |= other->shown.connected && other->world > 0 && id_equal(&other->group, &d->group);
+        used |= (other->shown.connected || other->deferred) && other->world > 0 &&
+                id_equal(&other->group, &d->group);
     }
     bool own = !used || (h->world > 0 && id_equal(&h->group, &d->group));
     d->group = own && h->world > 0 ? h->group : d->group;
     pthread_mutex_unlock(&a->mutex);
     pthread_mutex_lock(&t->mutex);
-    while (own && tier_is_alone(t) && d->busy && !d->trouble[0] && !t->stopping && !t->hurries) {
+    while (own && tier_is_alone(t) && d->state == DISK_WRITES && !d->trouble[0] && !t->stopping &&
+           !t->hurries) {
         pthread_cond_wait(&t->changed, &t->mutex);
     }
-    bool ready = own && !d->busy && !t->stopping && t->peers[t->hosts.self].asked;
+    bool ready = own && d->state != DISK_WRITES && !t->stopping && t->peers[t->hosts.self].asked;
     pthread_mutex_unlock(&t->mutex);
     return ready;
 }
 
 bool disk_copies_due(tier *t) {
-    const disk *d = t->disk;
+    const local_disk *d = t->disk;
     pthread_mutex_lock(&t->mutex);
     double since_s = (double)(clock_monotonic_ns() - d->taken_ns) * 1e-9;
     bool due = !d->taken_ns || since_s >= t->agent->options.local_every_s;
@@ -113,13 +127,13 @@ bool disk_copies_due(tier *t) {
 }
 
 /* Does the last snapshot have this chunk file? These never change under their names. */
-static bool has_chunk_file(const disk *d, const char *name) {
+static bool has_chunk_file(const local_disk *d, const char *name) {
     return d->number && copy_is_chunk_file(name) &&
            file_exists(snapshot_path(d, number_of(d->number).text, name).text);
 }
 
 /* Links what the disk lacks. No save is under way meanwhile. */
-static ckd_status link_files(disk *d, ckd_error *err) {
+static ckd_status link_files(local_disk *d, ckd_error *err) {
     tier *t = d->tier;
     char own[600], from[PATH_BYTES];
     snprintf(own, sizeof(own), "%s/own", t->folder);
@@ -138,7 +152,7 @@ static ckd_status link_files(disk *d, ckd_error *err) {
     return status;
 }
 
-static void forget_snapshot(disk *d) {
+static void forget_snapshot(local_disk *d) {
     peer_remove_below(link_folder(d->tier).text, 1);
     ckd_checkpoint_list_free(d->states);
     d->states = NULL;
@@ -146,7 +160,7 @@ static void forget_snapshot(disk *d) {
 }
 
 /* Without other nodes, states that the disk lacks go to the store. */
-static void note_trouble(disk *d, const ckd_error *why) {
+static void note_trouble(local_disk *d, const ckd_error *why) {
     tier *t = d->tier;
     bool failed = why != NULL;
     pthread_mutex_lock(&t->mutex);
@@ -164,15 +178,24 @@ static void note_trouble(disk *d, const ckd_error *why) {
     }
 }
 
-void disk_copies_take(tier *t, uint64_t version) {
-    disk *d = t->disk;
-    ckd_error why;
+ckd_status disk_copies_take(tier *t, uint64_t version, ckd_error *err) {
+    local_disk *d = t->disk;
+    ckd_error why = {.status = CKD_OK, .offset = CKD_NO_OFFSET};
     pthread_mutex_lock(&t->mutex);
-    bool taken = !d->busy && !t->stopping;
-    d->busy |= taken; /* another rank's thread may have taken this state already */
+    while (d->state == DISK_LINKS) {
+        pthread_cond_wait(&t->changed, &t->mutex);
+    }
+    bool taken = d->taken >= version, links = !taken && d->state == DISK_RESTS;
+    if (links) {
+        d->state = DISK_LINKS;
+        d->taken = t->version; /* all files are there that have a version */
+    }
     pthread_mutex_unlock(&t->mutex);
-    if (!taken) {
-        return;
+    if (taken) {
+        return CKD_OK; /* by the thread of another rank */
+    }
+    if (!links) {
+        return err_set(err, CKD_E_BUSY, "the last snapshot is being written");
     }
     ckd_status status = link_files(d, &why);
     if (status != CKD_OK) {
@@ -180,16 +203,41 @@ void disk_copies_take(tier *t, uint64_t version) {
         note_trouble(d, &why);
     }
     pthread_mutex_lock(&t->mutex);
-    d->busy = d->written = status == CKD_OK;
-    d->taken = version;
+    d->state = status == CKD_OK ? DISK_LINKED : DISK_RESTS;
+    d->taken = status == CKD_OK ? d->taken : d->version;
     d->taken_ns = clock_monotonic_ns();
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->mutex);
+    return err_from(err, status, &why);
+}
+
+void disk_copies_decide(tier *t, bool keep) {
+    local_disk *d = t->disk;
+    pthread_mutex_lock(&t->mutex);
+    if (d->state == DISK_LINKED) { /* else the thread of another rank has decided */
+        d->state = keep ? DISK_WRITES : DISK_RESTS;
+        d->taken = keep ? d->taken : d->version;
+        if (!keep) {
+            forget_snapshot(d);
+        }
+        pthread_cond_broadcast(&t->changed);
+    }
+    pthread_mutex_unlock(&t->mutex);
+}
+
+void disk_copies_forget(tier *t) {
+    local_disk *d = t->disk;
+    if (d) {
+        pthread_mutex_lock(&t->mutex);
+        d->forgets = true;
+        pthread_cond_broadcast(&t->changed);
+        pthread_mutex_unlock(&t->mutex);
+    }
 }
 
 /* ---- writing it ---- */
 
-static ckd_status make_folders(const disk *d, ckd_error *err) {
+static ckd_status make_folders(const local_disk *d, ckd_error *err) {
     ckd_status status = dir_create(snapshot_path(d, NEW, "").text, false, err);
     THEN(status, dir_create(snapshot_path(d, NEW, "data").text, false, err));
     for (size_t f = 0; f < COPY_FOLDERS; f++) {
@@ -198,7 +246,7 @@ static ckd_status make_folders(const disk *d, ckd_error *err) {
     return status;
 }
 
-static ckd_status sync_folders(const disk *d, ckd_error *err) {
+static ckd_status sync_folders(const local_disk *d, ckd_error *err) {
     ckd_status status = CKD_OK;
     for (size_t f = 0; f < COPY_FOLDERS; f++) {
         THEN(status, dir_sync(snapshot_path(d, NEW, copy_folders[f]).text, err));
@@ -208,7 +256,7 @@ static ckd_status sync_folders(const disk *d, ckd_error *err) {
     return status;
 }
 
-static ckd_status write_file(const disk *d, const char *from, const char *to, ckd_error *err) {
+static ckd_status write_file(const local_disk *d, const char *from, const char *to, ckd_error *err) {
     file_writer *f = NULL;
     ckd_status status = file_clone(from, to, err);
     uint64_t size = file_bytes(to);
@@ -230,7 +278,7 @@ static ckd_status write_file(const disk *d, const char *from, const char *to, ck
 }
 
 /* A chunk file that the last snapshot has gets a second name, or is copied where the file system has no links. */
-static ckd_status add_file(const disk *d, size_t i, ckd_error *err) {
+static ckd_status add_file(const local_disk *d, size_t i, ckd_error *err) {
     const char *name = d->names.items[i];
     path_text to = snapshot_path(d, NEW, name);
     if (!has_chunk_file(d, name)) {
@@ -240,9 +288,10 @@ static ckd_status add_file(const disk *d, size_t i, ckd_error *err) {
     return file_link(last.text, to.text, NULL) == CKD_OK ? CKD_OK : write_file(d, last.text, to.text, err);
 }
 
-static ckd_status write_snapshot(disk *d, uint64_t number, ckd_error *err) {
-    remove_snapshot(d, NEW);
-    ckd_status status = make_folders(d, err);
+static ckd_status write_snapshot(local_disk *d, uint64_t number, ckd_error *err) {
+    remove_folder(d, NEW);
+    ckd_status status = dir_create(d->folder, true, err);
+    THEN(status, make_folders(d, err));
     for (size_t i = 0; i < d->names.count && status == CKD_OK; i++) {
         status = mirror_is_stopping(d->tier) ? err_set(err, CKD_E_CANCELLED, "the agent is ending")
                                              : add_file(d, i, err);
@@ -270,14 +319,20 @@ static void note_steps(agent *a, const ckd_checkpoint_list *states) {
 
 /* ---- the thread ---- */
 
+/* Under the mutex. */
+static bool has_work(const local_disk *d) {
+    return d->state == DISK_WRITES || (d->forgets && d->state == DISK_RESTS);
+}
+
 /* failed: the last attempt. Returns false once the agent ends. */
-static bool await_snapshot(disk *d, bool failed) {
+static bool await_work(local_disk *d, bool failed) {
     tier *t = d->tier;
+    uint64_t begun_ns = clock_monotonic_ns();
     pthread_mutex_lock(&t->mutex);
-    if (failed && !t->stopping) {
-        peer_condition_wait_s(&t->changed, &t->mutex, RETRY_S);
+    while (failed && !t->stopping && clock_monotonic_ns() - begun_ns < RETRY_NS) {
+        peer_condition_wait_s(&t->changed, &t->mutex, 1);
     }
-    while (!d->written && !t->stopping) {
+    while (!has_work(d) && !t->stopping) {
         pthread_cond_wait(&t->changed, &t->mutex);
     }
     bool goes_on = !t->stopping;
@@ -285,47 +340,88 @@ static bool await_snapshot(disk *d, bool failed) {
     return goes_on;
 }
 
-/*
- * The snapshot before this one stays until the next one is taken. For ranks that is when all nodes have this one, so
- * there is always one that all of them have.
- */
-static void remove_old(disk *d) {
+static void remove_others_exclusively(local_disk *d, uint64_t kept) {
     pthread_rwlock_wrlock(&d->files);
-    remove_others(d, d->number);
+    remove_others(d, kept);
     pthread_rwlock_unlock(&d->files);
 }
 
-static void *disk_main(void *context) {
-    disk *d = context;
+/* Ends the snapshot. number: of the folder that has it; 0: it was not written. */
+static void end_snapshot(local_disk *d, uint64_t number) {
     tier *t = d->tier;
-    thread_lower_priority(NICE);
-    for (bool failed = false; await_snapshot(d, failed);) {
-        ckd_error why;
-        uint64_t number = d->next;
-        remove_old(d);
-        failed = write_snapshot(d, number, &why) != CKD_OK;
-        if (failed) {
-            if (why.status != CKD_E_CANCELLED) {
-                note_trouble(d, &why);
-            }
-            continue;
-        }
-        note_steps(t->agent, d->states);
-        forget_snapshot(d);
-        pthread_mutex_lock(&t->mutex);
-        d->number = number;
-        d->next = number + 1;
-        d->version = d->taken;
-        d->busy = d->written = false;
-        pthread_mutex_unlock(&t->mutex);
+    forget_snapshot(d);
+    pthread_mutex_lock(&t->mutex);
+    d->number = number;
+    d->next += number > 0;
+    d->version = number ? d->taken : d->version;
+    d->taken = d->version;
+    d->state = DISK_RESTS;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+}
+
+/*
+ * The snapshot before the last one stays until the next one is taken. For ranks that is when all nodes have the last
+ * one, so there is always one that all of them have. Returns false after a failure.
+ */
+static bool write_it(local_disk *d) {
+    ckd_error why;
+    uint64_t number = d->next;
+    remove_others_exclusively(d, d->number);
+    ckd_status status = write_snapshot(d, number, &why);
+    if (status == CKD_OK) {
+        note_steps(d->tier->agent, d->states);
+        end_snapshot(d, number);
         note_trouble(d, NULL);
+    } else if (status != CKD_E_CANCELLED) {
+        note_trouble(d, &why);
+        if (d->number && !dir_exists(snapshot_path(d, number_of(d->number).text, "").text)) {
+            end_snapshot(d, 0); /* somebody has removed files that it needs; the next one has all files */
+        }
+    }
+    return status == CKD_OK || status == CKD_E_CANCELLED;
+}
+
+/* The store has all states of a session that was closed. Its snapshots must not bring back what is deleted there. */
+static void forget_states(local_disk *d) {
+    tier *t = d->tier;
+    ckd_checkpoint_list *list = NULL;
+    pthread_mutex_lock(&t->store_mutex);
+    bool empty = ckd_store_list(&list, t->store, NULL, NULL) == CKD_OK && list->count == 0;
+    pthread_mutex_unlock(&t->store_mutex);
+    ckd_checkpoint_list_free(list);
+    pthread_mutex_lock(&t->mutex);
+    d->forgets = false;
+    bool removes = empty && d->state == DISK_RESTS && t->peers[t->hosts.self].asked;
+    if (removes) {
+        d->state = DISK_LINKS; /* nobody takes a snapshot meanwhile */
+    }
+    pthread_mutex_unlock(&t->mutex);
+    if (removes) {
+        remove_others_exclusively(d, 0);
+        end_snapshot(d, 0);
+    }
+}
+
+static void *disk_main(void *context) {
+    local_disk *d = context;
+    thread_lower_priority(NICE);
+    for (bool failed = false; await_work(d, failed);) {
+        pthread_mutex_lock(&d->tier->mutex);
+        bool writes = d->state == DISK_WRITES;
+        pthread_mutex_unlock(&d->tier->mutex);
+        if (writes) {
+            failed = !write_it(d);
+        } else {
+            forget_states(d);
+        }
     }
     return NULL;
 }
 
 /* ---- begin and end ---- */
 
-static ckd_status lock_disk(disk *d, ckd_error *err) {
+static ckd_status lock_disk(local_disk *d, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     lock_holder holder = {.process = 0};
     path_text path = snapshot_path(d, "lock", "");
@@ -342,7 +438,7 @@ static ckd_status lock_disk(disk *d, ckd_error *err) {
 }
 
 /* Numbers go on where the agent before ended. */
-static ckd_status find_next(disk *d, ckd_error *err) {
+static ckd_status find_next(local_disk *d, ckd_error *err) {
     dir_list names;
     ckd_status status = dir_list_read(&names, d->folder, err);
     d->next = 1;
@@ -354,6 +450,14 @@ static ckd_status find_next(disk *d, ckd_error *err) {
         dir_list_free(&names);
     }
     return status;
+}
+
+static ckd_status sync_parent(const char *path, ckd_error *err) {
+    char parent[512];
+    snprintf(parent, sizeof(parent), "%s", path);
+    char *slash = strrchr(parent, '/');
+    slash[slash == parent] = '\0'; /* an absolute path */
+    return dir_sync(parent, err);
 }
 
 /* Stores have folders of their own in it: a state of another store must not pass for one of this store. */
@@ -368,7 +472,7 @@ ckd_status disk_copies_open(tier *t, ckd_error *err) {
                        "the folder on the local disk is an absolute path of at most 300 bytes, not '%.100s'",
                        wanted);
     }
-    disk *d = calloc(1, sizeof(*d));
+    local_disk *d = calloc(1, sizeof(*d));
     if (!d) {
         return err_nomem(err, sizeof(*d), "copies on a disk");
     }
@@ -379,14 +483,15 @@ ckd_status disk_copies_open(tier *t, ckd_error *err) {
     snprintf(d->folder, sizeof(d->folder), "%s/%s", wanted, id);
     ckd_status status = local_private_folder(wanted, err);
     THEN(status, local_private_folder(d->folder, err));
-    THEN(status, dir_sync(wanted, err));
+    THEN(status, sync_parent(d->folder, err));
+    THEN(status, sync_parent(wanted, err));
     THEN(status, lock_disk(d, err));
     THEN(status, find_next(d, err));
     return status;
 }
 
 ckd_status disk_copies_begin(tier *t, ckd_error *err) {
-    disk *d = t->disk;
+    local_disk *d = t->disk;
     ckd_status status = d ? thread_start(&d->thread, disk_main, d, err) : CKD_OK;
     if (d) {
         d->running = status == CKD_OK;
@@ -395,7 +500,7 @@ ckd_status disk_copies_begin(tier *t, ckd_error *err) {
 }
 
 void disk_copies_end(tier *t, bool durable) {
-    disk *d = t->disk;
+    local_disk *d = t->disk;
     if (!d) {
         return;
     }
@@ -418,8 +523,8 @@ void disk_copies_end(tier *t, bool durable) {
 /* ---- for others ---- */
 
 bool disk_copies_lag(const tier *t, uint64_t version) {
-    const disk *d = t->disk;
-    return d && d->busy && !d->trouble[0] && d->taken >= version && d->version < version;
+    const local_disk *d = t->disk;
+    return d && d->state != DISK_RESTS && !d->trouble[0] && d->taken >= version && d->version < version;
 }
 
 bool disk_copies_is_set(const char *set) {
@@ -447,7 +552,7 @@ ckd_status disk_copies_sets(char ***out, size_t *count, const tier *t, ckd_error
 }
 
 ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, const char *set, ckd_error *err) {
-    disk *d = t->disk;
+    local_disk *d = t->disk;
     if (!d) {
         return err_set(err, CKD_E_NOT_FOUND, "this node has no copies on a disk");
     }
@@ -471,7 +576,7 @@ uint64_t disk_copies_bytes(const tier *t) {
 }
 
 void disk_copies_describe(slot_agent *about, const tier *t) {
-    const disk *d = t->disk;
+    const local_disk *d = t->disk;
     if (!d) {
         return;
     }

@@ -212,9 +212,14 @@ static void copy_to_disk(connection *c, bool saved, uint64_t version) {
         ckd_status own = ready ? CKD_OK : err_set(&why, CKD_E_BUSY, "the last snapshot is being written");
         ready = ranks_agree(c->ranks, own, &why, &due, sizeof(due), NULL) == CKD_OK;
     }
-    if (ready && due) {
-        disk_copies_take(t, version);
+    if (!ready || !due) {
+        return;
     }
+    ckd_status status = disk_copies_take(t, version, &why);
+    if (c->ranks) { /* a state of which one disk lacks its part is of no use */
+        status = ranks_agree(c->ranks, status, &why, NULL, 0, NULL);
+    }
+    disk_copies_decide(t, status == CKD_OK);
 }
 
 /*

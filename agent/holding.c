@@ -47,7 +47,7 @@ void holding_remove(agent *a, holding *h) {
 }
 
 bool holding_lacks_parts(const holding *h) {
-    return h->settled && h->deferred && h->world;
+    return h->settled && h->deferred;
 }
 
 bool holding_has_state(const holding *h) {

@@ -83,8 +83,15 @@ typedef struct copy_names {
     size_t count, capacity;
 } copy_names;
 
+typedef enum disk_state {
+    DISK_RESTS,
+    DISK_LINKS,  /* a thread links the files of a snapshot, or snapshots are removed */
+    DISK_LINKED, /* it is decided whether the snapshot is kept */
+    DISK_WRITES
+} disk_state;
+
 /* Snapshots of this node's files on a local disk. */
-typedef struct disk {
+typedef struct local_disk {
     struct tier *tier;
     char folder[512];       /* of this store's snapshots */
     file_lock *lock;        /* of the folder */
@@ -92,17 +99,18 @@ typedef struct disk {
     pthread_t thread;
     bool running;
     ckd_id group; /* of the ranks whose states it takes; under the agent's mutex */
-    /* the snapshot that is taken or written; belongs to the thread that set `busy`, then to the disk's */
+    /* the snapshot that is taken or written; belongs to the thread that links, then to the disk's */
     copy_names names;
     ckd_checkpoint_list *states;
     /* under the tier's mutex; the disk's thread reads without it what only it changes */
-    bool busy, written;    /* a snapshot is being taken or written; it is taken, and has to be written */
+    disk_state state;
+    bool forgets;          /* a session was closed: its states need no copies */
     uint64_t number, next; /* of the last snapshot, 0: this life has none yet; and of the next one */
     uint64_t taken,
         version; /* versions of the tier: of the snapshot taken last, of the last one that is durable */
     uint64_t taken_ns, written_bytes;
     char trouble[256]; /* why the last attempt failed; "": it did not */
-} disk;
+} local_disk;
 
 /* This node's states as files in memory: a store of its own, which other nodes copy. */
 typedef struct tier {
@@ -121,8 +129,8 @@ typedef struct tier {
     uint64_t kept, kept_bytes;
     uint32_t replicated;
     tier_peer *peers;
-    parity *parity; /* NULL: other nodes have whole copies */
-    disk *disk;     /* NULL: none */
+    parity *parity;   /* NULL: other nodes have whole copies */
+    local_disk *disk; /* NULL: none */
     bytes decisions;
     /* when peers were asked for this node's last life, and the pause until they are asked again */
     uint64_t asked_ns, ask_pause_ns;
@@ -281,8 +289,15 @@ void disk_copies_end(tier *t, bool durable);
 bool disk_copies_ready(tier *t, const holding *h);
 /* Whether enough time has passed since the last snapshot. */
 bool disk_copies_due(tier *t);
-/* Takes a snapshot, which has this version, unless one is being taken or written. A failure is reported. */
-void disk_copies_take(tier *t, uint64_t version);
+/*
+ * Takes a snapshot that has this version, unless the thread of another rank has. It is written after disk_copies_decide.
+ * A failure is also reported. Errors: BUSY (the last one is being written), those of links.
+ */
+ckd_status disk_copies_take(tier *t, uint64_t version, ckd_error *err);
+/* Whether the snapshot is kept, and written. Ranks keep it only if all have taken theirs. */
+void disk_copies_decide(tier *t, bool keep);
+/* The states of a session are not needed any more. Accepts a tier without a disk. */
+void disk_copies_forget(tier *t);
 /* Whether a snapshot with this version is being written. Under the tier's mutex. */
 bool disk_copies_lag(const tier *t, uint64_t version);
 /* Names the snapshots as sets. Release with free of each and of the array. */

@@ -462,7 +462,7 @@ static void search_peers(search *s) {
         }
         choose_each(s);
     } else if (!s->quiet) {
-        agent_say(t->agent, "other nodes were not asked for states, as the store cannot be opened: %s",
+        agent_say(t->agent, "nobody was asked for newer states, as the store cannot be opened: %s",
                   why.message);
     }
     if (status == CKD_OK && s->of_last_life && !s->again) {

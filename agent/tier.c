@@ -242,8 +242,8 @@ void tier_close(agent *a, bool durable) {
         peer_node_stop(t->node);
     }
     mirror_end(t);
+    peer_node_end(t->node); /* nobody asks for copies any more */
     disk_copies_end(t, durable);
-    peer_node_end(t->node);
     parity_end(t);
     ckd_store_close(t->store);
     leave_folder(t);
@@ -381,6 +381,7 @@ void tier_forget(tier *t, const char *run, const slot_peer *who) {
     pthread_mutex_unlock(&t->store_mutex);
     if (removed) {
         (void)change(t, 0, 0);
+        disk_copies_forget(t);
     }
 }
 

@@ -145,10 +145,10 @@ static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
     }
     ckd_status status = cli_table_print(t, err);
     if (status == CKD_OK && s->local[0]) {
-        printf("\nlocal disk %s: files take %s, %s were written", s->local,
-               cli_text_size(s->local_bytes).text, cli_text_size(s->local_written_bytes).text);
-        printf(s->local_behind ? ", %" PRIu64 " changes behind" : "", s->local_behind);
-        puts("");
+        printf("\nlocal disk %s: snapshots take %s, %s were written; files in memory take %s", s->local,
+               cli_text_size(s->local_bytes).text, cli_text_size(s->local_written_bytes).text,
+               cli_text_size(s->own_bytes).text);
+        printf(s->local_behind ? "; %" PRIu64 " changes behind\n" : "\n", s->local_behind);
         if (s->local_trouble[0]) {
             fputs("  ", stdout);
             cli_print_clean(stdout, s->local_trouble);

@@ -28,6 +28,7 @@
 #include "tests/support/marks.h"
 #include "tests/support/power_disk.h"
 #include "tests/support/power_follow.h"
+#include "tests/support/power_local.h"
 #include "tests/support/power_rest.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -536,6 +537,7 @@ int main(void) {
         disk_test(power_repair),
         disk_test(power_repair_of_parity),
         disk_test(power_follow),
+        disk_test(power_local),
         disk_test(power_parity_of_dead_maker),
         disk_test(power_parity_put_aside),
         disk_test(power_copy),

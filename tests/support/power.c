@@ -191,7 +191,7 @@ static void read_sources(void) {
     if (site_count) {
         return;
     }
-    const char *const folders[] = {"base/*.c", "codec/*/*.c", "catalog/*.c", "engine/*/*.c"};
+    const char *const folders[] = {"base/*.c", "codec/*/*.c", "catalog/*.c", "engine/*/*.c", "agent/*.c"};
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
         glob(folders[i], i ? GLOB_APPEND : 0, NULL, &found);
     }

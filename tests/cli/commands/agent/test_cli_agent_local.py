@@ -96,7 +96,7 @@ def test_status(alone):
     local = status["local"]
     assert local["folder"] == str(alone.disk) and local["trouble"] is None and local["behind"] == 0
     assert local["bytes"] == sum(f.stat().st_size for f in alone.disk.rglob("*") if f.is_file()) and local["written_bytes"] >= local["bytes"]
-    assert f"local disk {alone.disk}: files take " in alone.ask("--status").out
+    assert f"local disk {alone.disk}: snapshots take " in alone.ask("--status").out
     explained = alone.ask("--explain").out
     assert "It is on the local disk: if the agent fails now, or the node restarts, it comes from there." in explained
     assert f"If this node is lost now, step {session['durable_step']} is the newest, in the store." in explained
@@ -242,6 +242,21 @@ def test_an_agent_without_a_disk(cluster):
     assert local_step(node) == 0 and not chunk_files(node)
     assert "states of run 'toy' are not copied to the local disk: rank 1: its agent has no local disk (--local)" in node.said()
     job.kill()
+
+
+def test_a_closed_session_leaves_nothing(alone):
+    """A state that the store has, and that somebody deletes there, does not come back from the disk."""
+    alone.begin("--store-every", "1h")
+    alone.train(60).communicate()
+    assert alone.cluster.newest() == 60
+    until(lambda: not chunk_files(alone))
+    run("delete", alone.cluster.store, "toy@60")
+    durable = alone.cluster.newest()
+    assert durable < 60
+    alone.lose()
+    alone.begin("--store-every", "1h")
+    assert resumed_after(alone, 70) == durable
+    check_weights(alone.cluster, 70)
 
 
 def test_ranks_of_two_agents(tmp_path):
