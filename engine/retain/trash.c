@@ -38,7 +38,7 @@ static int by_file(const void *a, const void *b) {
  * incomplete manifest depends (is_protected).
  */
 static bool may_be_collected(const manifest_entry *x, uint64_t now) {
-    return x->in_trash && !x->in_use && !x->is_protected && x->tombstone.until_ns <= now;
+    return x->in_trash && !x->in_use && !x->is_protected && !tombstone_in_grace(&x->tombstone, now);
 }
 
 /* Collects the files of all manifests. The manifests of chosen entries count as removed. */
@@ -148,7 +148,7 @@ static ckd_status end_grace_periods(bool *late, const ckd_store *store, const ma
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         tombstone t = n->items[i].tombstone;
-        if (n->items[i].chosen && t.until_ns > now) {
+        if (n->items[i].chosen && tombstone_in_grace(&t, now)) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
             status = replace_tombstone(late, store, &t, files, err);
         }
@@ -206,7 +206,7 @@ static ckd_status check_tombstone(bool *stays, const ckd_store *store, const man
     ckd_error why = {0};
     ckd_status status = tombstone_read(&t, store, name, &why);
     bool unread = status != CKD_OK && status != CKD_E_CORRUPT && status != CKD_E_NOT_FOUND;
-    *stays = unread || (status == CKD_OK && !all && t.until_ns > clock_wall_ns());
+    *stays = unread || (status == CKD_OK && !all && tombstone_in_grace(&t, clock_wall_ns()));
     if (status == CKD_E_NOMEM) {
         return err_from(err, status, &why);
     }
@@ -487,8 +487,8 @@ static bool any_expired(const ckd_store *store) {
     }
     for (size_t i = 0; i < tombstones.count && !any; i++) {
         tombstone t;
-        any =
-            tombstone_read(&t, store, &tombstones.items[i], NULL) == CKD_OK && t.until_ns <= clock_wall_ns();
+        any = tombstone_read(&t, store, &tombstones.items[i], NULL) == CKD_OK &&
+              !tombstone_in_grace(&t, clock_wall_ns());
     }
     manifests_free(&tombstones);
     return any;

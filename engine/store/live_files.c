@@ -63,7 +63,7 @@ static ckd_status can_come_back(bool *out, const ckd_store *store, const manifes
     tombstone t;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = tombstone_read(&t, store, covering, &why);
-    *out = status == CKD_OK ? t.until_ns > clock_wall_ns()
+    *out = status == CKD_OK ? tombstone_in_grace(&t, clock_wall_ns())
                             : status != CKD_E_NOT_FOUND && files_exist(store, name);
     if (status == CKD_OK || !*out) {
         return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;

@@ -11,6 +11,10 @@ static int by_id(const void *a, const void *b) {
     return order ? order : (p < q) - (p > q);
 }
 
+bool tombstone_in_grace(const tombstone *t, uint64_t now_ns) {
+    return t->until_ns > now_ns && t->until_ns > t->deleted_ns;
+}
+
 ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest_name *name, ckd_error *err) {
     pathname p = path_tombstone(store->path, name->run, name->step, name->generation);
     bytes data = {0};

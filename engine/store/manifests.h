@@ -78,6 +78,11 @@ void manifest_set_free(manifest_set *n);
 
 ckd_status tombstone_read(tombstone *out, const ckd_store *store, const manifest_name *name, ckd_error *err);
 /*
+ * Whether the checkpoint can still be restored. A grace period that was ended, or that never was, stays so, even if the
+ * clock was ahead at the deletion and was set back since.
+ */
+bool tombstone_in_grace(const tombstone *t, uint64_t now_ns);
+/*
  * Writes a tombstone durably. replaces: in place of the one with this run, step and generation; else none may exist.
  * Under the publish lock. Errors: EXISTS, IO, NOSPACE, NOMEM.
  */

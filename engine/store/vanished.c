@@ -170,7 +170,7 @@ static ckd_status add_from_trash(vanished *v, const evidence *e, const ckd_store
     for (size_t i = 0; i < e->before.count && !v->incomplete && status == CKD_OK; i++) {
         tombstone t;
         bool lost = !covers[i] && tombstone_read(&t, store, &e->before.items[i], NULL) == CKD_OK &&
-                    t.until_ns > clock_wall_ns() && !ids_contain(&e->checkpoints, &t.checkpoint);
+                    tombstone_in_grace(&t, clock_wall_ns()) && !ids_contain(&e->checkpoints, &t.checkpoint);
         if (lost) {
             ckd_checkpoint c = {.id = t.checkpoint, .step = t.step, .generation = t.generation};
             snprintf(c.run, sizeof(c.run), "%s", t.run);

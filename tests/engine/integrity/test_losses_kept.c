@@ -889,6 +889,35 @@ static void test_tombstones_without_a_manifest_that_are_no_loss(void **state) {
     check_trash(dir, NULL);
 }
 
+/*
+ * A deletion without a grace period, by a process whose clock was ten minutes ahead. It has died after it removed the
+ * manifest.
+ */
+static void test_a_deletion_in_the_future_that_is_no_loss(void **state) {
+    manifest_list tombstones = {0};
+    tombstone t;
+    ckd_error err = {0};
+    ckd_collect_options o = CKD_COLLECT_OPTIONS_INIT;
+    o.all = true;
+    scene_make(*state, 0, 4);
+    delete_step(*state, 3, 3600);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    file_set_fault_hook(tombstones_stay, NULL);
+    assert_int_not_equal(ckd_store_collect(NULL, store, &o, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    must(manifests_tombstones(&tombstones, store, &err), &err);
+    assert_int_equal(tombstones.count, 1);
+    must(tombstone_read(&t, store, &tombstones.items[0], &err), &err);
+    t.deleted_ns = t.until_ns = clock_wall_ns() + UINT64_C(600000000000);
+    must(tombstone_write(store, &t, true, &err), &err);
+    manifests_free(&tombstones);
+    ckd_store_close(store);
+    check_trash(*state, NULL);
+    collect(*state, false);
+    assert_int_equal(files_in(*state, "data/t"), 0);
+    check_loads(*state, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_failed_repair_is_withdrawn),
@@ -922,6 +951,7 @@ int main(void) {
         tempdir_test(test_a_manifest_lost_from_the_trash),
         tempdir_test(test_a_manifest_of_a_parent_lost_from_the_trash),
         tempdir_test(test_tombstones_without_a_manifest_that_are_no_loss),
+        tempdir_test(test_a_deletion_in_the_future_that_is_no_loss),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
