@@ -84,14 +84,25 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
     pthread_mutex_unlock(&a->mutex);
 }
 
+/* Whether the trainer has ended, and those of all other ranks. Collective if there are several ranks. */
+static bool all_have_ended(connection *c) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    bool ended = !c->holding->shown.connected;
+    if (!c->ranks) {
+        return ended;
+    }
+    ckd_status own = ended ? CKD_OK : err_set(&why, CKD_E_BUSY, "its trainer is alive");
+    return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+}
+
 /*
  * The parent, or the checkpoint that training resumed from, may have been deleted meanwhile. Then the state of an ended
- * trainer is saved without it.
+ * trainer is saved without it. All ranks get NOT_FOUND, or none does.
  */
 static ckd_status save_content(ckd_checkpoint *out, connection *c, const shared_slot *s,
                                slot_content *content, ckd_error *err) {
     ckd_status status = slot_save(out, c->store, c->ranks, s, content, err);
-    if (status == CKD_E_NOT_FOUND && !c->holding->shown.connected) {
+    if (status == CKD_E_NOT_FOUND && all_have_ended(c)) {
         content->request.has_parent = content->request.has_resumed = 0;
         status = slot_save(out, c->store, c->ranks, s, content, err);
     }
@@ -245,29 +256,38 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p, 
 }
 
 /*
- * Does the same for all ranks. Returns true only if it is enough on each. A rank that has ended copies nothing more, so
- * the state then goes to the store. Collective.
+ * Does the same for all ranks. It is enough only if it is enough on each. A rank that has ended copies nothing more, so
+ * the state then goes to the store. Collective. Errors: those of slot_plan, on all ranks; the state cannot be saved
+ * then.
  */
-static bool keep_copies_jointly(ckd_checkpoint *out, connection *c, slot_part *p) {
+static ckd_status keep_copies_jointly(bool *enough, ckd_checkpoint *out, connection *c, slot_part *p,
+                                      ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     bool lives = c->holding->shown.connected && !c->storing;
-    if (slot_plan(&p->plan, c->ranks, p->slot, NULL) != CKD_OK) {
-        return false; /* this fails on all ranks, and the save will fail, too */
+    ckd_status status = slot_plan(&p->plan, c->ranks, p->slot, err);
+    if (status != CKD_OK) {
+        return status;
     }
     ckd_status own = keep_copies(out, c, p, lives)
                          ? CKD_OK
                          : err_set(&why, CKD_E_BUSY, "the store has to have this state");
-    return ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+    *enough = ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+    return CKD_OK;
 }
 
-/* Copies the state to other nodes. Returns true if it need not be stored now. Collective if there are several ranks. */
-static bool is_copied(ckd_checkpoint *out, connection *c, const shared_slot *s, const slot_content *content) {
+/* Copies the state to other nodes. *enough: it need not be stored now. Collective if there are several ranks. */
+static ckd_status copy_state(bool *enough, ckd_checkpoint *out, connection *c, const shared_slot *s,
+                             const slot_content *content, ckd_error *err) {
     const holding *h = c->holding;
     slot_part p = {.slot = s, .content = content, .who = {.rank = h->rank, .world = h->world}};
+    *enough = false;
     if (c->ranks) {
-        return c->copying && keep_copies_jointly(out, c, &p);
+        return c->copying ? keep_copies_jointly(enough, out, c, &p, err) : CKD_OK;
     }
-    return c->agent->tier && h->shown.connected && !c->storing && keep_copies(out, c, &p, true);
+    if (c->agent->tier && h->shown.connected && !c->storing) {
+        *enough = keep_copies(out, c, &p, true);
+    }
+    return CKD_OK;
 }
 
 /* Tells other nodes' agents that their ranks must store the last deferred state, too. Once for each state. */
@@ -335,7 +355,9 @@ static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *
     if (!local_peer_gone(c->fd, c->holding->watch)) { /* the session waits for it, so it is not late */
         content.request.newest_ns = 0;
     }
-    if (status == CKD_OK && is_copied(out, c, s, &content)) {
+    bool enough = false;
+    THEN(status, copy_state(&enough, out, c, s, &content, &why));
+    if (enough) {
         *end = SAVE_DEFERRED;
         end_deferred(c, &content.request);
         slot_content_free(&content);
