@@ -428,6 +428,18 @@ static void test_a_rank_copies_on_a_full_disk(void **state) {
     check_full_disk(*state, 2);
 }
 
+/* The plan of a save fails, as one rank lacks the state. All ranks go on with the same exchange. */
+static void test_a_rank_lacks_a_state_that_others_copy(void **state) {
+    char local[600];
+    snprintf(local, sizeof(local), "%s/local", (const char *)*state);
+    agent_local = local;
+    one_has_more = false;
+    check_full_disk(*state, 2);
+    agent_local = NULL;
+    assert_int_equal(times_said("something else than this rank expects"), 0);
+    assert_int_equal(times_said("an earlier exchange"), 0);
+}
+
 /* A rank by hand: gets memory, and waits for the others unless it dies before. */
 static pid_t start_joining(uint32_t rank, bool joins) {
     int pipes[2];
@@ -502,6 +514,7 @@ int main(void) {
         agent_test(test_another_world),
         agent_test(test_a_rank_is_ahead_on_a_full_disk),
         agent_test(test_a_rank_copies_on_a_full_disk),
+        agent_test(test_a_rank_lacks_a_state_that_others_copy),
     };
     return cmocka_run_group_tests_name("agent_ranks", tests, NULL, NULL);
 }

@@ -23,6 +23,7 @@
 #include "tests/support/trainers.h"
 
 char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600], slow_path[600];
+const char *agent_local;
 
 static void on_ready(void *context, const char *path) {
     (void)path;
@@ -72,6 +73,7 @@ pid_t start_agent(uint64_t budget) {
         ckd_agent_options o = CKD_AGENT_OPTIONS_INIT;
         o.socket = agent_socket;
         o.memory_bytes = budget;
+        o.local = agent_local;
         o.threads = 1;
         o.on_message = say;
         o.on_ready = on_ready;

@@ -14,6 +14,7 @@
  */
 extern char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600],
     slow_path[600];
+extern const char *agent_local; /* the agent's folder on a local disk; NULL: it has none */
 
 /* Sets the paths in a new folder, which is then *state. */
 int agent_set_up(void **state);
