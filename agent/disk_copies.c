@@ -101,8 +101,9 @@ bool disk_copies_ready(tier *t, const holding *h) {
     bool used = false;
     pthread_mutex_lock(&a->mutex);
     for (const holding *other = a->holdings; other; other = other->next) {
-        used |= (other->shown.connected || other->deferred) && other->world > 0 &&
-                id_equal(&other->group, &d->group);
+        /* a launch of a run has stored what the one before has left; another run must not replace it */
+        bool waits = other->deferred && strcmp(other->shown.run, h->shown.run) != 0;
+        used |= (other->shown.connected || waits) && other->world > 0 && id_equal(&other->group, &d->group);
     }
     bool own = !used || (h->world > 0 && id_equal(&h->group, &d->group));
     d->group = own && h->world > 0 ? h->group : d->group;

@@ -1,21 +1,22 @@
 /*
  * Shared by the files of agent/. README.md has an overview.
  *
- *   agent.c       begins and ends: the socket, the threads
- *   connection.c  a thread for each connection: serves sessions and queries
- *   holding.c     the memory of a session: the budget, and memory that restarts take over
- *   durable.c     saves of states in memory, and of states that a trainer left behind
- *   record.c      the states that a killed agent held
- *   control.c     the client side: ckd_agent_ask, ckd_agent_drain
- *   tier.c        this node's states as files in memory, which other nodes copy
- *   stripes.c     parity for files of other nodes (parity.h)
- *   pieces.c      this node's files in the parity of others
- *   rebuild.c     computes lost files from parity
- *   mirror.c      updates the copies on other nodes
- *   disk_copies.c snapshots on a disk of this node
- *   copy_names.c  which files are copied, and in which order
- *   restart.c     asks other nodes for the states of a lost node
- *   copies.c      answers such queries
+ *   agent.c         begins and ends: the socket, the threads
+ *   connection.c    a thread for each connection: serves sessions and queries
+ *   holding.c       the memory of a session: the budget, and memory that restarts take over
+ *   durable.c       saves of states in memory, and of states that a trainer left behind
+ *   state_copies.c  copies of a state on other nodes and on the disk
+ *   record.c        the states that a killed agent held
+ *   control.c       the client side: ckd_agent_ask, ckd_agent_drain
+ *   tier.c          this node's states as files in memory, which other nodes copy
+ *   stripes.c       parity for files of other nodes (parity.h)
+ *   pieces.c        this node's files in the parity of others
+ *   rebuild.c       computes lost files from parity
+ *   mirror.c        updates the copies on other nodes
+ *   disk_copies.c   snapshots on a disk of this node
+ *   copy_names.c    which files are copied, and in which order
+ *   restart.c       asks other nodes for the states of a lost node
+ *   copies.c        answers such queries
  */
 #ifndef AGENT_INTERNAL_H
 #define AGENT_INTERNAL_H
@@ -230,6 +231,16 @@ bool holdings_defer(agent *a);
 ckd_status holding_store(connection *c, ckd_error *err);
 /* Does the same if it is due. A failure is reported once and shown, and the attempt is repeated. */
 void holding_store_if_due(connection *c);
+
+/* ---- state_copies.c ---- */
+/* Whether the store has a state of the session that is recent enough, so that the next one can be deferred. */
+bool holding_is_recent(const connection *c);
+/*
+ * Copies the state to other nodes and to the disk. *enough: it need not be stored now. Collective if there are several
+ * ranks. Errors: those of slot_plan, on all ranks; the state cannot be saved then.
+ */
+ckd_status holding_copy(bool *enough, ckd_checkpoint *out, connection *c, const shared_slot *s,
+                        const slot_content *content, ckd_error *err);
 
 /* ---- tier.c ---- */
 /* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */

@@ -281,6 +281,26 @@ static void give_up_state(search *s, const found *state) {
     }
 }
 
+/*
+ * Waits for nodes that have parts, and seem to be gone: a node that was started again is found again soon. If one of them
+ * is not asked, the others would wait for it in vain. Errors: IO (one is gone).
+ */
+static ckd_status await_hosts(const part_call *calls, uint32_t world, const search *s, ckd_error *err) {
+    const tier *t = s->of;
+    for (bool waited = false;; waited = true) {
+        const found *silent = NULL;
+        for (uint32_t rank = 0; rank < world; rank++) {
+            silent = peer_alive(t->node, calls[rank].part->host) ? silent : calls[rank].part;
+        }
+        if (!silent || waited) {
+            return silent ? err_set(err, CKD_E_IO, "node %s shows no sign of life",
+                                    t->hosts.items[silent->host].name)
+                          : CKD_OK;
+        }
+        peer_node_await_recent(t->node);
+    }
+}
+
 static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns) {
     tier *t = s->of;
     ckd_error why = {.offset = CKD_NO_OFFSET};
@@ -302,7 +322,8 @@ static bool make_parts_durable(search *s, const found *state, uint64_t newest_ns
                     (unsigned)wanted.world);
             break;
         }
-        ckd_status status = call_parts(calls, s, &wanted, newest_ns, &why);
+        ckd_status status = await_hosts(calls, wanted.world, s, &why);
+        THEN(status, call_parts(calls, s, &wanted, newest_ns, &why));
         bool again = false, in_memory = true;
         for (uint32_t rank = 0; rank < wanted.world; rank++) {
             again |= calls[rank].bad;
@@ -365,6 +386,9 @@ static bool make_durable(search *s, const found *f) {
     q.kind = QUERY_STORE;
     q.checkpoint = f->checkpoint;
     snprintf(q.set, sizeof(q.set), "%s", f->set);
+    if (!peer_alive(t->node, f->host)) {
+        peer_node_await_recent(t->node);
+    }
     ckd_status status = ask(&answer, t, f->host, &q, &why);
     if (status == CKD_OK) {
         log_decision(t, "%s@%" PRIu64 " at %s: verified, durable, chosen", f->run, f->step, place);
