@@ -116,6 +116,18 @@ class Cluster:
         return max((c["step"] for c in run("list", self.store, "--json").json()["checkpoints"]), default=0)
 
 
+def check_weights(cluster, steps):
+    """The state of the last step is that of a training that nothing has stopped."""
+    plain = cluster.folder / "plain"
+    subprocess.run([TRAINER, plain, str(steps)], stdout=subprocess.PIPE, check=True, env=dict(os.environ, CKPTDELTA_AGENT=""))
+    states = []
+    for store in (cluster.store, plain):
+        run("load", store, "--step", steps, "-o", cluster.folder / "out.safetensors", "--force")
+        states.append((cluster.folder / "out.safetensors").read_bytes())
+    assert states[0] == states[1]
+    run("verify", cluster.store)
+
+
 @pytest.fixture
 def cluster(tmp_path):
     made = []

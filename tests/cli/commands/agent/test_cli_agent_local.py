@@ -1,15 +1,13 @@
 """Copies on a disk of the node (`agent --local`): they outlive the agent, and all memory of the node."""
 
-import os
 import re
 import shutil
-import subprocess
 import time
 
 import pytest
 
 from support_cli import FAILED, USAGE, check_documented, run, stop
-from support_nodes import TRAINER, Cluster, cluster, until  # noqa: F401
+from support_nodes import Cluster, check_weights, cluster, until  # noqa: F401
 from support_rank_jobs import Job, check_state
 
 EVER = 10 ** 7
@@ -38,17 +36,6 @@ def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 16
     path.write_bytes(data)
-
-
-def check_weights(cluster, steps):
-    plain = cluster.folder / "plain"
-    subprocess.run([TRAINER, plain, str(steps)], stdout=subprocess.PIPE, check=True, env=dict(os.environ, CKPTDELTA_AGENT=""))
-    states = []
-    for store in (cluster.store, plain):
-        run("load", store, "--step", steps, "-o", cluster.folder / "out.safetensors", "--force")
-        states.append((cluster.folder / "out.safetensors").read_bytes())
-    assert states[0] == states[1]
-    run("verify", cluster.store)
 
 
 def lose_while_training(node, step=30):

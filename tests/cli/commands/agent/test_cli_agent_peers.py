@@ -8,20 +8,9 @@ import time
 from pathlib import Path
 
 from support_cli import COMMAND, FAILED, USAGE, check_documented, run, stop
-from support_nodes import TRAINER, cluster, until  # noqa: F401
+from support_nodes import TRAINER, check_weights, cluster, until  # noqa: F401
 
 GPT = str(Path(COMMAND).with_name("train_gpt"))
-
-
-def check_weights(cluster, steps):
-    """The state of the last step is that of a training that nothing has stopped."""
-    plain = cluster.folder / "plain"
-    subprocess.run([TRAINER, plain, str(steps)], stdout=subprocess.PIPE, check=True, env=dict(os.environ, CKPTDELTA_AGENT=""))
-    states = []
-    for store in (cluster.store, plain):
-        run("load", store, "--step", steps, "-o", cluster.folder / "out.safetensors", "--force")
-        states.append((cluster.folder / "out.safetensors").read_bytes())
-    assert states[0] == states[1]
 
 
 def lose_while_training(node, step=30):
