@@ -224,9 +224,9 @@ static device_result products_open(device_queue *queue, device_failure *why) {
     if (result == DEVICE_DONE) {
         result = blas_failed(why, "cublasSetMathMode", cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
     }
+    /* A handle that is not set up would use another stream and other arithmetic. */
     if (result == DEVICE_DONE) {
-        queue->products =
-            blas; /* a handle that is not set up would use another stream and other arithmetic */
+        queue->products = blas;
     } else {
         cublasDestroy(blas);
     }
