@@ -453,12 +453,29 @@ static ckd_status find_next(local_disk *d, ckd_error *err) {
     return status;
 }
 
-static ckd_status sync_parent(const char *path, ckd_error *err) {
-    char parent[512];
-    snprintf(parent, sizeof(parent), "%s", path);
-    char *slash = strrchr(parent, '/');
-    slash[slash == parent] = '\0'; /* an absolute path */
-    return dir_sync(parent, err);
+/* The folder above an absolute path. */
+static path_text parent_of(const char *path) {
+    path_text parent;
+    snprintf(parent.text, sizeof(parent.text), "%s", path);
+    char *slash = strrchr(parent.text, '/');
+    slash[slash == parent.text] = '\0';
+    return parent;
+}
+
+static ckd_status check_place(const char *wanted, ckd_error *err) {
+    if (wanted[0] != '/' || strlen(wanted) > 300) {
+        return err_set(err, CKD_E_INVALID,
+                       "the folder on the local disk is an absolute path of at most 300 bytes, not '%.100s'",
+                       wanted);
+    }
+    path_text parent = parent_of(wanted);
+    return dir_exists(parent.text)
+               ? CKD_OK
+               : err_set(
+                     err, CKD_E_NOT_FOUND,
+                     "the folder %s for copies on the local disk cannot be made: %s does not exist. Is the "
+                     "disk mounted?",
+                     wanted, parent.text);
 }
 
 /* Stores have folders of their own in it: a state of another store must not pass for one of this store. */
@@ -468,10 +485,9 @@ ckd_status disk_copies_open(tier *t, ckd_error *err) {
     if (!wanted) {
         return CKD_OK;
     }
-    if (wanted[0] != '/' || strlen(wanted) > 300) {
-        return err_set(err, CKD_E_INVALID,
-                       "the folder on the local disk is an absolute path of at most 300 bytes, not '%.100s'",
-                       wanted);
+    ckd_status status = check_place(wanted, err);
+    if (status != CKD_OK) {
+        return status;
     }
     local_disk *d = calloc(1, sizeof(*d));
     if (!d) {
@@ -482,10 +498,10 @@ ckd_status disk_copies_open(tier *t, ckd_error *err) {
     pthread_rwlock_init(&d->files, NULL);
     ckd_id_text(id, &t->agent->store_id);
     snprintf(d->folder, sizeof(d->folder), "%s/%s", wanted, id);
-    ckd_status status = local_private_folder(wanted, err);
+    status = local_private_folder(wanted, err);
     THEN(status, local_private_folder(d->folder, err));
-    THEN(status, sync_parent(d->folder, err));
-    THEN(status, sync_parent(wanted, err));
+    THEN(status, dir_sync(wanted, err));
+    THEN(status, dir_sync(parent_of(wanted).text, err));
     THEN(status, lock_disk(d, err));
     THEN(status, find_next(d, err));
     return status;

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from support_cli import FAILED, USAGE, check_documented, run, stop
+from support_cli import FAILED, NOT_FOUND, USAGE, check_documented, run, stop
 from support_nodes import Cluster, check_weights, cluster, until  # noqa: F401
 from support_rank_jobs import Job, check_state
 
@@ -289,3 +289,5 @@ def test_usage(tmp_path):
             (["--status", "--local", "/d"], "go with the start of an agent")):
         assert says in run("agent", store, *words, expect=USAGE).err
     assert not store.exists()
+    lost = run("agent", store, "--local", tmp_path / "no" / "disk", expect=NOT_FOUND).err
+    assert f"{tmp_path / 'no'} does not exist. Is the disk mounted?" in lost
