@@ -1,97 +1,17 @@
 /*
  * Snapshots of this node's files on a local disk. They survive the agent, and are there when the node starts again. The
- * thread that has saved a state takes a snapshot: it links the files in memory, so that they stay while they are
- * written. The disk's thread writes them to a folder, which gets its name once all of it is durable. Each snapshot is a
- * store. Chunk files that two snapshots have are one file with two names.
+ * thread that has saved a state takes a snapshot; the disk's thread writes it. Each snapshot is a store.
  */
-#include "agent/internal.h"
+#include "agent/disk_files.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/threads.h"
 
-#define NICE       10
-#define RETRY_NS   UINT64_C(5000000000)
-#define PATH_BYTES 1200
-#define NEW        "new"
-#define OLD        "old"
-#define SET        "disk-"
-
-/* ---- paths ---- */
-
-typedef struct path_text {
-    char text[PATH_BYTES];
-} path_text;
-
-/* A file of a snapshot; name "": its folder. */
-static path_text snapshot_path(const local_disk *d, const char *snapshot, const char *name) {
-    path_text p;
-    snprintf(p.text, sizeof(p.text), "%s/%s%s%s", d->folder, snapshot, name[0] ? "/" : "", name);
-    return p;
-}
-
-typedef struct number_text {
-    char text[24];
-} number_text;
-
-static number_text number_of(uint64_t snapshot) {
-    number_text n;
-    snprintf(n.text, sizeof(n.text), "%" PRIu64, snapshot);
-    return n;
-}
-
-static path_text link_folder(const tier *t) {
-    path_text p;
-    snprintf(p.text, sizeof(p.text), "%s/disk", t->folder);
-    return p;
-}
-
-static path_text link_path(const tier *t, size_t i) {
-    path_text p;
-    snprintf(p.text, sizeof(p.text), "%s/disk/%zu", t->folder, i);
-    return p;
-}
-
-/* The number of a snapshot's folder; 0: the name is none. */
-static uint64_t number_from(const char *name) {
-    char *end = NULL;
-    uint64_t number = name[0] >= '1' && name[0] <= '9' ? strtoull(name, &end, 10) : 0;
-    return end && *end == '\0' ? number : 0;
-}
-
-static void remove_folder(const local_disk *d, const char *name) {
-    path_text path = snapshot_path(d, name, "");
-    peer_remove_below(path.text, 12);
-    (void)dir_remove(path.text, NULL);
-}
-
-/* It loses its name first: half of a snapshot must not pass for a damaged one. */
-static void remove_snapshot(const local_disk *d, const char *name) {
-    remove_folder(d, OLD);
-    if (file_rename(snapshot_path(d, name, "").text, snapshot_path(d, OLD, "").text, NULL) == CKD_OK &&
-        dir_sync(d->folder, NULL) == CKD_OK) {
-        remove_folder(d, OLD);
-    }
-}
-
-/* Removes all snapshots but this one, and the rest of what a killed agent was making or removing. */
-static void remove_others(const local_disk *d, uint64_t kept) {
-    dir_list names;
-    remove_folder(d, NEW);
-    remove_folder(d, OLD);
-    if (dir_list_read(&names, d->folder, NULL) != CKD_OK) {
-        return;
-    }
-    for (size_t i = 0; i < names.count; i++) {
-        uint64_t number = number_from(names.names[i]);
-        if (number && number != kept) {
-            remove_snapshot(d, names.names[i]);
-        }
-    }
-    dir_list_free(&names);
-}
+#define NICE     10
+#define RETRY_NS UINT64_C(5000000000)
+#define SET      "disk-"
 
 /* ---- taking a snapshot ---- */
 
@@ -125,39 +45,6 @@ bool disk_copies_due(tier *t) {
     bool due = !d->taken_ns || since_s >= t->agent->options.local_every_s;
     pthread_mutex_unlock(&t->mutex);
     return due;
-}
-
-/* Does the last snapshot have this chunk file? These never change under their names. */
-static bool has_chunk_file(const local_disk *d, const char *name) {
-    return d->number && copy_is_chunk_file(name) &&
-           file_exists(snapshot_path(d, number_of(d->number).text, name).text);
-}
-
-/* Links what the disk lacks. No save is under way meanwhile. */
-static ckd_status link_files(local_disk *d, ckd_error *err) {
-    tier *t = d->tier;
-    char own[600], from[PATH_BYTES];
-    snprintf(own, sizeof(own), "%s/own", t->folder);
-    peer_remove_below(link_folder(t).text, 1);
-    ckd_status status = dir_create(link_folder(t).text, true, err);
-    pthread_mutex_lock(&t->store_mutex);
-    THEN(status, ckd_store_list(&d->states, t->store, NULL, err));
-    THEN(status, copy_names_read(&d->names, own, true, err));
-    for (size_t i = 0; i < d->names.count && status == CKD_OK; i++) {
-        if (!has_chunk_file(d, d->names.items[i])) {
-            snprintf(from, sizeof(from), "%s/%s", own, d->names.items[i]);
-            status = file_link(from, link_path(t, i).text, err);
-        }
-    }
-    pthread_mutex_unlock(&t->store_mutex);
-    return status;
-}
-
-static void forget_snapshot(local_disk *d) {
-    peer_remove_below(link_folder(d->tier).text, 1);
-    ckd_checkpoint_list_free(d->states);
-    d->states = NULL;
-    copy_names_free(&d->names);
 }
 
 /* Without other nodes, states that the disk lacks go to the store. */
@@ -198,9 +85,9 @@ ckd_status disk_copies_take(tier *t, uint64_t version, ckd_error *err) {
     if (!links) {
         return err_set(err, CKD_E_BUSY, "the last snapshot is being written");
     }
-    ckd_status status = link_files(d, &why);
+    ckd_status status = disk_link_files(d, &why);
     if (status != CKD_OK) {
-        forget_snapshot(d);
+        disk_forget_links(d);
         note_trouble(d, &why);
     }
     pthread_mutex_lock(&t->mutex);
@@ -219,7 +106,7 @@ void disk_copies_decide(tier *t, bool keep) {
         d->state = keep ? DISK_WRITES : DISK_RESTS;
         d->taken = keep ? d->taken : d->version;
         if (!keep) {
-            forget_snapshot(d);
+            disk_forget_links(d);
         }
         pthread_cond_broadcast(&t->changed);
     }
@@ -234,74 +121,6 @@ void disk_copies_forget(tier *t) {
         pthread_cond_broadcast(&t->changed);
         pthread_mutex_unlock(&t->mutex);
     }
-}
-
-/* ---- writing it ---- */
-
-static ckd_status make_folders(const local_disk *d, ckd_error *err) {
-    ckd_status status = dir_create(snapshot_path(d, NEW, "").text, false, err);
-    THEN(status, dir_create(snapshot_path(d, NEW, "data").text, false, err));
-    for (size_t f = 0; f < COPY_FOLDERS; f++) {
-        THEN(status, dir_create(snapshot_path(d, NEW, copy_folders[f]).text, false, err));
-    }
-    return status;
-}
-
-static ckd_status sync_folders(const local_disk *d, ckd_error *err) {
-    ckd_status status = CKD_OK;
-    for (size_t f = 0; f < COPY_FOLDERS; f++) {
-        THEN(status, dir_sync(snapshot_path(d, NEW, copy_folders[f]).text, err));
-    }
-    THEN(status, dir_sync(snapshot_path(d, NEW, "data").text, err));
-    THEN(status, dir_sync(snapshot_path(d, NEW, "").text, err));
-    return status;
-}
-
-static ckd_status write_file(const local_disk *d, const char *from, const char *to, ckd_error *err) {
-    file_writer *f = NULL;
-    ckd_status status = file_clone(from, to, err);
-    uint64_t size = file_bytes(to);
-    THEN(status, file_continue(&f, to, size, 0, err));
-    if (status == CKD_OK) {
-        status = file_sync(f, err);
-        if (status == CKD_OK) {
-            status = file_close(f, err);
-        } else {
-            file_discard(f);
-        }
-    }
-    if (status == CKD_OK) {
-        pthread_mutex_lock(&d->tier->mutex);
-        d->tier->disk->written_bytes += size;
-        pthread_mutex_unlock(&d->tier->mutex);
-    }
-    return status;
-}
-
-/* A chunk file that the last snapshot has gets a second name, or is copied where the file system has no links. */
-static ckd_status add_file(const local_disk *d, size_t i, ckd_error *err) {
-    const char *name = d->names.items[i];
-    path_text to = snapshot_path(d, NEW, name);
-    if (!has_chunk_file(d, name)) {
-        return write_file(d, link_path(d->tier, i).text, to.text, err);
-    }
-    path_text last = snapshot_path(d, number_of(d->number).text, name);
-    return file_link(last.text, to.text, NULL) == CKD_OK ? CKD_OK : write_file(d, last.text, to.text, err);
-}
-
-static ckd_status write_snapshot(local_disk *d, uint64_t number, ckd_error *err) {
-    remove_folder(d, NEW);
-    ckd_status status = dir_create(d->folder, true, err);
-    THEN(status, make_folders(d, err));
-    for (size_t i = 0; i < d->names.count && status == CKD_OK; i++) {
-        status = mirror_is_stopping(d->tier) ? err_set(err, CKD_E_CANCELLED, "the agent is ending")
-                                             : add_file(d, i, err);
-    }
-    THEN(status, sync_folders(d, err));
-    THEN(status,
-         file_rename(snapshot_path(d, NEW, "").text, snapshot_path(d, number_of(number).text, "").text, err));
-    THEN(status, dir_sync(d->folder, err));
-    return status;
 }
 
 static void note_steps(agent *a, const ckd_checkpoint_list *states) {
@@ -341,16 +160,16 @@ static bool await_work(local_disk *d, bool failed) {
     return goes_on;
 }
 
-static void remove_others_exclusively(local_disk *d, uint64_t kept) {
+static void remove_others(local_disk *d, uint64_t kept) {
     pthread_rwlock_wrlock(&d->files);
-    remove_others(d, kept);
+    disk_remove_others(d, kept);
     pthread_rwlock_unlock(&d->files);
 }
 
 /* Ends the snapshot. number: of the folder that has it; 0: it was not written. */
 static void end_snapshot(local_disk *d, uint64_t number) {
     tier *t = d->tier;
-    forget_snapshot(d);
+    disk_forget_links(d);
     pthread_mutex_lock(&t->mutex);
     d->number = number;
     d->next += number > 0;
@@ -368,15 +187,15 @@ static void end_snapshot(local_disk *d, uint64_t number) {
 static bool write_it(local_disk *d) {
     ckd_error why;
     uint64_t number = d->next;
-    remove_others_exclusively(d, d->number);
-    ckd_status status = write_snapshot(d, number, &why);
+    remove_others(d, d->number);
+    ckd_status status = disk_write_snapshot(d, number, &why);
     if (status == CKD_OK) {
         note_steps(d->tier->agent, d->states);
         end_snapshot(d, number);
         note_trouble(d, NULL);
     } else if (status != CKD_E_CANCELLED) {
         note_trouble(d, &why);
-        if (d->number && !dir_exists(snapshot_path(d, number_of(d->number).text, "").text)) {
+        if (d->number && !dir_exists(disk_path(d, disk_number_text(d->number).text, "").text)) {
             end_snapshot(d, 0); /* somebody has removed files that it needs; the next one has all files */
         }
     }
@@ -399,7 +218,7 @@ static void forget_states(local_disk *d) {
     }
     pthread_mutex_unlock(&t->mutex);
     if (removes) {
-        remove_others_exclusively(d, 0);
+        remove_others(d, 0);
         end_snapshot(d, 0);
     }
 }
@@ -425,7 +244,7 @@ static void *disk_main(void *context) {
 static ckd_status lock_disk(local_disk *d, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     lock_holder holder = {.process = 0};
-    path_text path = snapshot_path(d, "lock", "");
+    path_text path = disk_path(d, "lock", "");
     ckd_status status = lock_acquire(&d->lock, path.text, LOCK_EXCLUSIVE, true, 1, &why);
     if (status != CKD_E_BUSY) {
         return err_from(err, status, &why);
@@ -444,7 +263,7 @@ static ckd_status find_next(local_disk *d, ckd_error *err) {
     ckd_status status = dir_list_read(&names, d->folder, err);
     d->next = 1;
     for (size_t i = 0; status == CKD_OK && i < names.count; i++) {
-        uint64_t number = number_from(names.names[i]);
+        uint64_t number = disk_number_from(names.names[i]);
         d->next = number >= d->next ? number + 1 : d->next;
     }
     if (status == CKD_OK) {
@@ -526,11 +345,11 @@ void disk_copies_end(tier *t, bool durable) {
     }
     /* copies of the agent's last life may still be needed; the lock goes last */
     if (d->lock && durable && t->peers[t->hosts.self].asked) {
-        remove_others(d, 0);
-        (void)file_remove(snapshot_path(d, "lock", "").text, true, NULL);
+        disk_remove_others(d, 0);
+        (void)file_remove(disk_path(d, "lock", "").text, true, NULL);
         (void)dir_remove(d->folder, NULL);
     }
-    forget_snapshot(d);
+    disk_forget_links(d);
     lock_release(d->lock);
     pthread_rwlock_destroy(&d->files);
     free(d);
@@ -557,7 +376,7 @@ ckd_status disk_copies_sets(char ***out, size_t *count, const tier *t, ckd_error
         status = err_nomem(err, names.count * sizeof(**out), "a list of copies");
     }
     for (size_t i = 0; status == CKD_OK && i < names.count; i++) {
-        if (number_from(names.names[i])) {
+        if (disk_number_from(names.names[i])) {
             char set[PEER_SET_MAX + 1];
             snprintf(set, sizeof(set), SET "%.100s", names.names[i]);
             (*out)[*count] = strdup(set);
@@ -576,7 +395,7 @@ ckd_status disk_copies_hold(char *path, size_t capacity, tier *t, const char *se
     pthread_rwlock_rdlock(&d->files);
     const char *number = set + strlen(SET);
     int length = snprintf(path, capacity, "%s/%s", d->folder, number);
-    if (!number_from(number) || length < 0 || (size_t)length >= capacity || !dir_exists(path)) {
+    if (!disk_number_from(number) || length < 0 || (size_t)length >= capacity || !dir_exists(path)) {
         pthread_rwlock_unlock(&d->files);
         return err_set(err, CKD_E_NOT_FOUND, "there are no copies %.100s here", set);
     }

@@ -14,6 +14,7 @@
  *   rebuild.c       computes lost files from parity
  *   mirror.c        updates the copies on other nodes
  *   disk_copies.c   snapshots on a disk of this node
+ *   disk_files.c    their files (disk_files.h)
  *   copy_names.c    which files are copied, and in which order
  *   restart.c       asks other nodes for the states of a lost node
  *   copies.c        answers such queries
