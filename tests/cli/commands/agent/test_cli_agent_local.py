@@ -38,10 +38,17 @@ def flip(path):
     path.write_bytes(data)
 
 
+def await_disk(nodes, step=30):
+    """Waits until the disks are well ahead of the store, which gets some states at the beginning. Returns the step on all disks."""
+    def ahead():
+        return all(node.status()["sessions"] for node in nodes) and min(map(local_step, nodes)) >= max(step, nodes[0].cluster.newest() + 10)
+    until(ahead)
+    return min(map(local_step, nodes))
+
+
 def lose_while_training(node, step=30):
     node.train()
-    until(lambda: local_step(node) >= step)
-    reached = local_step(node)
+    reached = await_disk([node], step)
     node.lose()
     return reached
 
@@ -110,8 +117,10 @@ def test_a_disk_that_fails(alone):
     alone.train(EVER)
     until(lambda: local_step(alone) >= 20)
     folder, = alone.disk.iterdir()
+    alone.suspend()
     shutil.rmtree(folder)
     folder.write_text("in the way")
+    alone.resume()
     until(lambda: alone.status()["local"]["trouble"])
     newest = alone.status()["sessions"][0]["newest_step"]
     until(lambda: alone.cluster.newest() > newest + 5)
@@ -173,8 +182,8 @@ def test_ranks_on_one_node(alone, damage):
     """One agent serves all ranks: the disk has the parts of all. If one of them is damaged, the store's state is used."""
     alone.begin("--store-every", "1h")
     job = Job(alone.cluster, [alone] * 3)
-    until(lambda: len(alone.status()["sessions"]) == 3 and local_step(alone) >= 30)
-    reached = local_step(alone)
+    until(lambda: len(alone.status()["sessions"]) == 3)
+    reached = await_disk([alone])
     stop(alone.agent)
     job.kill()
     alone.lose()
@@ -200,8 +209,7 @@ def test_every_node_of_ranks_is_lost(cluster):
         one.start("--local", one.disk, "--store-every", "1h")
     until(lambda: all(node.in_place() for node in two.nodes))
     job = Job(two, [two.nodes[0], two.nodes[1], two.nodes[1]])
-    until(lambda: all(node.status()["sessions"] and local_step(node) >= 30 for node in two.nodes))
-    reached = min(map(local_step, two.nodes))
+    reached = await_disk(two.nodes)
     for node in two.nodes:
         stop(node.agent)
     job.kill()
