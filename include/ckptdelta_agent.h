@@ -116,7 +116,7 @@ typedef struct ckd_agent_state {
     const char *decisions;
     /* The parity group, which may be larger than wanted; 0: whole copies. All its other nodes count as partners. */
     uint32_t parity_data, parity;
-    /* The folder on the local disk, or "", and the bytes of its files. */
+    /* The folder on the local disk, or "", and the bytes of its files; one that two snapshots share counts twice. */
     char local[512];
     uint64_t local_bytes;
     uint64_t local_written_bytes; /* since the agent began */

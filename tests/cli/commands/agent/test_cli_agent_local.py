@@ -89,7 +89,7 @@ def test_status(alone):
     assert session["copied_step"] is None and session["durable_step"] < session["local_step"]
     local = status["local"]
     assert local["folder"] == str(alone.disk) and local["trouble"] is None and local["behind"] == 0
-    assert local["bytes"] == sum(f.stat().st_size for f in alone.disk.rglob("*") if f.is_file()) and local["written_bytes"] >= local["bytes"]
+    assert local["bytes"] == sum(f.stat().st_size for f in alone.disk.rglob("*") if f.is_file()) and local["written_bytes"] > 0
     assert f"local disk {alone.disk}: snapshots take " in alone.ask("--status").out
     explained = alone.ask("--explain").out
     assert "It is on the local disk: if the agent fails now, or the node restarts, it comes from there." in explained
