@@ -59,7 +59,7 @@ void metadata_put_files(bytes *to, const file_ref *files, size_t count) {
 
 static const char *kind_name(unsigned kind) {
     static const char *const names[] = {"nothing", "store",        "manifest",     "tombstone", "intent",
-                                        "part",    "rename",          "pin",          "tag",       "policy",
+                                        "part",    "rename",       "pin",          "tag",       "policy",
                                         "parity",  "parity group", "deletion mark"};
     return kind < sizeof(names) / sizeof(names[0]) ? names[kind] : "unknown";
 }
