@@ -231,7 +231,7 @@ static void test_changed_bytes(void **state) {
     image good = image_make(*state, 40);
     image bad = {malloc(good.size), good.size};
     assert_non_null(bad.data);
-    const unsigned long every = test_pick(3, 1, 1);
+    const unsigned long every = test_stride(3, 1, 1);
     for (size_t i = test_first("changed bytes", every) - 1; i < 500; i += every) {
         memcpy(bad.data, good.data, good.size);
         size_t changes = i < 200 ? 1 : 1 + next_random(&random) % 4;

@@ -305,7 +305,7 @@ static bool kill_once(const sweep *w, unsigned long at, bool torn, bool all) {
 
 /* Kills a child at each operation, or at a sample of them. Returns the number of operations. */
 static unsigned long kill_everywhere(const char *what, const sweep *w) {
-    unsigned long stride = under_sanitizer() ? 7 : test_pick(5, 2, 1), at = test_first(what, stride),
+    unsigned long stride = under_sanitizer() ? 7 : test_stride(5, 2, 1), at = test_first(what, stride),
                   kills = 0;
     for (; !kill_once(w, at, kills % 2, stride <= 2 || kills % 3 == 0); at += stride) {
         kills++;

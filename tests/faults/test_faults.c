@@ -192,7 +192,7 @@ static unsigned long fail_everywhere(const char *what, const sweep *w) {
                               : sizeof(few) / sizeof(few[0]);
     unsigned long steps = 0, points = 0;
     for (size_t i = 0; i < count; i++) {
-        unsigned long stride = hows[i].stride * (under_sanitizer() ? 2 : 1) * test_pick(5, 1, 1);
+        unsigned long stride = hows[i].stride * (under_sanitizer() ? 2 : 1) * test_stride(5, 1, 1);
         unsigned long at = test_first(what, stride);
         for (; fail_at(w, &hows[i], at, thorough() || points % 4 == 0); at += stride) {
             points++;

@@ -155,7 +155,7 @@ static unsigned long stride_of(allocator from, bool for_ever) {
     if (test_level_now() == TEST_BIG) {
         return from == LIBRARY ? 1 : 17;
     }
-    return (from == LIBRARY ? test_pick(41, 8, 1) : test_pick(1201, 255, 17)) * (for_ever ? 2u : 1u) *
+    return (from == LIBRARY ? test_stride(41, 8, 1) : test_stride(1201, 255, 17)) * (for_ever ? 2u : 1u) *
            (under_sanitizer() ? 2u : 1u);
 }
 

@@ -209,7 +209,7 @@ static void test_every_flipped_byte_is_found(void **state) {
     }
     ckd_store_close(store);
     static const char *const folders[] = {"data/c", "data/m"};
-    const long every = FLIP_EVERY * (long)test_pick(7, 1, 1);
+    const long every = FLIP_EVERY * (long)test_stride(7, 1, 1);
     const long first = (long)test_first("flipped bytes", (unsigned long)every) - 1;
     size_t flips = 0;
     for (int k = 0; k < 2; k++) {

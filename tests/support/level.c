@@ -39,6 +39,21 @@ unsigned long test_pick(unsigned long quick, unsigned long full, unsigned long b
     return level == TEST_QUICK ? quick : level == TEST_FULL ? full : big;
 }
 
+/* CKD_FULL_EVERY, or 1. */
+static unsigned long full_every(void) {
+    const char *text = getenv("CKD_FULL_EVERY");
+    unsigned long every = text ? strtoul(text, NULL, 10) : 1;
+    return every > 1 ? every : 1;
+}
+
+unsigned long test_stride(unsigned long quick, unsigned long full, unsigned long big) {
+    if (full_every() > 1 && full < quick) {
+        full = (full * full_every()) | 1;
+        full = full < quick ? full : quick;
+    }
+    return test_pick(quick, full, big);
+}
+
 unsigned long test_first(const char *sweep, unsigned long stride) {
     const char *text = getenv("CKD_SWEEP_SEED");
     if (text == NULL || text[0] == '\0') {
@@ -54,10 +69,7 @@ unsigned long test_first(const char *sweep, unsigned long stride) {
 
 /* The quick level draws one case in `every`. Returns how many cases the present level draws one from. */
 static unsigned long drawn_from(unsigned long every) {
-    const char *text = getenv("CKD_FULL_EVERY");
-    unsigned long full = text ? strtoul(text, NULL, 10) : 1;
-    full = full < 1 ? 1 : full < every ? full : every;
-    return test_pick(every, full, 1);
+    return test_pick(every, full_every() < every ? full_every() : every, 1);
 }
 
 bool test_draws(const char *list, unsigned long i, unsigned long every) {

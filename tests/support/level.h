@@ -16,6 +16,12 @@ test_level test_level_now(void);
 unsigned long test_pick(unsigned long quick, unsigned long full, unsigned long big);
 
 /*
+ * Returns the stride of a sweep at the present level. At the full level, CKD_FULL_EVERY makes it so many times as
+ * large, but no larger than `quick`. It is odd then, as sweeps alternate between two kinds of failure.
+ */
+unsigned long test_stride(unsigned long quick, unsigned long full, unsigned long big);
+
+/*
  * Returns where a sweep begins that takes every stride-th point: a number from 1 to stride, which depends on
  * CKD_SWEEP_SEED and the sweep's name. The runner derives the seed from the commit, so each commit tests
  * other points. Without a seed it is 1.

@@ -81,6 +81,29 @@ static void test_one_case_in_n_is_drawn(void **state) {
     }
 }
 
+/* At the full level, CKD_FULL_EVERY makes strides larger, odd, and never larger than at the quick level. */
+static void test_strides(void **state) {
+    (void)state;
+    static const struct {
+        const char *level, *every;
+        unsigned long quick, full, big, expected;
+    } cases[] = {
+        {"quick", "3", 13, 2, 1, 13}, {"full", NULL, 13, 2, 1, 2}, {"full", "1", 13, 2, 1, 2},
+        {"full", "3", 13, 2, 1, 7},   {"full", "9", 13, 2, 1, 13}, {"full", "2", 5, 1, 1, 3},
+        {"full", "9", 5, 5, 1, 5},    {"big", "3", 13, 2, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        setenv("CKD_TEST_LEVEL", cases[i].level, 1);
+        if (cases[i].every != NULL) {
+            setenv("CKD_FULL_EVERY", cases[i].every, 1);
+        } else {
+            unsetenv("CKD_FULL_EVERY");
+        }
+        assert_int_equal(test_stride(cases[i].quick, cases[i].full, cases[i].big), cases[i].expected);
+    }
+    unsetenv("CKD_FULL_EVERY");
+}
+
 /* Groups are sampled, too: other tests for other seeds, at least one, and all at the full level. */
 static void test_groups_are_sampled(void **state) {
     (void)state;
@@ -109,6 +132,7 @@ static void test_groups_are_sampled(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels), cmocka_unit_test(test_each_point_is_first_for_some_seed),
-        cmocka_unit_test(test_one_case_in_n_is_drawn), cmocka_unit_test(test_groups_are_sampled)};
+        cmocka_unit_test(test_one_case_in_n_is_drawn), cmocka_unit_test(test_strides),
+        cmocka_unit_test(test_groups_are_sampled)};
     return cmocka_run_group_tests_name("level", tests, NULL, NULL);
 }

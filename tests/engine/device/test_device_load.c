@@ -644,7 +644,7 @@ static void fail_together(ckd_store *store, const ckd_region *region) {
     together t = together_new(store, 2, region);
     ckd_load *load = begin_load(store, 2, UINT64_C(12) << 20);
     unsigned failed = 0, recovered = 0;
-    const int every = (int)test_pick(3, 1, 1);
+    const int every = (int)test_stride(3, 1, 1);
     for (int n = (int)test_first("together", (unsigned)every) + 1;; n += every) {
         ckd_error err;
         uint64_t given_up = load->device.given_up;

@@ -222,7 +222,7 @@ static void sweep(const char *what, const char *dir, void (*prepare_store)(const
     char from[512], to[512];
     snapshot s;
     bool done = false;
-    unsigned long every = under_sanitizer() ? 7 : errnum ? test_pick(9, 4, 1) : test_pick(5, 2, 1);
+    unsigned long every = under_sanitizer() ? 7 : errnum ? test_stride(9, 4, 1) : test_stride(5, 2, 1);
     prepare_store(dir, &s);
     snprintf(from, sizeof(from), "%s", store_path_of(dir, ""));
     for (unsigned long at = test_first(what, every); !done; at += every) {

@@ -497,7 +497,7 @@ static void test_every_flipped_byte(void **state) {
     }
     ckd_store_close(store);
     dir_list files;
-    unsigned long flips = 0, found = 0, stride = under_sanitizer() ? 29 : test_pick(37, 3, 1);
+    unsigned long flips = 0, found = 0, stride = under_sanitizer() ? 29 : test_stride(37, 3, 1);
     assert_int_equal(dir_list_read(&files, store_path_of(*state, "data/c"), NULL), CKD_OK);
     assert_int_equal(files.count, 3);
     for (size_t f = 0; f < files.count; f++) {

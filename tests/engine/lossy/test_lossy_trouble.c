@@ -172,7 +172,7 @@ static int kill_hook(void *context, file_op step, const char *path) {
 }
 
 static void test_killed_anywhere(void **state) {
-    unsigned long stride = under_sanitizer() ? 5 : test_pick(5, 2, 1), at = test_first("killed", stride);
+    unsigned long stride = under_sanitizer() ? 5 : test_stride(5, 2, 1), at = test_first("killed", stride);
     for (bool finished = false; !finished; at += stride) {
         char *dir = copy_of(*state);
         int ended;
@@ -235,7 +235,7 @@ static bool fault_at(const char *template, unsigned long at, bool for_ever, int 
 }
 
 static void test_faults_anywhere(void **state) {
-    unsigned long points = 0, stride = under_sanitizer() ? 9 : test_pick(9, 4, 1);
+    unsigned long points = 0, stride = under_sanitizer() ? 9 : test_stride(9, 4, 1);
     parent_unread = true;
     for (int manner = 0; manner < 4; manner++) {
         for (unsigned long at = test_first("faults", stride) + (unsigned long)manner % 2;
@@ -293,8 +293,8 @@ static bool load_shortage_at(const char *template, unsigned long at, bool for_ev
 }
 
 static void test_out_of_memory_anywhere(void **state) {
-    unsigned long saves = 0, loads = 0, stride = under_sanitizer() ? 13 : test_pick(13, 6, 1),
-                  every = test_pick(3, 1, 1);
+    unsigned long saves = 0, loads = 0, stride = under_sanitizer() ? 13 : test_stride(13, 6, 1),
+                  every = test_stride(3, 1, 1);
     for (int for_ever = 0; for_ever < 2; for_ever++) {
         for (unsigned long at = test_first("shortages", stride); shortage_at(*state, at, for_ever);
              at += stride) {

@@ -328,7 +328,7 @@ static void test_rare_rows_on_a_device(void **state) {
 static void test_failing_devices(void **state) {
     ckd_store *store = store_create(*state);
     embedding *e = embedding_new();
-    const uint64_t each = test_pick(11, 3, 1);
+    const uint64_t each = test_stride(11, 3, 1);
     unsigned failed = 0, recovered = 0;
     bool happened = true;
     for (uint64_t n = test_first("updates of failing devices", each); happened; n += each) {

@@ -260,7 +260,7 @@ static void judge_full_disk(const char *dir, const outcome out[WORLD_MOST], unsi
 
 /* The disk is full for so many operations, at any moment of the save. */
 static void fill_everywhere(const char *template, bool holds_all, unsigned long width) {
-    const unsigned long stride = under_sanitizer() ? 23 : test_pick(13, 1, 1);
+    const unsigned long stride = under_sanitizer() ? 23 : test_stride(13, 1, 1);
     unsigned long runs = 0, well = 0, unknown = 0, from;
     for (from = test_first(holds_all ? "all" : "messages", stride);; from += stride) {
         char *dir = tempdir_create(), store[1024];

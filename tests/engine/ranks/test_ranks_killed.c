@@ -59,7 +59,7 @@ static bool kill_once(const char *template, uint32_t victim, unsigned long at, u
 }
 
 static void kill_everywhere(const char *template, uint32_t victim) {
-    const unsigned long stride = under_sanitizer() ? 7 : test_pick(5, 1, 1);
+    const unsigned long stride = under_sanitizer() ? 7 : test_stride(5, 1, 1);
     unsigned long at = test_first(victim ? "another rank" : "rank 0", stride), kills = 0;
     unsigned late = 0;
     double longest = 0;

@@ -389,7 +389,7 @@ static void interrupt_everywhere(const char *dir, bool dies) {
     }
     set_policy(store, SCENE_RUN, 5);
     ckd_store_close(store);
-    unsigned long stride = under_sanitizer() ? 7 : test_pick(3, 1, 1), at = test_first("rename", stride);
+    unsigned long stride = under_sanitizer() ? 7 : test_stride(3, 1, 1), at = test_first("rename", stride);
     unsigned long count = 0;
     for (; !interrupt_once(dir, ids, at, dies); at += stride) {
         count++;

@@ -269,7 +269,7 @@ static void test_damage_of_a_payload(void **state) {
 /* Damage to any byte is found and the file is named. What still loads is right. */
 static void test_damage_of_every_byte(void **state) {
     target t = find_target(*state, FIRST + 1);
-    size_t step = under_sanitizer() ? 61 : test_pick(29, 7, 1), whole = 0;
+    size_t step = under_sanitizer() ? 61 : test_stride(29, 7, 1), whole = 0;
     for (uint64_t at = test_first("bytes of a bundle", step) - 1; at < t.size; at += step) {
         flip(&t, at);
         ckd_store *store = store_reopen(*state, CKD_OPEN_READ);
