@@ -10,6 +10,8 @@
 #define CHAIN_MIN   2 /* states in a chain */
 #define CHAIN_GROWS 4 /* each chain length is this many times the previous one */
 #define CHAIN_MAX   32
+#define CHAIN_COST \
+    8 /* what a state of a chain costs to load, in base loads; within the default few chains fit */
 
 /* ---- begin and end ---- */
 
@@ -361,6 +363,7 @@ ckd_status tier_save(ckd_checkpoint *out, uint64_t *version, tier *t, const slot
     if (status == CKD_OK) {
         slot_part copy = *p;
         copy.base = begins_chain(t, run, o->step);
+        copy.max_load_cost = CHAIN_COST;
         status =
             p->plan ? slot_part_save(out, t->store, &copy, err) : slot_save_copy(out, t->store, &copy, err);
     }

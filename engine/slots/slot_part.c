@@ -188,6 +188,7 @@ static ckd_status save_part(ckd_checkpoint *out, ckd_store *store, const slot_pa
     o.codec = r->options.codec;
     o.level = r->options.level;
     o.base = p->base;
+    o.max_load_cost = p->max_load_cost;
     store->launch = NULL;
     ckd_status status = ckd_save_begin(&save, store, &o, err);
     if (status != CKD_OK) {

@@ -145,6 +145,7 @@ ckd_status slot_save_copy(ckd_checkpoint *out, ckd_store *store, const slot_part
     options.parent_run = options.resumed_from_run = NULL;
     options.on_duplicate = CKD_DUPLICATE_ERROR;
     options.base = p->base && options.fidelity <= CKD_EXACT;
+    options.max_load_cost = p->max_load_cost;
     store->launch = NULL;
     return save_alone(out, store, &options, p->slot, p->content, err);
 }

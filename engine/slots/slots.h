@@ -140,6 +140,7 @@ typedef struct slot_part {
         *plan;     /* of all ranks: a part has the values that its rank writes; all parts are a state */
     slot_peer who; /* its run is not used */
     bool base;     /* an exact copy is stored as a base */
+    double max_load_cost; /* of the copy: as in ckd_save_options */
 } slot_part;
 /*
  * Makes a checkpoint of a good slot in a store that only the caller writes to. It has the id and the fidelity of the

@@ -314,6 +314,19 @@ def test_lossy_sessions(cluster):
     run("verify", two.store)
 
 
+def test_exact_states_travel_as_deltas(cluster):
+    """A base, seven deltas, and so on. A second base within such a chain would be sent in vain: the file before has the values."""
+    two = cluster("ab", "--store-every", "1h")
+    node, text = two.nodes[0], two.folder / "text"
+    text.write_bytes(bytes(range(32, 127)) * 2200)
+    until(node.in_place)
+    node.train(command=[GPT, f"--text={text}", "--width=128", "--heads=2", "--layers=1", "--batch=2", "--context=16", "--threads=1", "--steps=24",
+                        f"--store={two.store}", "--save-every=1", "--background=copy"]).communicate()
+    copies = node.copies()
+    assert copies["states"] == 24 and copies["replicated"] == 1
+    assert 0.25 < sum(p["sent_bytes"] for p in copies["peers"]) / copies["state_bytes"] < 0.345
+
+
 def test_a_small_budget(cluster):
     """Old states make room, here and at the partner, but not before the store has them. A state that does not fit is said."""
     two = cluster("ab", "--store-every", "1h", "--copies-budget", "1200K")
