@@ -273,6 +273,11 @@ typedef struct gpt_background {
     const ckd_ranks_options *ranks; /* NULL: one process */
 } gpt_background;
 /*
+ * Waits until the newest state of a trainer that died is in the store. Opening a session waits for it, too, but these
+ * programs look for their checkpoint before they open one.
+ */
+void gpt_session_await_agent(const char *store, const char *run);
+/*
  * Opens a session. The objects that `with` points to must live as long as the session. SIGUSR1 then requests a save;
  * SIGTERM requests a save and a stop.
  */

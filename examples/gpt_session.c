@@ -122,6 +122,12 @@ static ckd_status open_session(gpt_session *s, ckd_error *err) {
     return ckd_session_open(&s->session, w->store, &options, err);
 }
 
+void gpt_session_await_agent(const char *store, const char *run) {
+    const char *agent = getenv("CKPTDELTA_AGENT");
+    if (agent && *agent && strcmp(agent, "0") != 0)
+        (void)ckd_agent_settle(store, agent, run, NULL);
+}
+
 int gpt_session_new(gpt_session **out, const gpt_background *with) {
     ckd_error err = {0};
     gpt_session *s = calloc(1, sizeof *s);

@@ -107,6 +107,10 @@ static int open_session(mpi_job *job) {
 
 int mpi_job_open(mpi_job *job, size_t parameters) {
     const gpt_options *o = job->options;
+    if (o->resume) { /* another rank's agent may still store what all ranks resume from */
+        gpt_session_await_agent(o->store, o->run);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
     if (open_store(job) || (o->resume && resume(job)) || open_session(job))
         return -1;
     if (job->rank > 0)

@@ -46,16 +46,10 @@ static void store_says(void *context, const char *message) {
     fprintf(stderr, "store: %s\n", message);
 }
 
-/* This program looks for its checkpoint before it opens a session, which would wait for its agent. */
-static void await_agent(const gpt_options *o) {
-    const char *agent = getenv("CKPTDELTA_AGENT");
-    if (o->background && agent && *agent && strcmp(agent, "0") != 0)
-        (void)ckd_agent_settle(o->store, agent, o->run, NULL);
-}
-
 static int open_store(trainer *t) {
     ckd_error err = {0};
-    await_agent(t->options);
+    if (t->options->background)
+        gpt_session_await_agent(t->options->store, t->options->run);
     ckd_store_options options = CKD_STORE_OPTIONS_INIT;
     options.threads = (uint32_t)gpt_pool_threads(t->pool);
     options.on_message = store_says;

@@ -138,8 +138,8 @@ static ckd_status replace_tombstone(bool *late, const ckd_store *store, const to
 }
 
 /*
- * Ends the grace period in the tombstones. After the clock was set back, the time of deletion may lie in the future,
- * too.
+ * Ends the grace periods in the tombstones. Those that are over may go on by the clock of another process, which would
+ * take the manifests for lost. After the clock was set back, the time of deletion may lie in the future, too.
  */
 static ckd_status end_grace_periods(bool *late, const ckd_store *store, const manifest_set *n,
                                     const file_uses *files, ckd_error *err) {
@@ -148,7 +148,7 @@ static ckd_status end_grace_periods(bool *late, const ckd_store *store, const ma
     ckd_status status = CKD_OK;
     for (size_t i = 0; i < n->count && status == CKD_OK; i++) {
         tombstone t = n->items[i].tombstone;
-        if (n->items[i].chosen && tombstone_in_grace(&t, now)) {
+        if (n->items[i].chosen && tombstone_in_grace(&t, 0)) {
             t.until_ns = t.deleted_ns < now ? t.deleted_ns : now;
             status = replace_tombstone(late, store, &t, files, err);
         }

@@ -9,6 +9,7 @@ copies, or one that all disks had), the last state is bit for bit that of a trai
 Options and output are those of agents.py.
 """
 
+import functools
 import json
 import os
 import random
@@ -120,21 +121,28 @@ class Case:
         for node in self.nodes:
             if not node.agent:
                 node.start()
-        world = self.draw.randint(1, 4)
-        places = [self.draw.choice(nodes or self.nodes) for _ in range(world)]
+        places = [self.draw.choice(nodes or self.nodes) for _ in range(self.world())]
         self.launches += 1
-        self.ranks = []
         every = self.draw.choice([1, 2, 5])
-        for rank, node in enumerate(places):
-            words = [self.build / "tests/rank_trainer", self.store, rank, world, f"job{self.launches}", steps, every]
-            env = dict(os.environ, CKPTDELTA_AGENT=str(node.socket) if with_agents else "", CKPTDELTA_AGENT_WAIT="5")
+        first = self.start_ranks(places, steps, every, [str(n.socket) if with_agents else "" for n in places])
+        self.tell(f"{len(places)} ranks on {[self.nodes.index(n) for n in places]} go on after {first}, every {every}"
+                  f"{'' if with_agents else ', without agents'}")
+        check(first >= promised, f"they go on after step {first}, and {promised} was promised")
+        return first
+
+    def world(self):
+        return self.draw.randint(1, 4)
+
+    def start_ranks(self, places, steps, every, sockets):
+        """Returns the step after which they go on."""
+        self.ranks = []
+        for rank, (node, socket) in enumerate(zip(places, sockets)):
+            words = [self.build / "tests/rank_trainer", self.store, rank, len(places), f"job{self.launches}", steps, every]
+            env = dict(os.environ, CKPTDELTA_AGENT=socket, CKPTDELTA_AGENT_WAIT="5")
             self.ranks.append((self.popen(words, env, stdout=subprocess.PIPE, text=True), node))
         firsts = {r.stdout.readline() for r, _ in self.ranks}
         check(len(firsts) == 1 and firsts != {""}, f"the ranks go on differently: {firsts}")
-        first = int(firsts.pop().split()[-1])
-        self.tell(f"{world} ranks on {[self.nodes.index(n) for n in places]} go on after {first}, every {every}{'' if with_agents else ', without agents'}")
-        check(first >= promised, f"they go on after step {first}, and {promised} was promised")
-        return first
+        return int(firsts.pop().split()[-1])
 
     def least(self, kind):
         """The oldest step of this kind that a rank's session shows; 0: some have none yet."""
@@ -366,9 +374,9 @@ KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, lost_memor
                                  launch_without_agents, node_that_cannot_be_asked)}
 
 
-def play(build, kind, seed, folder):
+def play(make_case, kind, seed, folder):
     """Plays one case, of which the first failure is of this kind. Returns (None or why it was skipped, None or what went wrong, number of failures)."""
-    case = Case(build, folder, seed)
+    case = make_case(folder, seed)
     number = promised = 0
     try:
         for number in range(case.draw.randint(1, 3)):
@@ -387,7 +395,7 @@ def play(build, kind, seed, folder):
 
 
 def main():
-    return agents.drive(__doc__, KINDS, lambda build, folder: build, play, "nodes")
+    return agents.drive(__doc__, KINDS, lambda build, folder: functools.partial(Case, build), play, "nodes")
 
 
 if __name__ == "__main__":

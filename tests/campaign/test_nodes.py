@@ -1,5 +1,6 @@
 """A case or two of nodes that are lost, stopped and damaged."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ SEED = int(os.environ.get("CKD_SWEEP_SEED") or 1)
 @pytest.mark.parametrize("kind", sorted(nodes.KINDS))
 @pytest.mark.sampled(4, full=4)
 def test_what_was_promised_is_there(tmp_path, kind):
-    skipped, failure, _ = nodes.play(BUILD, kind, SEED, tmp_path)
+    skipped, failure, _ = nodes.play(functools.partial(nodes.Case, BUILD), kind, SEED, tmp_path)
     assert failure is None, failure
     if skipped:
         pytest.skip(skipped)

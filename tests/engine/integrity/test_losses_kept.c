@@ -918,6 +918,31 @@ static void test_a_deletion_in_the_future_that_is_no_loss(void **state) {
     check_loads(*state, 2);
 }
 
+/* A grace period that is over by the clock of a collection goes on by one that is behind. */
+static void test_a_collection_with_a_clock_that_is_ahead(void **state) {
+    manifest_list tombstones = {0};
+    tombstone t;
+    ckd_error err = {0};
+    scene_make(*state, 0, 4);
+    delete_step(*state, 3, 3600);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    must(manifests_tombstones(&tombstones, store, &err), &err);
+    assert_int_equal(tombstones.count, 1);
+    must(tombstone_read(&t, store, &tombstones.items[0], &err), &err);
+    t.until_ns = clock_wall_ns() - 1;
+    t.deleted_ns = t.until_ns - UINT64_C(60000000000);
+    must(tombstone_write(store, &t, true, &err), &err);
+    file_set_fault_hook(tombstones_stay, NULL);
+    assert_int_not_equal(ckd_store_collect(NULL, store, NULL, NULL), CKD_OK);
+    file_set_fault_hook(NULL, NULL);
+    assert_int_equal(files_in(*state, "data/m"), 3);
+    must(tombstone_read(&t, store, &tombstones.items[0], &err), &err);
+    assert_false(tombstone_in_grace(&t, t.deleted_ns));
+    manifests_free(&tombstones);
+    ckd_store_close(store);
+    check_loads(*state, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_failed_repair_is_withdrawn),
@@ -952,6 +977,7 @@ int main(void) {
         tempdir_test(test_a_manifest_of_a_parent_lost_from_the_trash),
         tempdir_test(test_tombstones_without_a_manifest_that_are_no_loss),
         tempdir_test(test_a_deletion_in_the_future_that_is_no_loss),
+        tempdir_test(test_a_collection_with_a_clock_that_is_ahead),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
