@@ -18,6 +18,7 @@ enum {
     O_BATCH_SEED,
     O_MICRO_BATCHES,
     O_NO_PHASES,
+    O_RANKS_WAIT,
     O_FAULT,
     O_THREADS,
     O_TEXT,
@@ -93,6 +94,8 @@ static const struct argp_option option_table[] = {
      4},
     {"overhead", O_OVERHEAD, "PERCENT", 0,
      "with --background, instead of --save-every: as often as costs no more of the time (3.5)", 4},
+    {"ranks-wait", O_RANKS_WAIT, "SECONDS", 0,
+     "train_mpi and train_pipeline: how long a rank waits for the others in a save (600)", 4},
     {"no-phases", O_NO_PHASES, 0, 0,
      "train_pipeline: do not tell the library when a stage waits for another one. Only benchmarks want that",
      4},
@@ -247,6 +250,9 @@ static error_t parse_saving(int key, char *text, struct argp_state *state) {
     case O_FAULT:
         if (gpt_fault_parse(&o->fault, text))
             argp_error(state, "--fault is spike, freeze, stuck or nan, and @STEP; not %s", text);
+        break;
+    case O_RANKS_WAIT:
+        o->ranks_wait_s = whole(state, text, 1, 86400);
         break;
     case O_NO_PHASES:
         o->no_phases = 1;

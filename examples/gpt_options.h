@@ -39,6 +39,7 @@ typedef struct gpt_options {
     const char *background; /* "copy" or "lazy"; NULL: training waits for saves */
     /* with background and save_every 0: a share of the time; 0: the library's default */
     double overhead;
+    uint64_t ranks_wait_s;  /* of ranks for each other; 0: the library's default */
     int resume;             /* from resume_run at resume_step */
     const char *resume_run; /* NULL: same as run */
     uint64_t resume_step;   /* CKD_LATEST: the newest */

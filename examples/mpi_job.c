@@ -102,6 +102,7 @@ static int open_session(mpi_job *job) {
     job->ranks.rank = (uint32_t)job->rank;
     job->ranks.world = (uint32_t)job->world;
     job->ranks.group = job->group;
+    job->ranks.timeout_ms = (uint32_t)(o->ranks_wait_s * 1000);
     return gpt_session_new(&job->session, &with);
 }
 

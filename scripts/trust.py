@@ -194,8 +194,8 @@ def jobs(r):
 
 def nodes(r):
     if r.args.length:
-        for name in ("agents", "nodes"):
-            r.run([sys.executable, f"tests/campaign/{name}.py", "--seconds", str(150 * r.args.length), "--seed", str(int(time.time()) % 100000), "--record"],
+        for name in ("agents", "nodes", "gpt_nodes"):
+            r.run([sys.executable, f"tests/campaign/{name}.py", "--seconds", str(100 * r.args.length), "--seed", str(int(time.time()) % 100000), "--record"],
                   may_fail=True)
     return recorded(agents.summary(), "agents")
 

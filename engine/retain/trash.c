@@ -138,8 +138,8 @@ static ckd_status replace_tombstone(bool *late, const ckd_store *store, const to
 }
 
 /*
- * Ends the grace periods in the tombstones. Those that are over may go on by the clock of another process, which would
- * take the manifests for lost. After the clock was set back, the time of deletion may lie in the future, too.
+ * Ends the grace periods in the tombstones, also periods that are over: by the clock of another process one may go on,
+ * and its manifest would seem lost. After the clock was set back, the time of deletion may lie in the future, too.
  */
 static ckd_status end_grace_periods(bool *late, const ckd_store *store, const manifest_set *n,
                                     const file_uses *files, ckd_error *err) {

@@ -4,8 +4,8 @@
 
 mpirun ends all ranks when one of them dies. The oracle is that of nodes.py, with the losses in place of the last state:
 each loss, also of steps that were trained twice, is bit for bit that of a training without failures. A kill comes at any
-moment of a save, as each step or a few of them are saved, and nothing waits for a save before it. Options and output are
-those of agents.py.
+moment of a save, as each step or a few of them are saved, and nothing waits for a save before it. Agents are not stopped
+here: others wait for them, which would take most of the time. Options and output are those of agents.py.
 """
 
 import functools
@@ -19,7 +19,8 @@ import nodes
 from jobs_support import check, losses_of, read, stat_of, wait_for, words_of
 
 WORLD = 4
-LIMIT = 1000  # steps of the training without failures
+RANKS_WAIT = 40  # seconds; agents wait three quarters of it for one that is stopped
+STEPS = 1000  # of the training without failures
 
 
 class Rank:
@@ -37,7 +38,8 @@ class Rank:
 
 def command(build, store, losses, steps, every, sockets):
     words = [build / "train_mpi", "--width", 32, "--layers", 1, "--heads", 2, "--context", 32, "--batch", 4, "--threads", 1, "--schedule", "constant",
-             "--steps", steps, "--save-every", every, "--background", "copy", "--store", store, "--run", "gpt", "--resume", "--losses", losses]
+             "--steps", steps, "--save-every", every, "--background", "copy", "--store", store, "--run", "gpt", "--resume", "--losses", losses,
+             "--ranks-wait", RANKS_WAIT]
     ranks = [["-n", 1, "env", f"CKPTDELTA_AGENT={socket}", "CKPTDELTA_AGENT_WAIT=5", *words] for socket in sockets]
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", *[word for rank in ranks for word in [":", *rank]][1:]]
 
@@ -46,6 +48,7 @@ class GptCase(nodes.Case):
     def __init__(self, build, expected, folder, seed):
         super().__init__(build, folder, seed)
         self.expected, self.losses, self.job = expected, folder / "losses", None
+        self.most = max(map(int, expected))
 
     def world(self):
         return WORLD
@@ -55,7 +58,7 @@ class GptCase(nodes.Case):
             self.job.wait(60)
         said = self.folder / f"said{self.launches}"
         with open(said, "wb") as out:
-            self.job = self.popen(command(self.build, self.store, self.losses, min(steps, LIMIT), every, sockets), dict(os.environ, **agents.MPI), stdout=out)
+            self.job = self.popen(command(self.build, self.store, self.losses, min(steps, self.most), every, sockets), dict(os.environ, **agents.MPI), stdout=out)
         begun = wait_for(lambda: re.search(r"(?:resumed from \S+ at|starting at) step (\d+)", said.read_text()) or self.job.poll() is not None, "ranks", 120)
         check(begun is not True, f"the job has ended before its first step: {said.read_text()}")
         ranks = wait_for(self.find_ranks, "the processes of all ranks", 60)
@@ -63,7 +66,7 @@ class GptCase(nodes.Case):
         return int(begun.group(1))
 
     def find_ranks(self):
-        """Their process numbers in the order of the ranks, once all run; all that are left if the job has ended since."""
+        """Their process numbers in the order of the ranks, once all run."""
         found = {}
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             if stat_of(pid)[1] == self.job.pid and os.path.basename((words_of(pid) or [""])[0]) == "train_mpi":
@@ -72,7 +75,7 @@ class GptCase(nodes.Case):
 
     def finish(self, promised):
         steps = max(int(step) for step, _ in losses_of(self.losses)) + 40
-        check(steps <= LIMIT, f"the training without failures has {LIMIT} steps, not {steps}")
+        check(steps <= self.most, f"the training without failures has {self.most} steps, not {steps}")
         self.launch(steps, promised)
         check(self.job.wait(120) == 0, "the job has failed")
         check(self.cli("verify", self.store, "-q").returncode == 0, "the store is damaged")
@@ -83,15 +86,18 @@ class GptCase(nodes.Case):
             check(loss == self.expected[step], f"the loss of step {step} is another one than without failures")
 
 
-def prepare(build, folder):
-    """The losses of a training without failures and without agents."""
-    subprocess.run(list(map(str, command(build, folder / "store", folder / "losses", LIMIT, LIMIT, [""] * WORLD))), check=True, stdout=subprocess.DEVNULL,
+def prepare(build, folder, steps=STEPS):
+    """Trains without failures and without agents, for the losses."""
+    subprocess.run(list(map(str, command(build, folder / "store", folder / "losses", steps, steps, [""] * WORLD))), check=True, stdout=subprocess.DEVNULL,
                    stderr=subprocess.DEVNULL, timeout=1200, env=dict(os.environ, **agents.MPI))
     return functools.partial(GptCase, build, dict(losses_of(folder / "losses")))
 
 
+KINDS = {name: play for name, play in nodes.KINDS.items() if name not in ("stopped_agent", "node_that_cannot_be_asked")}
+
+
 def main():
-    return agents.drive(__doc__, nodes.KINDS, prepare, nodes.play, "gpt_nodes")
+    return agents.drive(__doc__, KINDS, prepare, functools.partial(nodes.play, kinds=KINDS), "gpt_nodes")
 
 
 if __name__ == "__main__":

@@ -54,17 +54,17 @@ class Node:
     def lose(self):
         """Its processes and its memory are gone, and its own ranks first; sometimes its disk, too."""
         self.halt()
-        self.end(with_disk=self.case.draw_disk.random() < 0.5)
+        self.end(with_memory=True, with_disk=self.case.draw_disk.random() < 0.5)
 
     def halt(self):
         for process in [r for r, node in self.case.ranks if node is self] + [self.agent]:
             kill(process.pid, signal.SIGSTOP)
 
-    def end(self, with_disk):
+    def end(self, with_memory, with_disk):
         for process in [r for r, node in self.case.ranks if node is self] + [self.agent]:
             kill(process.pid)
             process.wait()
-        for folder in [self.memory] + [self.disk] * with_disk:
+        for folder in [self.memory] * with_memory + [self.disk] * with_disk:
             shutil.rmtree(folder, ignore_errors=True)
         self.agent = None
 
@@ -225,6 +225,17 @@ def lost_node(case, first):
     return promised
 
 
+def killed_agent_and_ranks(case, first):
+    """Of a node at once. Its next agent removes the files that are left in memory, and gets the state from other nodes."""
+    promised = case.train(first)
+    node = case.draw.choice([n for _, n in case.ranks])
+    case.tell(f"the agent and the ranks of node {case.nodes.index(node)} are killed")
+    node.halt()
+    node.end(with_memory=False, with_disk=False)
+    case.kill_ranks()
+    return promised
+
+
 def lost_nodes(case, first):
     """As many as there are copies, or more: then what is in the store is promised."""
     promised = case.train(first)
@@ -247,7 +258,7 @@ def lost_memory(case, first):
     promised = max(case.durable(), on_disk)
     case.tell(f"step {on_disk} is on the disks, {promised} promised")
     time.sleep(case.draw.random() * 0.1)
-    for act in (lambda node: node.halt(), lambda node: node.end(with_disk=False)):
+    for act in (lambda node: node.halt(), lambda node: node.end(with_memory=True, with_disk=False)):
         for node in case.nodes:
             act(node)
     return promised
@@ -371,16 +382,16 @@ def ended_agent(case, first):
 
 
 KINDS = {f.__name__: f for f in (killed_ranks, lost_node, lost_nodes, lost_memory, killed_agent, stopped_agent, flipped_bits, drained, ended_agent,
-                                 launch_without_agents, node_that_cannot_be_asked)}
+                                 launch_without_agents, node_that_cannot_be_asked, killed_agent_and_ranks)}
 
 
-def play(make_case, kind, seed, folder):
+def play(make_case, kind, seed, folder, kinds=KINDS):
     """Plays one case, of which the first failure is of this kind. Returns (None or why it was skipped, None or what went wrong, number of failures)."""
     case = make_case(folder, seed)
     number = promised = 0
     try:
         for number in range(case.draw.randint(1, 3)):
-            failure = KINDS[kind] if number == 0 else case.draw.choice(list(KINDS.values()))
+            failure = kinds[kind] if number == 0 else case.draw.choice(list(kinds.values()))
             first = case.launch(EVER, promised)
             case.tell(failure.__name__)
             promised = max(promised, failure(case, first))
