@@ -133,9 +133,9 @@ CKD_API ckd_status ckd_agent_ask(ckd_agent_state **out, const char *store, const
 CKD_API void ckd_agent_state_free(ckd_agent_state *state);
 /*
  * Waits until the states that killed trainers of a run left in the agent's memory are durable. A session does this when
- * it is opened. Each of several ranks calls it, for the agent of its node, and none looks for its checkpoint before all
- * calls have returned. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (a state cannot be
- * made durable at present).
+ * it is opened. Each of several ranks calls it, for the agent of its node, and none looks for its checkpoint before
+ * all calls have returned. socket: NULL or "auto" for the usual place. Errors: as for ckd_agent_ask; BUSY (a state
+ * cannot be made durable at present).
  */
 CKD_API ckd_status ckd_agent_settle(const char *store, const char *socket, const char *run, ckd_error *err);
 /*
