@@ -57,8 +57,10 @@ class GptCase(nodes.Case):
         if self.job:
             self.job.wait(60)
         said = self.folder / f"said{self.launches}"
+        # killed ranks leave their shared memory
+        env = dict(os.environ, **agents.MPI, OMPI_MCA_btl_vader_backing_directory=str(self.folder))
         with open(said, "wb") as out:
-            self.job = self.popen(command(self.build, self.store, self.losses, min(steps, self.most), every, sockets), dict(os.environ, **agents.MPI), stdout=out)
+            self.job = self.popen(command(self.build, self.store, self.losses, min(steps, self.most), every, sockets), env, stdout=out)
         begun = wait_for(lambda: re.search(r"(?:resumed from \S+ at|starting at) step (\d+)", said.read_text()) or self.job.poll() is not None, "ranks", 120)
         check(begun is not True, f"the job has ended before its first step: {said.read_text()}")
         ranks = wait_for(self.find_ranks, "the processes of all ranks", 60)
