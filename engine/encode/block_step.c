@@ -67,7 +67,8 @@ void block_step_measure(block_job *job, const tensor_context *tensor) {
 /* ---- which rule ---- */
 
 typedef struct inputs {
-    const float *now, *parent_first, *first, *second;
+    const float *now, *previous; /* of the tensor: its values, and those of the parent */
+    const float *first, *other;  /* the first moment; the second one or the parent's first one, by the rule */
 } inputs;
 
 /* Total length of the differences, in bits. */
@@ -92,11 +93,11 @@ static double sampled_bits(const block_job *job, const inputs *in, const step_ru
     float guess[STEP_SAMPLE_SLICES * STEP_SAMPLE_SLICE], now[STEP_SAMPLE_SLICES * STEP_SAMPLE_SLICE];
     for (size_t i = 0; i < slices; i++) {
         size_t at = i * step;
-        memcpy(guess, in->parent_first + at, length * sizeof(float));
+        memcpy(guess, in->previous + at, length * sizeof(float));
         memcpy(now, (const uint8_t *)in->now + at * sizeof(float), length * sizeof(float));
         if (rule) {
             job->decoder.kernels->optimizer_step(rule, guess, guess, in->first + at,
-                                                 in->second ? in->second + at : NULL, length);
+                                                 in->other ? in->other + at : NULL, length);
         }
         total += difference_bits(now, guess, length);
     }
@@ -186,17 +187,17 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
     float *previous = (float *)(void *)job->scratch.previous.data;
     inputs in = {
         .now = job->input.values,
-        .parent_first = previous,
+        .previous = previous,
         .first = step_pinned_values(s->first, &job->scratch.step_first, job->input.first, job->input.count)};
     if (s->inputs == INPUTS_MOMENT_SQUARE) {
-        in.second =
+        in.other =
             step_pinned_values(s->square, &job->scratch.step_before, job->input.first, job->input.count);
     }
-    if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.second)) {
+    if (!in.first || (s->inputs == INPUTS_MOMENT_SQUARE && !in.other)) {
         return CKD_OK; /* no prediction, but a delta */
     }
     if (s->inputs != INPUTS_MOMENT_SQUARE && s->parent_first) {
-        ckd_status status = read_before(job, ctx, tensor, &in.second, err);
+        ckd_status status = read_before(job, ctx, tensor, &in.other, err);
         if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_IO) {
             job->analysis.parent_damaged = true; /* no prediction, but a delta */
             return CKD_OK;
@@ -211,7 +212,7 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
         return CKD_OK;
     }
     job->analysis.step.predicts = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
-                                                                       in.second, job->input.count);
+                                                                       in.other, job->input.count);
     block_step_name_inputs(job, ctx, tensor, &rule);
     return CKD_OK;
 }

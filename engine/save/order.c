@@ -29,11 +29,11 @@ static save_slot *slot_of(save_pipeline *p, uint64_t block) {
 
 /* ---- whether a delta is tried ---- */
 
-static bool self_check_is_due(delta_record *history) {
+static bool delta_is_due(delta_record *history) {
     return history->losses < SKIP_AFTER || history->since++ % RETRY_EVERY == RETRY_EVERY - 1;
 }
 
-static void record_for_self_check(const block_job *job, delta_record *history) {
+static void record_delta(const block_job *job, delta_record *history) {
     if (!block_is_duplicate(job) && (job->analysis.predicted.available || job->analysis.delta_rejected)) {
         bool won =
             job->analysis.predicted.available && job->analysis.predicted.size < job->analysis.standalone.size;
@@ -46,10 +46,10 @@ bool order_guess(const save_pipeline *p, uint64_t block) {
     delta_record history = rj->delta_history;
     for (uint64_t n = p->decided; n < block; n++) {
         if (p->slots[n % p->slot_count].region_job == rj) {
-            (void)self_check_is_due(&history);
+            (void)delta_is_due(&history);
         }
     }
-    return self_check_is_due(&history);
+    return delta_is_due(&history);
 }
 
 /* ---- decisions ---- */
@@ -124,7 +124,7 @@ static void record_decision(ckd_save *save, block_job *job, save_slot *slot, con
     pthread_mutex_lock(&p->mutex);
     if (!slot->region_job->lossy) {
         slot->region_job->delta_history = *history;
-        record_for_self_check(job, &slot->region_job->delta_history);
+        record_delta(job, &slot->region_job->delta_history);
     }
     slot->stage = SLOT_DECIDED;
     p->decided++;
@@ -144,7 +144,7 @@ ckd_status save_decide_block(ckd_save *save, uint64_t block, ckd_error *err) {
         return CKD_OK;
     }
     delta_record history = rj->delta_history;
-    bool due = rj->lossy || self_check_is_due(&history) || job->input.precoded.delta;
+    bool due = rj->lossy || delta_is_due(&history) || job->input.precoded.delta;
     if (!still_holds(job, &c, rj, due)) {
         ckd_status status = analyse_again(save, job, slot, due, err);
         if (status != CKD_OK) {
