@@ -211,8 +211,8 @@ ckd_status block_step_predict(block_job *job, const coding_context *ctx, const t
     if (bits + CLEARLY * (double)job->input.count >= plain) {
         return CKD_OK;
     }
-    job->analysis.step.predicts = job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first,
-                                                                       in.other, job->input.count);
+    job->analysis.step.predicts =
+        job->decoder.kernels->optimizer_step(&rule, previous, previous, in.first, in.other, job->input.count);
     block_step_name_inputs(job, ctx, tensor, &rule);
     return CKD_OK;
 }
