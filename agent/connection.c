@@ -406,7 +406,8 @@ static void end_session(connection *c, bool *goodbye) {
     pthread_mutex_unlock(&a->mutex);
     bool stored = store_rest(c, goodbye);
     pthread_mutex_lock(&a->mutex);
-    bool settles = !stored && holding_has_state(h), durable = !h->deferred && h->stored_ns > 0;
+    bool settles = !stored && holding_has_state(h);
+    bool durable = !h->deferred && !h->uncertain && h->stored_ns > 0;
     if (!settles) {
         holding_remove(a, h);
         record_write(a);

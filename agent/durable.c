@@ -74,7 +74,7 @@ static void end_save(connection *c, uint32_t k, const slot_request *r, uint64_t 
         h->stored_ns = clock_monotonic_ns();
         h->deferred = 0;
         h->failed_ns = 0;
-        h->due = h->called = false;
+        h->due = h->called = h->uncertain = false;
     }
     if (done) {
         h->set->done[k] = r->options.checkpoint_id;
@@ -331,7 +331,8 @@ static ckd_status save_left(connection *c, ckd_error *err) {
                 c->agent,
                 "the trainer of run '%s' has ended without closing its session: its step %llu is durable",
                 c->holding->shown.run, (unsigned long long)saved.step);
-        } else if (status != CKD_OK && end == SAVE_DONE && c->ranks && c->holding->deferred) {
+        } else if (status != CKD_OK && end == SAVE_DONE && c->ranks &&
+                   (c->holding->deferred || c->holding->uncertain)) {
             agent_say(c->agent,
                       "step %llu of run '%s' cannot be stored by its ranks alone, and copied states become "
                       "durable when the job starts again, from the memory of its nodes: %s",
@@ -421,7 +422,7 @@ bool holding_settle(connection *c) {
         pthread_mutex_lock(&a->mutex);
         bool first = status != CKD_OK && !h->stuck;
         h->settled = status == CKD_OK;
-        bool durable = h->settled && !h->deferred && h->stored_ns > 0;
+        bool durable = h->settled && !h->deferred && !h->uncertain && h->stored_ns > 0;
         h->stuck = status != CKD_OK;
         h->ended_ns = clock_monotonic_ns();
         h->fd = status == CKD_OK || last ? -1 : h->fd; /* once it is settled, others may remove it */
@@ -472,7 +473,7 @@ static bool fails_drain(const holding *h, uint64_t drain) {
 }
 
 ckd_status holdings_drain(agent *a, ckd_error *err) {
-    uint64_t drain = ++a->last_drain;
+    uint64_t drain = ++a->last_drain, begun_ns = clock_monotonic_ns();
     for (bool waiting = true; waiting;) {
         waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
@@ -482,7 +483,9 @@ ckd_status holdings_drain(agent *a, ckd_error *err) {
                                (unsigned long long)h->shown.newest_step, h->shown.run, h->shown.trouble);
             }
             bool ended = h->fd < 0 || local_peer_gone(h->fd, h->watch);
-            waiting |= h->saving || (h->deferred && !h->settled) || (ended && !h->settled);
+            /* trainers go on meanwhile, and there is always a later state */
+            bool later = h->set && h->set->saved_ns >= begun_ns;
+            waiting |= !h->settled && (ended || (!later && (h->saving || h->deferred)));
         }
         if (waiting) {
             pthread_cond_wait(&a->changed, &a->mutex);

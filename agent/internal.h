@@ -54,6 +54,7 @@ typedef struct holding {
     bool uncopied;                  /* reported: its last state could not be copied to other nodes */
     uint32_t deferred;              /* saves since the last one that reached the store */
     ckd_id deferred_id;             /* of ranks: the checkpoint of the last deferred save */
+    bool uncertain;                 /* of ranks: others may have deferred its last state; it does not know */
     uint64_t failed_ns;             /* when storing a deferred state last failed; 0: it did not fail */
     uint64_t failed_drain;          /* the number of the last drain that had begun before that attempt */
     ckd_id group;                   /* of ranks: the group of their agents' threads */

@@ -72,10 +72,17 @@ static bool keep_copies(ckd_checkpoint *out, connection *c, const slot_part *p, 
     return saved && may_defer && out->created_ns > c->holding->stored_date && tier_await_copies(t, version);
 }
 
+static void set_uncertain(connection *c, bool uncertain) {
+    pthread_mutex_lock(&c->agent->mutex);
+    c->holding->uncertain = uncertain;
+    pthread_mutex_unlock(&c->agent->mutex);
+}
+
 /*
  * Does the same for all ranks. It is enough only if it is enough on each. A rank that has ended copies nothing more, so
- * the state then goes to the store. Collective. Errors: those of slot_plan, on all ranks; the state cannot be saved
- * then.
+ * the state then goes to the store. A rank that has copies and does not learn of the others must keep them, because
+ * the others may have deferred the state. Collective. Errors: those of slot_plan, on all ranks; the state cannot be
+ * saved then.
  */
 static ckd_status keep_copies_jointly(bool *enough, ckd_checkpoint *out, connection *c, slot_part *p,
                                       ckd_error *err) {
@@ -87,8 +94,11 @@ static ckd_status keep_copies_jointly(bool *enough, ckd_checkpoint *out, connect
     }
     ckd_status own = keep_copies(out, c, p, lives)
                          ? CKD_OK
-                         : err_set(&why, CKD_E_BUSY, "the store has to have this state");
-    *enough = ranks_agree(c->ranks, own, &why, NULL, 0, NULL) == CKD_OK;
+                         : err_set(&why, CKD_E_EXISTS, "the store has to have this state");
+    ckd_status agreed = ranks_agree(c->ranks, own, &why, NULL, 0, NULL);
+    *enough = agreed == CKD_OK;
+    /* the exchange itself never fails with EXISTS */
+    set_uncertain(c, own == CKD_OK && agreed != CKD_OK && agreed != CKD_E_EXISTS);
     return CKD_OK;
 }
 

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "agent/internal.h"
 #include "tests/support/trainers.h"
@@ -34,9 +36,37 @@ static void test_what_waits_for_other_nodes_is_not_forgotten(void **state) {
     pthread_mutex_destroy(&a.mutex);
 }
 
+/* A session saves one state after the other. A drain waits only for those of its beginning. */
+static void test_a_drain_ends_while_a_session_saves(void **state) {
+    (void)state;
+    agent a = {.options = {.memory_bytes = 1000}};
+    ckd_error err;
+    int ends[2];
+    pthread_mutex_init(&a.mutex, NULL);
+    pthread_cond_init(&a.changed, NULL);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    holding *h = holding_add(&a, &(slot_hello){.run = "gpt"}, ends[0], -1);
+    assert_non_null(h);
+    slot_layout layout = {.size = 600};
+    must(holding_give_memory(&a, h, &layout, 1, &err), &err);
+    h->saving = true;
+    h->set->saved_ns = UINT64_MAX;
+    alarm(30);
+    pthread_mutex_lock(&a.mutex);
+    must(holdings_drain(&a, &err), &err);
+    pthread_mutex_unlock(&a.mutex);
+    alarm(0);
+    holding_remove(&a, h);
+    close(ends[0]);
+    close(ends[1]);
+    pthread_cond_destroy(&a.changed);
+    pthread_mutex_destroy(&a.mutex);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_waits_for_other_nodes_is_not_forgotten),
+        cmocka_unit_test(test_a_drain_ends_while_a_session_saves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

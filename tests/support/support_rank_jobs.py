@@ -17,11 +17,12 @@ class Job:
 
     count = 0
 
-    def __init__(self, cluster, nodes, steps=EVER):
+    def __init__(self, cluster, nodes, steps=EVER, every=5):
         Job.count += 1
         self.ranks = []
         for rank, node in enumerate(nodes):
-            command = [TRAINER, cluster.store, str(rank), str(len(nodes)), f"job-{os.getpid()}-{Job.count}", str(steps)]
+            command = [TRAINER, cluster.store, str(rank), str(len(nodes)), f"job-{os.getpid()}-{Job.count}", str(steps),
+                       str(every)]
             self.ranks.append(node.train(command=command))
 
     def kill(self):

@@ -1,10 +1,11 @@
 """Ranks on several nodes: a node that is lost leaves its ranks' parts of a state with others, who store it together."""
 
 import signal
+import subprocess
 
 import pytest
 
-from support_cli import run, stop
+from support_cli import COMMAND, run, stop
 from support_nodes import cluster, until  # noqa: F401
 from support_rank_jobs import EVER, Job, check_state, copied, least_copied, train_until_copied
 
@@ -117,6 +118,21 @@ def test_an_agent_that_knows_no_others(cluster):
     assert "its states are not copied to other nodes: rank 1: its agent knows no other nodes (--peers)" in node.said()
     assert {c["step"] for c in run("list", two.store, "--json").json()["checkpoints"]} == {5, 10, 15, 20, 25, 30}
     check_state(two, 30)
+
+
+def test_a_drain_while_all_train_on(cluster):
+    """It ends when the states of its beginning are durable, though later ones are on their way at any time."""
+    two = cluster("ab", "--store-every", "1h")
+    node = two.nodes[0]
+    until(lambda: all(n.in_place() for n in two.nodes))
+    job = Job(two, [node] * 4, EVER, every=1)
+    until(lambda: copied([node] * 4, 3))
+    for _ in range(3):
+        reached = least_copied([node] * 4)
+        subprocess.run([COMMAND, "agent", two.store, "--socket", node.socket, "--drain", "-q"], check=True, timeout=60)
+        assert two.newest() >= reached
+    assert [rank.poll() for rank in job.ranks] == [None] * 4
+    job.kill()
 
 
 @pytest.mark.parametrize("ends", ["drain", "term"])
