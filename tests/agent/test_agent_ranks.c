@@ -440,6 +440,60 @@ static void test_a_rank_lacks_a_state_that_others_copy(void **state) {
     assert_int_equal(times_said("an earlier exchange"), 0);
 }
 
+/* The newest step of which all ranks' parts are on the local disk; 0: there is none. */
+static uint64_t step_on_disk(uint32_t world) {
+    ckd_agent_state *shown;
+    ckd_error err;
+    must(ckd_agent_ask(&shown, store, agent_socket, &err), &err);
+    uint64_t least = shown->count == world ? UINT64_MAX : 0;
+    for (size_t i = 0; i < shown->count; i++) {
+        uint64_t step = shown->sessions[i].local_step;
+        step = step == CKD_LATEST ? 0 : step;
+        least = step < least ? step : least;
+    }
+    ckd_agent_state_free(shown);
+    return least;
+}
+
+/*
+ * One rank cannot read what the ranks have agreed on, at any point of a save. If the others have deferred the state,
+ * its part is still needed.
+ */
+static void test_a_rank_does_not_hear_of_the_others(void **state) {
+    char local[600], unread[16];
+    ckd_error err;
+    snprintf(local, sizeof(local), "%s/local", (const char *)*state);
+    agent_local = local;
+    agent_store_every_s = 3600;
+    unsigned broken = 0, stride = (unsigned)test_stride(9, 3, 1);
+    for (unsigned n = 19 + (unsigned)test_first("unread messages", stride); n < 40; n += stride) {
+        snprintf(unread, sizeof(unread), ".%u", n);
+        agent_unread = unread;
+        pid_t agent = start_agent(0);
+        agent_unread = NULL;
+        unsigned said = times_said("this session saves by itself from now on");
+        launch l = start(2, UINT64_MAX, WORLD);
+        uint64_t first = restored_step(&l, 0), begun = clock_monotonic_ns(), promised = 0;
+        while (times_said("this session saves by itself from now on") == said &&
+               clock_monotonic_ns() - begun < UINT64_C(10000000000) && promised < first + 6) {
+            uint64_t step = step_on_disk(2);
+            promised = step > promised ? step : promised;
+        }
+        broken += times_said("this session saves by itself from now on") > said;
+        kill_all(&l);
+        (void)last_of_all(&l);
+        launch next = start(2, UINT64_MAX, WORLD);
+        assert_true(restored_step(&next, 0) >= promised);
+        kill_all(&next);
+        (void)last_of_all(&next);
+        (void)ckd_agent_drain(store, agent_socket, 0, &err);
+        end_process(agent, SIGKILL);
+    }
+    assert_true(broken > 0);
+    agent_local = NULL;
+    agent_store_every_s = 0;
+}
+
 /* A rank by hand: gets memory, and waits for the others unless it dies before. */
 static pid_t start_joining(uint32_t rank, bool joins) {
     int pipes[2];
@@ -515,6 +569,7 @@ int main(void) {
         agent_test(test_a_rank_is_ahead_on_a_full_disk),
         agent_test(test_a_rank_copies_on_a_full_disk),
         agent_test(test_a_rank_lacks_a_state_that_others_copy),
+        agent_test(test_a_rank_does_not_hear_of_the_others),
     };
     return cmocka_run_group_tests_name("agent_ranks", tests, NULL, NULL);
 }

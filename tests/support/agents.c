@@ -23,7 +23,8 @@
 #include "tests/support/trainers.h"
 
 char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600], slow_path[600];
-const char *agent_local;
+const char *agent_local, *agent_unread;
+double agent_store_every_s;
 
 static void on_ready(void *context, const char *path) {
     (void)path;
@@ -53,9 +54,19 @@ unsigned times_said(const char *text) {
     return count;
 }
 
+static bool is_unread(file_op step, const char *path) {
+    size_t length = strlen(path), end = agent_unread ? strlen(agent_unread) : length + 1;
+    return step == FILE_OP_OPEN && end < length && strstr(path, "/data/r/") &&
+           strcmp(path + length - end, agent_unread) == 0;
+}
+
 /* The disk is full as long as a file says so, and takes no values as long as another one does. */
 static int full_disk(void *context, file_op step, const char *path) {
     (void)context;
+    if (is_unread(step, path)) {
+        agent_unread = NULL;
+        return EIO;
+    }
     while (step == FILE_OP_WRITE && strstr(path, "/data/c/") && access(slow_path, F_OK) == 0) {
         clock_sleep_ns(UINT64_C(5000000));
     }
@@ -74,6 +85,7 @@ pid_t start_agent(uint64_t budget) {
         o.socket = agent_socket;
         o.memory_bytes = budget;
         o.local = agent_local;
+        o.store_every_s = agent_store_every_s;
         o.threads = 1;
         o.on_message = say;
         o.on_ready = on_ready;

@@ -15,6 +15,9 @@
 extern char store[600], agent_socket[600], said_path[600], full_path[600], full_chunks_path[600],
     slow_path[600];
 extern const char *agent_local; /* the agent's folder on a local disk; NULL: it has none */
+extern double agent_store_every_s;
+extern const char
+    *agent_unread; /* an agent once cannot read a message of ranks whose name ends so; NULL: it can */
 
 /* Sets the paths in a new folder, which is then *state. */
 int agent_set_up(void **state);
