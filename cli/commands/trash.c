@@ -213,6 +213,8 @@ static ckd_status restore_all(restoration *r, ckd_store *store, ckd_error *err) 
     for (size_t i = 0; i < all && status == CKD_OK; i++) {
         if (r->left[i].status == CKD_OK) {
             r->ids[r->count++] = r->ids[i];
+        } else if (r->left[i].status == CKD_E_NOT_FOUND) { /* another process was faster */
+            r->left[i].status = CKD_OK;
         } else {
             r->left_count++;
         }
