@@ -10,8 +10,7 @@
 #define CHAIN_MIN   2 /* states in a chain */
 #define CHAIN_GROWS 4 /* each chain length is this many times the previous one */
 #define CHAIN_MAX   32
-#define CHAIN_COST \
-    8 /* what a state of a chain costs to load, in base loads; within the default few chains fit */
+#define CHAIN_COST  8 /* base loads that loading a state may cost */
 
 /* ---- begin and end ---- */
 
