@@ -203,22 +203,42 @@ static ckd_status restore_named(restoration *r, const arguments *a, ckd_store *s
     return status == CKD_OK ? ckd_store_undelete(store, r->ids, r->count, err) : status;
 }
 
-/* Checkpoints that cannot be restored must not keep the others in the trash. */
+/* now: the trash as it is now; NULL: it could not be read, and the checkpoint may be there. */
+static bool may_be_in_trash(const ckd_trash *now, const ckd_id *id) {
+    bool found = !now;
+    for (size_t i = 0; now && i < now->count && !found; i++) {
+        found = memcmp(&now->items[i].checkpoint.id, id, sizeof(*id)) == 0;
+    }
+    return found;
+}
+
+/*
+ * Checkpoints that cannot be restored must not keep the others in the trash. Those that another process has restored or
+ * removed meanwhile do not count as left.
+ */
 static ckd_status restore_all(restoration *r, ckd_store *store, ckd_error *err) {
-    size_t all = r->trash->count;
+    size_t all = r->trash->count, failed = 0;
+    ckd_trash *now = NULL;
     for (size_t i = 0; i < all; i++) {
         r->ids[i] = r->trash->items[i].checkpoint.id;
     }
     ckd_status status = ckd_store_undelete_each(r->left, store, r->ids, all, err);
     for (size_t i = 0; i < all && status == CKD_OK; i++) {
+        failed += r->left[i].status != CKD_OK;
+    }
+    if (failed && ckd_store_trash(&now, store, NULL) != CKD_OK) {
+        now = NULL;
+    }
+    for (size_t i = 0; i < all && status == CKD_OK; i++) {
         if (r->left[i].status == CKD_OK) {
             r->ids[r->count++] = r->ids[i];
-        } else if (r->left[i].status == CKD_E_NOT_FOUND) { /* another process was faster */
-            r->left[i].status = CKD_OK;
-        } else {
+        } else if (may_be_in_trash(now, &r->ids[i])) {
             r->left_count++;
+        } else {
+            r->left[i].status = CKD_OK;
         }
     }
+    ckd_trash_free(now);
     return status;
 }
 
