@@ -213,8 +213,8 @@ static bool may_be_in_trash(const ckd_trash *now, const ckd_id *id) {
 }
 
 /*
- * Checkpoints that cannot be restored must not keep the others in the trash. Those that another process has restored or
- * removed meanwhile do not count as left.
+ * Checkpoints that cannot be restored must not keep the others in the trash. If another process has restored or removed
+ * one meanwhile, it does not count as left.
  */
 static ckd_status restore_all(restoration *r, ckd_store *store, ckd_error *err) {
     size_t all = r->trash->count, failed = 0;
