@@ -110,7 +110,8 @@ const statement_text statement_texts[STATEMENT_COUNT] = {
                      "CROSS JOIN files f ON f.checkpoint = c.key WHERE r.name = ?1",
                      "add up the chunk files"},
     [S_ALL_FILES] =
-        {"SELECT count(*), sum(size), (SELECT sum(manifest_bytes) FROM checkpoints) FROM (SELECT DISTINCT name, size FROM files)",
+        {"SELECT count(*), ifnull(sum(size), 0), (SELECT ifnull(sum(manifest_bytes), 0) FROM checkpoints) "
+         "FROM (SELECT DISTINCT name, size FROM files)",
          "add up the chunk files"},
     [S_FILE_STATES] =
         {"SELECT name, max(size), min(ifnull(verified_ns, 0)) FROM files GROUP BY name ORDER BY name",

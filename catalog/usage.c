@@ -84,9 +84,9 @@ ckd_status catalog_usage_by_run(ckd_usage **rows, size_t *count, catalog *c, ckd
 /* ---- files ---- */
 
 static ckd_status all_files(void *context, query *q, ckd_error *err) {
-    catalog_files f = {.count = column_u64(q, 0, INT64_MAX)};
-    f.chunk_bytes = f.count ? column_u64(q, 1, INT64_MAX) : 0; /* SQL sums over no rows are NULL */
-    f.manifest_bytes = f.count ? column_u64(q, 2, INT64_MAX) : 0;
+    catalog_files f = {.count = column_u64(q, 0, INT64_MAX),
+                       .chunk_bytes = column_u64(q, 1, INT64_MAX),
+                       .manifest_bytes = column_u64(q, 2, INT64_MAX)};
     ckd_status status = query_row_status(q, err);
     if (status == CKD_OK) {
         *(catalog_files *)context = f;

@@ -54,17 +54,23 @@ static bool reserve(ckd_store *store, uint64_t size) {
     return fits;
 }
 
-/* Lowers the limit by `size` bytes that the device does not have, so that later saves do not try them again. */
-static void release_memory(ckd_store *store, uint64_t size) {
+/*
+ * Returns `size` bytes to the store's limit. refused: the device does not have them. Then the limit becomes lower by as
+ * much, so that later saves do not try them again.
+ */
+static void unreserve(ckd_store *store, uint64_t size, bool refused) {
     pthread_mutex_lock(&store->mutex);
     store->device_references_held -= size;
-    store->device_references_refused += size;
+    store->device_references_refused += refused ? size : 0;
     pthread_mutex_unlock(&store->mutex);
 }
 
-static device_reference *reference_new(const device_lease *lease, const device_reference_key *key) {
+/* Returns NULL without memory; *refused if it is the device that has none. */
+static device_reference *reference_new(bool *refused, const device_lease *lease,
+                                       const device_reference_key *key) {
     device_failure why = {DEVICE_DONE, "", ""};
     device_reference *r = calloc(1, sizeof(*r));
+    *refused = false;
     if (!r) {
         return NULL;
     }
@@ -74,7 +80,8 @@ static device_reference *reference_new(const device_lease *lease, const device_r
                             .region = *key->span.region,
                             .first = key->span.first,
                             .count = key->span.count};
-    if (!r->tensor || lease->backend->allocate(&r->memory, r->device, size_of(r), &why) != DEVICE_DONE) {
+    *refused = r->tensor && lease->backend->allocate(&r->memory, r->device, size_of(r), &why) != DEVICE_DONE;
+    if (!r->tensor || *refused) {
         r->memory = NULL;
         reference_free(r);
         return NULL;
@@ -90,9 +97,10 @@ ckd_status device_reference_keep(device_reference **reference, ckd_store *store,
         *reference = device_reference_acquire(store, lease->queue.device, key); /* replaces an older one */
     }
     if (!*reference && reserve(store, size)) {
-        *reference = reference_new(lease, key);
+        bool refused;
+        *reference = reference_new(&refused, lease, key);
         if (!*reference) {
-            release_memory(store, size);
+            unreserve(store, size, refused);
         }
     }
     if (!*reference) {

@@ -704,6 +704,23 @@ static void test_usage(void **state) {
     catalog_close(c);
 }
 
+static void test_usage_without_chunk_files(void **state) {
+    catalog_sample s;
+    catalog_files files;
+    catalog *c = catalog_sample_open(*state, CATALOG_WRITE);
+    assert_int_equal(catalog_usage_files(&files, c, NULL), CKD_OK);
+    assert_int_equal(files.count + files.chunk_bytes + files.manifest_bytes, 0);
+    catalog_sample_init(&s, "a", 1, 100); /* every tensor is empty */
+    s.entry.file_count = 0;
+    assert_int_equal(catalog_begin(c, NULL), CKD_OK);
+    assert_int_equal(catalog_add(c, &s.entry, NULL), CKD_OK);
+    assert_int_equal(catalog_commit(c, NULL), CKD_OK);
+    assert_int_equal(catalog_usage_files(&files, c, NULL), CKD_OK);
+    assert_int_equal(files.count + files.chunk_bytes, 0);
+    assert_int_equal(files.manifest_bytes, 612);
+    catalog_close(c);
+}
+
 /* ---- many ---- */
 
 enum { MANY = 10000 };
@@ -1054,6 +1071,7 @@ int main(void) {
         TEST(threads),
         TEST(memory),
         TEST(usage),
+        TEST(usage_without_chunk_files),
         TEST(an_entry_writes_little),
         TEST(ten_thousand_checkpoints),
         TEST(open_absent),
