@@ -69,6 +69,7 @@ typedef struct ckd_follow_result {
     uint64_t bytes; /* of all tensors in the folder */
     uint64_t written_bytes; /* of the values that were loaded and written */
     uint64_t passed_over;   /* newer checkpoints that are damaged; messages have named them */
+    uint64_t read_bytes;    /* of the payloads that were read from the store for them */
 } ckd_follow_result;
 
 #define CKD_FOLLOW_FOREVER UINT64_MAX
@@ -122,7 +123,7 @@ typedef struct ckd_changes_request {
 /*
  * Visits the elements of a tensor's region whose bits differ between two checkpoints. A model in memory can thus be
  * updated sparsely. Each rank of a tensor-parallel model asks for its own box. Blocks with the same content in both
- * checkpoints are skipped. The others are loaded from both and compared, one block at a time. A call of `visit` gets at
+ * checkpoints are skipped. The others are loaded from both and compared, four million elements at a time. A call of `visit` gets at
  * most 65,536 elements. Positions also ascend from call to call, except in a box whose rows (of the first dimension)
  * are larger than a block. The loads must be of one store. Errors: NOT_FOUND (no such tensor), MISMATCH (dtype or shape
  * differ), INVALID (the region), those of ckd_load_tensor and of `visit`.

@@ -7,6 +7,7 @@ int cmd_import(int argc, char **argv);
 int cmd_load(int argc, char **argv);
 int cmd_export(int argc, char **argv);
 int cmd_follow(int argc, char **argv);
+int cmd_publish(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_show(int argc, char **argv);
 int cmd_diff(int argc, char **argv);

@@ -191,11 +191,12 @@ static ckd_status print_json(const arguments *a, const ckd_follow_result *r, ckd
     const ckd_checkpoint *c = &r->checkpoint;
     ckd_id_text(id, &c->id);
     return cli_json_print_line(
-        json_pack("{s:i, s:o, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:o, s:f}", "schema", 1, "checkpoint",
+        json_pack("{s:i, s:o, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:f}", "schema", 1, "checkpoint",
                   cli_json_text(cli_ref_text_of(c).text), "id", id, "into", cli_json_text(a->follow.into),
                   "applied", r->applied, "files", (json_int_t)r->files, "bytes", (json_int_t)r->bytes,
-                  "written_bytes", (json_int_t)r->written_bytes, "passed_over", (json_int_t)r->passed_over,
-                  "created", cli_json_text(cli_text_time(c->created_ns).text), "age_s", lag_of(c)),
+                  "written_bytes", (json_int_t)r->written_bytes, "read_bytes", (json_int_t)r->read_bytes,
+                  "passed_over", (json_int_t)r->passed_over, "created",
+                  cli_json_text(cli_text_time(c->created_ns).text), "age_s", lag_of(c)),
         err);
 }
 

@@ -21,6 +21,8 @@ static const struct command {
     {"export", "ckptdelta export", "write a checkpoint as a folder that other programs read as a model",
      cmd_export},
     {"follow", "ckptdelta follow", "keep a folder at the newest weights of a run", cmd_follow},
+    {"publish", "ckptdelta publish", "store the weights of a model as a version that others follow",
+     cmd_publish},
     {"list", "ckptdelta list", "list the checkpoints of a store", cmd_list},
     {"show", "ckptdelta show", "show a checkpoint: its tensors, how they are stored, its chain", cmd_show},
     {"diff", "ckptdelta diff", "compare two checkpoints tensor by tensor", cmd_diff},

@@ -1,4 +1,4 @@
-/* Options and work shared by the commands that make a checkpoint: save and import. */
+/* Options and work shared by the commands that make a checkpoint: save, import and publish. */
 #include "cli/commands/save_options.h"
 
 #include <inttypes.h>
@@ -184,7 +184,7 @@ void cli_saving_check_standard_input(const cli_saving *a, char *const *files, si
     }
 }
 
-static void check_complete(cli_saving *a, struct argp_state *state) {
+void cli_saving_check_complete(cli_saving *a, struct argp_state *state) {
     if (a->ref.run[0]) {
         if (a->ref.step == CKD_LATEST) {
             argp_error(state, "a save has a step of its own, and 'latest' is none; name it as in %s@100",
@@ -251,7 +251,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         parse_metric(a, arg, state);
         return 0;
     case ARGP_KEY_END:
-        check_complete(a, state);
+        cli_saving_check_complete(a, state);
         return 0;
     default:
         return parse_coding(key, arg, state);
@@ -466,7 +466,7 @@ int cli_saving_run(cli_saving *a, cli_inputs *inputs) {
     cli_progress_end(&a->progress);
     bool was_there = existed && memcmp(&before.id, &info.id, sizeof(info.id)) == 0;
     int code = status == CKD_OK ? print_result(a, &info, store, inputs, was_there) : cli_fail(&err);
-    if (status == CKD_E_EXISTS && a->save.on_duplicate != CKD_DUPLICATE_BRANCH) {
+    if (status == CKD_E_EXISTS && !a->publishes && a->save.on_duplicate != CKD_DUPLICATE_BRANCH) {
         cli_note("%s--on-duplicate branch continues as another run",
                  a->save.on_duplicate == CKD_DUPLICATE_SAME_OK
                      ? ""

@@ -1,4 +1,4 @@
-/* Shared by save and import: which checkpoint, its parent, how it is stored; and the save itself. */
+/* Shared by save, import and publish: which checkpoint, its parent, how it is stored; and the save itself. */
 #ifndef CLI_COMMANDS_SAVE_OPTIONS_H
 #define CLI_COMMANDS_SAVE_OPTIONS_H
 
@@ -13,6 +13,7 @@ typedef struct cli_saving {
     ckd_save_options save;
     bool has_run, has_step;
     bool saves_nothing; /* run and step may be omitted */
+    bool publishes;     /* there is no option for duplicates */
     cli_ref ref;        /* from an argument; run "": none was given */
     cli_ref parent, resumed_from;
     bool has_parent, has_resumed_from;
@@ -33,6 +34,8 @@ bool cli_saving_take_ref(cli_saving *s, const char *argument);
  * Refuses a new store without a slash: CKPTDELTA_STORE is set, so `first` was taken for a file, and a RUN@STEP follows.
  */
 void cli_saving_check_store(cli_saving *s, const char *first, const char *argument, struct argp_state *state);
+/* Refuses a checkpoint without a name, or with two. */
+void cli_saving_check_complete(cli_saving *s, struct argp_state *state);
 /* Refuses a second use of standard input, by FILEs or blobs named -. */
 void cli_saving_check_standard_input(const cli_saving *s, char *const *files, size_t count,
                                      struct argp_state *state);

@@ -273,6 +273,19 @@ typedef struct payload_window {
 } payload_window;
 #define PAYLOAD_WINDOWS 32 /* of as many files: a chain alternates between those of its checkpoints */
 
+/*
+ * Values that the caller of a load has anyway, such as those of the checkpoint before. A chain is not decoded below
+ * them.
+ */
+typedef struct known_values {
+    /*
+     * Copies what may be the record's values to `to` (raw_size bytes); the decoder compares their content hash. Returns
+     * false if there is nothing to copy. Several threads call it at once.
+     */
+    bool (*copy)(void *context, void *to, const record *r);
+    void *context;
+} known_values;
+
 /* Scratch of one worker. */
 typedef struct decoder {
     coder *coder;
@@ -302,6 +315,7 @@ typedef struct decoder {
     const view *top;             /* the load's view, or NULL */
     const bool *has_derived;     /* by tensor of `top`: other tensors of the checkpoint are built from it */
     const payloads *payloads;    /* payloads in memory; or NULL */
+    const known_values *known;   /* or NULL */
     uint64_t bytes_read;         /* of payloads */
 } decoder;
 /*

@@ -396,6 +396,15 @@ static ckd_status decode_block(decoder *d, const view *v, const view_block *b, v
                                     "the rebuilt values do not have the content hash they were saved with");
 }
 
+/* Uses the caller's values, if they are those of the block. */
+static bool known_to_caller(const decoder *d, const view_block *b, void *to) {
+    if (!d->known || !d->known->copy(d->known->context, to, b->record)) {
+        return false;
+    }
+    hash128 content = content_hash(to, b->record->raw_size);
+    return wire_content_matches(&b->record->content, &content);
+}
+
 /* Uses the materialized copy, if there is one and it is intact. */
 static bool materialized_values(decoder *d, const view *v, const view_block *b, void *to) {
     view_block copy = {.record = b->materialized, .chunk = b->materialized_chunk};
@@ -408,7 +417,7 @@ static bool materialized_values(decoder *d, const view *v, const view_block *b, 
 }
 
 static ckd_status values_of_block(decoder *d, const view *v, const view_block *b, void *to, ckd_error *err) {
-    if (values_cached(d, b, to) || materialized_values(d, v, b, to)) {
+    if (values_cached(d, b, to) || known_to_caller(d, b, to) || materialized_values(d, v, b, to)) {
         return CKD_OK;
     }
     d->depth++;

@@ -3,12 +3,12 @@
 
 #include "engine/follow/follow.h"
 
-#define SLICE       CKD_BLOCK_ELEMENTS
+#define SLICE       (UINT64_C(1) << 22) /* elements compared at a time: blocks of columns reach over many rows */
 #define CHANGES_MAX ((size_t)65536)
 
 typedef struct comparison {
     ckd_load *before, *after;
-    const view_tensor *tensor;
+    const view_tensor *old, *tensor; /* in the earlier checkpoint, in the later one */
     follow_ranges ranges;
     uint8_t *old_values, *new_values; /* of a slice */
     uint64_t *positions;
@@ -29,8 +29,15 @@ static ckd_status load_slice(void *to, ckd_load *load, const comparison *c, cons
 
 static ckd_status compare(comparison *c, const ckd_region *slice, uint64_t count, ckd_error *err) {
     size_t element = ckd_dtype_size(c->tensor->tensor->dtype), found = 0;
+    follow_known old = {.now = c->tensor,
+                        .before = c->old,
+                        .values = c->old_values,
+                        .range = {.first = slice->start, .count = count}};
+    const known_values known = {follow_known_copy, &old};
     ckd_status status = load_slice(c->old_values, c->before, c, slice, count, err);
+    load_set_known(c->after, slice->kind == CKD_REGION_FLAT ? &known : NULL);
     THEN(status, load_slice(c->new_values, c->after, c, slice, count, err));
+    load_set_known(c->after, NULL);
     for (uint64_t i = 0; i < count && status == CKD_OK; i++) {
         const uint8_t *value = c->new_values + i * element;
         if (memcmp(c->old_values + i * element, value, element) != 0) {
@@ -104,13 +111,14 @@ static ckd_status compare_box(comparison *c, const ckd_region *box, uint32_t dim
 
 static ckd_status prepare(comparison *c, ckd_error *err) {
     size_t element = ckd_dtype_size(c->tensor->tensor->dtype);
-    c->old_values = malloc(SLICE * element);
-    c->new_values = malloc(SLICE * element);
+    uint64_t all = c->tensor->shape->elements, slice = all < SLICE ? all + 1 : SLICE;
+    c->old_values = malloc(slice * element);
+    c->new_values = malloc(slice * element);
     c->values = malloc(CHANGES_MAX * element);
     c->positions = malloc(CHANGES_MAX * sizeof(*c->positions));
     return c->old_values && c->new_values && c->values && c->positions
                ? CKD_OK
-               : err_nomem(err, 2 * SLICE * element, "a comparison");
+               : err_nomem(err, 2 * slice * element, "a comparison");
 }
 
 static ckd_status compare_region(comparison *c, const ckd_region *region, ckd_error *err) {
@@ -156,10 +164,9 @@ ckd_status ckd_follow_changes(ckd_load *before, ckd_load *after, const ckd_chang
     if (status != CKD_OK) {
         return status;
     }
-    const view_tensor *old;
     comparison c = {.before = before, .after = after, .visit = q.visit, .context = q.context};
-    status = find_tensors(&old, &c.tensor, (const ckd_load *[2]){before, after}, q.tensor, err);
-    THEN(status, follow_ranges_find(&c.ranges, c.tensor, old, NULL, err));
+    status = find_tensors(&c.old, &c.tensor, (const ckd_load *[2]){before, after}, q.tensor, err);
+    THEN(status, follow_ranges_find(&c.ranges, c.tensor, c.old, NULL, err));
     THEN(status, prepare(&c, err));
     THEN(status, compare_region(&c, &q.region, err));
     free(c.old_values);

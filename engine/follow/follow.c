@@ -309,6 +309,7 @@ static ckd_status apply(ckd_follow_result *out, ckd_follow *f, const ckd_checkpo
         *of_store = w.store_failed;
         out->files = w.files;
         out->written_bytes = w.written;
+        out->read_bytes = ckd_load_bytes_read(load);
     }
     follow_layout_free(&layout);
     ckd_load_end(before);
@@ -328,7 +329,7 @@ ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *er
     if (!f) {
         return err_set(err, CKD_E_INVALID, "nothing is followed");
     }
-    uint64_t skipped = 0, files = 0, written = 0;
+    uint64_t skipped = 0, files = 0, written = 0, read = 0;
     ckd_status status = follow_choose(&c, &skipped, f, &why);
     bool applied = false;
     while (status == CKD_OK && !applied && !is_applied(f, &c)) {
@@ -338,6 +339,7 @@ ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *er
         applied = status == CKD_OK;
         files = r.files;
         written = r.written_bytes;
+        read += r.read_bytes;
         if (!applied && of_store && passes_over(&why)) {
             f->failure = why;
             store_message(f->store, "%s@%llu is passed over: %s", c.run, (unsigned long long)c.step,
@@ -350,6 +352,7 @@ ckd_status ckd_follow_apply(ckd_follow_result *out, ckd_follow *f, ckd_error *er
     out->applied = applied;
     out->files = files;
     out->written_bytes = written;
+    out->read_bytes = read;
     out->passed_over = skipped;
     if (status == CKD_E_NOT_FOUND && skipped) { /* the folder keeps what it has */
         return id_is_zero(&f->state.checkpoint) ? err_from(err, f->failure.status, &f->failure) : CKD_OK;

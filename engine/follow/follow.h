@@ -120,8 +120,26 @@ typedef struct follow_present {
  */
 ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const view_tensor *before,
                               follow_present *present, ckd_error *err);
+/* The elements from the block's first to its last. All of them are its own if there are r->count. */
+follow_range follow_hull(const geometry *shape, const record *r);
+/* Whether both blocks have the same elements and content. */
+bool follow_same_block(const record *a, const record *b, uint32_t ndim);
 /* Whether dtype and shape are the same. */
 bool follow_same_form(const view_tensor *a, const view_tensor *b);
+
+/* ---- known.c: values of an earlier version, for the deltas on them ---- */
+
+/* A tensor's values in an earlier version: in a file, or a part of them in memory. */
+typedef struct follow_known {
+    const view_tensor *now,
+        *before; /* before NULL: the earlier checkpoint is gone; blocks are found by their hash */
+    file_reader *file;
+    uint64_t offset;       /* of the tensor in the file */
+    const uint8_t *values; /* of `range`; NULL: they are in the file */
+    follow_range range;
+} follow_known;
+/* known_values.copy with a follow_known. */
+bool follow_known_copy(void *context, void *to, const record *r);
 
 /* ---- write.c: makes the files of a checkpoint ---- */
 

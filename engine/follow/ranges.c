@@ -9,13 +9,12 @@ bool follow_same_form(const view_tensor *a, const view_tensor *b) {
            memcmp(a->shape->shape, b->shape->shape, a->shape->ndim * sizeof(uint64_t)) == 0;
 }
 
-/* The elements from the block's first to its last. */
-static follow_range hull(const geometry *shape, const record *r) {
+follow_range follow_hull(const geometry *shape, const record *r) {
     uint64_t first = region_global(shape, r->region, r->first);
     return (follow_range){first, region_global(shape, r->region, r->first + r->count - 1) + 1 - first};
 }
 
-static bool same_content(const record *a, const record *b, uint32_t ndim) {
+bool follow_same_block(const record *a, const record *b, uint32_t ndim) {
     const region_span x = {a->region, a->first, a->count}, y = {b->region, b->first, b->count};
     return span_equal(&x, &y, ndim) && hash128_equal(&a->content, &b->content);
 }
@@ -25,14 +24,14 @@ static bool in_other(const view_tensor *before, const view_tensor *now, size_t s
     if (shard >= before->shard_count || block >= before->shards[shard].block_count) {
         return false;
     }
-    return same_content(now->shards[shard].blocks[block].record, before->shards[shard].blocks[block].record,
-                        now->shape->ndim);
+    return follow_same_block(now->shards[shard].blocks[block].record,
+                             before->shards[shard].blocks[block].record, now->shape->ndim);
 }
 
 /* Whether the file has the block's values. */
 static ckd_status in_file(bool *same, follow_present *present, const geometry *shape, const record *r,
                           ckd_error *err) {
-    follow_range range = hull(shape, r);
+    follow_range range = follow_hull(shape, r);
     *same = false;
     if (range.count != r->count) {
         return CKD_OK; /* its elements are not consecutive: it is written again */
@@ -89,7 +88,7 @@ ckd_status follow_ranges_find(follow_ranges *out, const view_tensor *now, const 
                 status = ARRAY_GROW(out->items, out->capacity, out->count + 1, "changed blocks", err);
             }
             if (status == CKD_OK && !same) {
-                out->items[out->count++] = hull(now->shape, r);
+                out->items[out->count++] = follow_hull(now->shape, r);
             }
         }
     }

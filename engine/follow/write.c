@@ -20,6 +20,7 @@ typedef struct file_job {
     const follow_shard *shard;
     follow_path path, present_path;
     file_writer *to;
+    file_reader *old;       /* the present file, if the new one began as a copy of it; NULL: cannot be read */
     follow_present present; /* the copy's values, if the old checkpoint does not tell what changed */
     bool copied, trusted;   /* trusted: the copy has the values of w->before */
     written_slice *slices;
@@ -75,13 +76,17 @@ static ckd_status put_tensor(file_job *j, const follow_tensor *t, follow_ranges 
         return err_set(err, CKD_E_NOT_FOUND, "the checkpoint has no tensor '%s'", t->info->name);
     }
     uint64_t written = w->written;
+    follow_known folder = {.now = now, .before = before, .file = j->old, .offset = t->offset};
+    const known_values known = {follow_known_copy, &folder};
     j->present.offset = t->offset;
     ckd_status status = CKD_OK;
     if (j->copied) {
+        load_set_known(w->load, j->old ? &known : NULL);
         status = follow_ranges_find(ranges, now, before, &j->present, err);
         for (size_t i = 0; i < ranges->count && status == CKD_OK; i++) {
             status = put_range(j, t, ranges->items[i], err);
         }
+        load_set_known(w->load, NULL);
     } else {
         status = put_range(j, t, (follow_range){0, t->info->elements}, err);
     }
@@ -141,6 +146,7 @@ static ckd_status copy_present(file_job *j, ckd_error *err) {
     }
     j->copied = true;
     j->trusted = is_trusted(j); /* the file may have changed while it was copied */
+    (void)file_open_read(&j->old, j->present_path.text, NULL);
     return j->trusted ? CKD_OK : file_open_read(&j->present.file, j->path.text, err);
 }
 
@@ -216,6 +222,7 @@ static ckd_status write_shard(follow_writing *w, const follow_shard *s, ckd_erro
     THEN(status, finish_file(&j, err));
     file_discard(j.to);
     file_close_read(j.present.file);
+    file_close_read(j.old);
     bytes_free(&j.present.room);
     free(j.slices);
     return status;

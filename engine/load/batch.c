@@ -120,6 +120,12 @@ void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *in_mem
     }
 }
 
+void load_set_known(ckd_load *load, const known_values *known) {
+    for (uint32_t i = 0; i < load->decoder_count; i++) {
+        load->decoders[i].known = known;
+    }
+}
+
 /* ---- all tensors ---- */
 
 #define BATCH_TASKS  1024u  /* tensors that are decoded together */

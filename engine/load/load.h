@@ -81,6 +81,8 @@ ckd_status load_check(const ckd_load *load, const ckd_load_request *requests, si
                       ckd_error *err);
 /* Sets the plan and the payloads that blocks are decoded with from now on; both may be NULL. */
 void load_set_plan(ckd_load *load, const load_plan *plan, const payloads *in_memory);
+/* Sets the values that the caller has anyway, until the next call; NULL: none. No thread may be decoding. */
+void load_set_known(ckd_load *load, const known_values *known);
 /* Calls `each` for the blocks of a tensor that may intersect the span, until a call fails. */
 typedef ckd_status (*load_block_fn)(void *context, const view_block *b, ckd_error *err);
 ckd_status load_each_block(const view_tensor *t, const region_span *span, load_block_fn visit, void *context,

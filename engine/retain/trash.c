@@ -524,8 +524,8 @@ ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err) {
         store_message(store, "the trash is not emptied: %s%s%s", why.message, why.file[0] ? ": " : "",
                       why.file);
     } else if (result.checkpoints) {
-        store_info(store, "removed %llu deleted checkpoints, whose time was over",
-                   (unsigned long long)result.checkpoints);
+        store_info(store, "removed %llu deleted checkpoint%s, whose time in the trash was over",
+                   (unsigned long long)result.checkpoints, result.checkpoints == 1 ? "" : "s");
     }
     return CKD_OK;
 }

@@ -34,6 +34,7 @@ class Version:
         files: that were replaced.
         bytes: of all tensors in the folder.
         written_bytes: of the values that were loaded and written.
+        read_bytes: of the payloads that were read from the store for them.
         passed_over: newer checkpoints that are damaged; the log names them.
     """
 
@@ -45,6 +46,7 @@ class Version:
     files: int
     bytes: int
     written_bytes: int
+    read_bytes: int
     passed_over: int
 
     def __str__(self) -> str:
@@ -252,7 +254,8 @@ class Follow:
 def _version(r: Any) -> Version:
     c = r.checkpoint
     return Version(id=id_text(c.id), run=text(c.run), step=int(c.step), created_ns=int(c.created_ns), applied=bool(r.applied),
-                   files=int(r.files), bytes=int(r.bytes), written_bytes=int(r.written_bytes), passed_over=int(r.passed_over))
+                   files=int(r.files), bytes=int(r.bytes), written_bytes=int(r.written_bytes), read_bytes=int(r.read_bytes),
+                   passed_over=int(r.passed_over))
 
 
 def _close(label: Any, call: Call, kept: list[Any], owner: Any) -> None:

@@ -55,7 +55,7 @@ def test_words_that_are_not_misspelt(tmp_path):
     assert run("list", "--versio").out == run("list", "--version").out
 
 
-ALL = ["save", "import", "load", "export", "follow", "list", "show", "diff", "report", "timeline", "verify", "scrub", "parity", "repair", "pin", "tag",
+ALL = ["save", "import", "load", "export", "follow", "publish", "list", "show", "diff", "report", "timeline", "verify", "scrub", "parity", "repair", "pin", "tag",
        "rename", "delete", "prune", "compact", "policy", "trash", "copy", "push", "pull", "run", "attempts", "agent", "rebuild"]
 
 

@@ -203,12 +203,98 @@ static void test_reads_what_changed(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- deltas on the folder's values ---- */
+
 static void flip_byte(const char *path, uint64_t offset) {
     file_writer *w;
     uint8_t byte = 0xff;
     assert_int_equal(file_continue(&w, path, file_bytes(path), 0, NULL), CKD_OK);
     assert_int_equal(file_write_at(w, offset, &byte, 1, NULL), CKD_OK);
     assert_int_equal(file_close(w, NULL), CKD_OK);
+}
+
+/* Changes one value in 40 of every block; all blocks have long chains then. */
+static uint16_t *scattered_at(uint64_t step) {
+    uint16_t *values = random_values(CKD_BF16, ROWS * COLS, 8);
+    for (uint64_t i = 0; i < ROWS * COLS; i++) {
+        values[i] =
+            (uint16_t)((values[i] & 0x80ff) | 0x3c00); /* exponents vary as little as those of weights */
+    }
+    for (uint64_t s = 2; s <= step; s++) {
+        for (uint64_t i = s * 7 % 40; i < ROWS * COLS; i += 40) {
+            values[i] ^= 1;
+        }
+    }
+    return values;
+}
+
+/* Returns the bytes that the checkpoint's own files take. */
+static uint64_t save_scattered(ckd_store *store, uint64_t step) {
+    uint16_t *weights = scattered_at(step);
+    ckd_checkpoint saved;
+    ckd_save *save = begin_save(store, "r", step);
+    add_tensor(save, "w", CKD_BF16, 2, shape, NULL, weights);
+    assert_int_equal(ckd_save_commit(&saved, save, NULL), CKD_OK);
+    free(weights);
+    return saved.stored_bytes;
+}
+
+static void check_scattered(const char *into, uint64_t step) {
+    char path[512 + 32];
+    bytes content = {0};
+    uint16_t *weights = scattered_at(step);
+    snprintf(path, sizeof(path), "%s/model.safetensors", into);
+    assert_int_equal(file_read_all(&content, path, (size_t)1 << 30, NULL), CKD_OK);
+    assert_int_equal(content.size, 8 + load_le64(content.data) + ROWS * COLS * 2);
+    assert_memory_equal(content.data + content.size - ROWS * COLS * 2, weights, ROWS * COLS * 2);
+    bytes_free(&content);
+    free(weights);
+}
+
+/* A follower reads the deltas that it lacks and nothing below them, whether its checkpoint is still there or not. */
+static void test_reads_only_new_deltas(void **state) {
+    char into[512];
+    into_of(into, state);
+    ckd_store *store = store_create(*state);
+    uint64_t base = save_scattered(store, 1);
+    ckd_follow *f = open_into(store, into);
+    assert_true(apply(f).read_bytes > base * 9 / 10);
+    for (uint64_t step = 2; step <= 5; step++) {
+        uint64_t delta = save_scattered(store, step);
+        assert_true(delta < base / 2);
+        if (step % 2) { /* the old checkpoint is not known */
+            memset(&f->state.checkpoint, 1, sizeof(f->state.checkpoint));
+        }
+        uint64_t read = apply(f).read_bytes;
+        assert_true(read > delta / 2 && read <= delta);
+        check_scattered(into, step);
+    }
+    uint64_t missed = save_scattered(store, 6) + save_scattered(store, 7);
+    uint64_t read = apply(f).read_bytes;
+    assert_true(read > missed / 2 && read <= missed);
+    check_scattered(into, 7);
+    ckd_follow_close(f);
+    ckd_store_close(store);
+}
+
+/* Changed values of the folder have another hash: the block is decoded from its base. */
+static void test_deltas_on_values_that_somebody_changed(void **state) {
+    char into[512], path[512 + 32];
+    into_of(into, state);
+    snprintf(path, sizeof(path), "%s/model.safetensors", into);
+    ckd_store *store = store_create(*state);
+    save_scattered(store, 1);
+    ckd_follow *f = open_into(store, into);
+    apply(f);
+    usleep(20000); /* the file system's clock ticks */
+    flip_byte(path, file_bytes(path) - 5);
+    uint64_t delta = save_scattered(store, 2);
+    ckd_follow_result r = apply(f);
+    assert_true(r.read_bytes > delta);
+    assert_true(r.read_bytes < r.bytes / 2); /* one of several blocks */
+    check_scattered(into, 2);
+    ckd_follow_close(f);
+    ckd_store_close(store);
 }
 
 /* Somebody's change is undone, also where the checkpoint did not change. */
@@ -550,11 +636,40 @@ static void test_changes(void **state) {
     ckd_store_close(store);
 }
 
+static ckd_status ignore(void *context, const uint64_t *positions, const void *values, size_t count,
+                         ckd_error *err) {
+    (void)positions, (void)values, (void)err;
+    *(size_t *)context += count;
+    return CKD_OK;
+}
+
+/* The second load reads only the deltas that lead from the first checkpoint to its own. */
+static void test_changes_read_only_new_deltas(void **state) {
+    ckd_store *store = store_create(*state);
+    save_scattered(store, 1);
+    save_scattered(store, 2);
+    save_scattered(store, 3);
+    ckd_load *before = load_step(store, 2), *after = load_step(store, 3);
+    size_t changes = 0;
+    ckd_changes_request q = CKD_CHANGES_REQUEST_INIT;
+    q.tensor = "w";
+    q.visit = ignore;
+    q.context = &changes;
+    assert_int_equal(ckd_follow_changes(before, after, &q, NULL), CKD_OK);
+    assert_int_equal(changes, ROWS * COLS / 40);
+    assert_true(ckd_load_bytes_read(after) < ckd_load_bytes_read(before) / 2);
+    ckd_load_end(before);
+    ckd_load_end(after);
+    ckd_store_close(store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_steps),
         tempdir_test(test_layouts_of_ranks),
         tempdir_test(test_reads_what_changed),
+        tempdir_test(test_reads_only_new_deltas),
+        tempdir_test(test_deltas_on_values_that_somebody_changed),
         tempdir_test(test_foreign_change),
         tempdir_test(test_refuses),
         tempdir_test(test_names),
@@ -562,6 +677,7 @@ int main(void) {
         tempdir_test(test_failure_at_every_step),
         tempdir_test(test_wait),
         tempdir_test(test_changes),
+        tempdir_test(test_changes_read_only_new_deltas),
     };
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

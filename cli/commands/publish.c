@@ -1,0 +1,245 @@
+/* ckptdelta publish: the weights of a model, as a version that others follow. */
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/save_options.h"
+
+/* Policy of a run that publish begins. */
+#define KEEP_LAST 20
+/* Somebody who joins late reads at most so many times the bytes of a base. */
+#define LOAD_COST 2.0
+
+enum { OPT_STEP = 0x200, OPT_TAG, OPT_EXCLUDE, OPT_KEEP_LAST, OPT_KEEP_WITHIN, OPT_LOAD_COST };
+
+static const struct argp_option options_table[] = {
+    {0, 0, 0, 0, "Which version (required, unless it is named as RUN@STEP):", 1},
+    {"run", 'r', "RUN", 0, "The run that followers follow", 1},
+    {"step", OPT_STEP, "N", 0, "Its step; versions are followed in the order of their steps", 1},
+    {"tag", OPT_TAG, "TAG", 0, "Move TAG to it; followers of the tag go there", 1},
+    {"exclude", OPT_EXCLUDE, "GLOB", 0, "Leave out tensors whose names match; may be given several times", 2},
+    {0, 0, 0, 0, "How long versions stay:", 3},
+    {"keep-last", OPT_KEEP_LAST, "N", 0,
+     "The newest N stay, and older ones are deleted for good [default: 20 if this is the run's first, else as before]",
+     3},
+    {"keep-within", OPT_KEEP_WITHIN, "TIME", 0,
+     "So do those that are at most TIME older than the newest, for example 6h", 3},
+    {"max-load-cost", OPT_LOAD_COST, "X", 0,
+     "A follower that joins late reads at most as much as X bases [default: 2]", 4},
+    {0},
+};
+
+static const char doc[] =
+    "Store the weights in all FILEs as a version of a model, for programs that follow it (ckptdelta follow, Follow in Python, ckd_follow in C). "
+    "A follower that has the version before reads only what changed since. The values stay bit for bit. "
+    "State of an optimizer is left out. The store is created if it does not exist."
+    "\vThe first version of a run also gives the run a policy that deletes old versions. Nothing else than publish should save to such a run. "
+    "A follower whose version is deleted goes to the newest one all the same. "
+    "If the step exists with the same content, publish succeeds and changes nothing.\n"
+    "\n"
+    "Examples:\n"
+    "  ckptdelta publish weights --run policy --step 100 model.safetensors\n"
+    "  ckptdelta publish weights policy@101 model-0000*.safetensors --tag rollout\n"
+    "  ckptdelta publish weights policy@102 model.safetensors --keep-last 100 --keep-within 6h\n";
+
+typedef struct arguments {
+    cli_saving saving;
+    char **files;
+    size_t file_count;
+    const char *tag, **excluded;
+    size_t excluded_count;
+    uint64_t keep_last, keep_within_s;
+    bool has_rules;
+} arguments;
+
+/* ---- arguments ---- */
+
+static void take_file(arguments *a, char *arg, struct argp_state *state) {
+    if (cli_take_store(&a->saving.common, arg) ||
+        (a->file_count == 0 && cli_saving_take_ref(&a->saving, arg))) {
+        return;
+    }
+    if (a->file_count == 1) {
+        cli_saving_check_store(&a->saving, a->files[0], arg, state);
+    }
+    a->files[a->file_count++] = arg;
+}
+
+static error_t parse_rules(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    switch (key) {
+    case OPT_KEEP_LAST:
+        if (!cli_parse_u64(&a->keep_last, arg) || a->keep_last < 1 || a->keep_last > UINT32_MAX) {
+            argp_error(state, "--keep-last is a number from 1 to %" PRIu32 ", not '%s'", UINT32_MAX, arg);
+        }
+        a->has_rules = true;
+        return 0;
+    case OPT_KEEP_WITHIN:
+        a->keep_within_s = cli_seconds(state, "--keep-within", arg);
+        a->has_rules = true;
+        return 0;
+    case OPT_LOAD_COST:
+        if (!cli_parse_double(&a->saving.save.max_load_cost, arg) || !(a->saving.save.max_load_cost >= 1)) {
+            argp_error(state, "--max-load-cost is a number of at least 1, not '%s'", arg);
+        }
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state) {
+    arguments *a = state->input;
+    cli_saving *s = &a->saving;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = state->child_inputs[1] = state->child_inputs[2] = &s->common;
+        return 0;
+    case 'r':
+        s->save.run = arg;
+        s->has_run = true;
+        return 0;
+    case OPT_STEP:
+        if (!cli_parse_u64(&s->save.step, arg) || s->save.step > INT64_MAX) {
+            argp_error(state, "--step is a number, not '%s'", arg);
+        }
+        s->has_step = true;
+        return 0;
+    case OPT_TAG:
+        a->tag = arg;
+        return 0;
+    case OPT_EXCLUDE:
+        a->excluded[a->excluded_count++] = arg;
+        return 0;
+    case ARGP_KEY_ARG:
+        take_file(a, arg, state);
+        return 0;
+    case ARGP_KEY_END:
+        if (a->file_count == 0) {
+            argp_error(state, "name the safetensors FILEs to publish");
+        }
+        cli_saving_check_complete(s, state);
+        cli_saving_check_standard_input(s, a->files, a->file_count, state);
+        return 0;
+    default:
+        return parse_rules(key, arg, state);
+    }
+}
+
+/* ---- what is published ---- */
+
+static bool is_weight(const arguments *a, const cli_input *input) {
+    for (size_t i = 0; i < a->excluded_count; i++) {
+        if (fnmatch(a->excluded[i], input->tensor->name, 0) == 0) {
+            return false;
+        }
+    }
+    return (input->role == CKD_ROLE_WEIGHT || input->role == CKD_ROLE_OTHER) && !input->in_doubt;
+}
+
+/* Leaves out everything but weights and buffers, which all get the role of weights: followers take those. */
+static ckd_status choose(const arguments *a, cli_inputs *inputs, ckd_error *err) {
+    size_t kept = 0;
+    inputs->bytes = 0;
+    for (size_t i = 0; i < inputs->count; i++) {
+        if (is_weight(a, &inputs->tensors[i])) {
+            cli_input *to = &inputs->tensors[kept++];
+            *to = inputs->tensors[i];
+            to->role = CKD_ROLE_WEIGHT;
+            to->weight = NULL;
+            inputs->bytes += to->tensor->size;
+        }
+    }
+    size_t left_out = inputs->count - kept;
+    inputs->count = kept;
+    if (kept == 0) {
+        return cli_error(err, CKD_E_INVALID, "the files have no weights: nothing is left to publish");
+    }
+    if (left_out && !a->saving.common.quiet) {
+        cli_note("%zu tensor%s left out: state of an optimizer, or excluded", left_out,
+                 left_out == 1 ? " is" : "s are");
+    }
+    return CKD_OK;
+}
+
+/* ---- afterwards ---- */
+
+/* *out: the run has a policy of its own. *first: the version is the run's only checkpoint. */
+static ckd_status look_at_run(bool *has_policy, bool *first, ckd_store *store, const char *name,
+                              ckd_error *err) {
+    ckd_policy_list *policies = NULL;
+    ckd_checkpoint_list *all = NULL;
+    *has_policy = false;
+    ckd_status status = ckd_store_policies(&policies, store, err);
+    for (size_t i = 0; status == CKD_OK && i < policies->count; i++) {
+        *has_policy = *has_policy || strcmp(policies->items[i].run, name) == 0;
+    }
+    THEN(status, ckd_store_list(&all, store, name, err));
+    *first = status == CKD_OK && all->count == 1;
+    ckd_policy_list_free(policies);
+    ckd_checkpoint_list_free(all);
+    return status;
+}
+
+/* Gives the run its policy: the first time, and whenever options say so. A run of a trainer gets none by itself. */
+static ckd_status set_policy(const arguments *a, ckd_store *store, ckd_error *err) {
+    bool has_policy, first;
+    ckd_status status = look_at_run(&has_policy, &first, store, a->saving.save.run, err);
+    if (status != CKD_OK || (!a->has_rules && (has_policy || !first))) {
+        return status;
+    }
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.run = a->saving.save.run;
+    policy.keep_last = (uint32_t)(a->keep_last ? a->keep_last : a->has_rules ? 1 : KEEP_LAST);
+    policy.keep_within_s = a->keep_within_s;
+    policy.automatic = 1;
+    policy.undo_s = 0;
+    policy.compact_share = CKD_NO_COMPACTION; /* a follower's values are in no chain that is coded again */
+    return ckd_store_set_policy(store, &policy, err);
+}
+
+static ckd_status move_tag(const arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint version;
+    ckd_status status = ckd_store_find(&version, store, a->saving.save.run, a->saving.save.step, err);
+    return status == CKD_OK ? ckd_store_set_tag(store, a->tag, &version.id, 1, err) : status;
+}
+
+static int finish(const arguments *a) {
+    ckd_store *store = NULL;
+    ckd_error err;
+    ckd_status status = cli_open_store(&store, &a->saving.common, CKD_OPEN_WRITE, &err);
+    THEN(status, a->tag ? move_tag(a, store, &err) : CKD_OK);
+    THEN(status, set_policy(a, store, &err));
+    ckd_store_close(store);
+    return status == CKD_OK ? CLI_DONE : cli_fail(&err);
+}
+
+int cmd_publish(int argc, char **argv) {
+    static const struct argp_child children[] = {
+        {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_staging_argp, 0, 0, 0}, {0}};
+    static const struct argp argp = {
+        options_table, parse, "[STORE] [RUN@STEP] FILE.safetensors...", doc, children, 0, 0};
+    arguments a = {.saving = CLI_SAVING_INIT("publish")};
+    a.saving.publishes = true;
+    a.saving.save.max_load_cost = LOAD_COST;
+    a.saving.save.on_duplicate = CKD_DUPLICATE_SAME_OK;
+    a.files = calloc(2 * (size_t)argc, sizeof(*a.files));
+    ckd_error err;
+    if (!a.files) {
+        cli_error_nomem(&err);
+        return cli_fail(&err);
+    }
+    a.excluded = (const char **)a.files + argc;
+    cli_parse_arguments(&argp, argc, argv, &a);
+    cli_inputs inputs;
+    ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
+    THEN(status, choose(&a, &inputs, &err));
+    int code = status == CKD_OK ? cli_saving_run(&a.saving, &inputs) : cli_fail(&err);
+    cli_inputs_close(&inputs);
+    cli_saving_free(&a.saving);
+    code = code == CLI_DONE ? finish(&a) : code;
+    free(a.files);
+    return code;
+}
