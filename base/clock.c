@@ -36,7 +36,7 @@ ckd_status random_bytes(void *out, size_t size, ckd_error *err) {
         if (n < 0 && errno != EINTR) {
             int errnum = errno;
             memset(out, 0, size);
-            return err_sys(err, errnum, NULL, "the system gives no random bytes");
+            return err_sys(err, errnum, NULL, "cannot get random bytes from the system");
         }
         done += n > 0 ? (size_t)n : 0;
     }

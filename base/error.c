@@ -64,7 +64,7 @@ static ERR_VPRINTF(5) void fill(ckd_error *err, ckd_status status, int errnum, u
     char message[sizeof(err->message)];
     int length = vsnprintf(message, sizeof(message), format, args);
     if (length < 0) {
-        strcpy(message, "an error whose message cannot be formatted");
+        strcpy(message, "an error occurred, but its message cannot be formatted");
     } else if ((size_t)length >= sizeof(message)) {
         trim_cut(message, sizeof(message) - 1);
     }

@@ -101,7 +101,7 @@ ckd_status file_continue(file_writer **out, const char *path, uint64_t keep, siz
         }
         free_writer(*out);
         *out = NULL;
-        return err_sys(err, errnum, path, "cannot go on with %s after %llu bytes", path,
+        return err_sys(err, errnum, path, "cannot continue %s after %llu bytes", path,
                        (unsigned long long)keep);
     }
     (*out)->flushed = (*out)->started = keep;

@@ -53,13 +53,12 @@ static ckd_status fail(int *fd, ckd_status status) {
 static ckd_status remove_stale(const char *path, ckd_error *err) {
     struct stat st;
     if (lstat(path, &st) != 0) {
-        return errno == ENOENT ? CKD_OK : err_sys(err, errno, path, "cannot look at the socket's name");
+        return errno == ENOENT ? CKD_OK : err_sys(err, errno, path, "cannot stat the socket");
     }
     if (!S_ISSOCK(st.st_mode)) {
         return err_set(err, CKD_E_EXISTS, "%s is not a socket: choose another name", path);
     }
-    return unlink(path) == 0 ? CKD_OK
-                             : err_sys(err, errno, path, "cannot remove a socket that nobody serves");
+    return unlink(path) == 0 ? CKD_OK : err_sys(err, errno, path, "cannot remove a stale socket");
 }
 
 ckd_status local_listen(int *out, const char *path, ckd_error *err) {
@@ -74,7 +73,7 @@ ckd_status local_listen(int *out, const char *path, ckd_error *err) {
     /* listen() comes last, so the mode is set before anybody can connect */
     if (bind(*out, (const struct sockaddr *)&at, sizeof(at)) != 0 || chmod(path, 0600) != 0 ||
         listen(*out, BACKLOG) != 0) {
-        return fail(out, err_sys(err, errno, path, "cannot listen there"));
+        return fail(out, err_sys(err, errno, path, "cannot listen on this socket"));
     }
     return CKD_OK;
 }
@@ -107,14 +106,14 @@ ckd_status local_connect(int *out, const char *path, uint32_t limit_ms, ckd_erro
     if (connect(*out, (const struct sockaddr *)&at, sizeof(at)) != 0) {
         int errnum = errno;
         if (errnum == EAGAIN) {
-            return fail(out, err_set(err, CKD_E_BUSY, "nobody takes connections at %s", path));
+            return fail(out, err_set(err, CKD_E_BUSY, "no connections are accepted at %s", path));
         }
         return fail(out, errnum == ECONNREFUSED || errnum == ENOENT
-                             ? err_set(err, CKD_E_NOT_FOUND, "nobody listens at %s", path)
+                             ? err_set(err, CKD_E_NOT_FOUND, "nothing is listening at %s", path)
                              : err_sys(err, errnum, path, "cannot connect"));
     }
     if (!peer_of(&peer, *out) || !local_peer_allowed(peer.uid, geteuid())) {
-        return fail(out, err_set(err, CKD_E_INVALID, "another user listens at %s", path));
+        return fail(out, err_set(err, CKD_E_INVALID, "the listener at %s belongs to another user", path));
     }
     return CKD_OK;
 }
@@ -123,7 +122,7 @@ ckd_status local_accept(int *out, int listener, ckd_error *err) {
     struct ucred peer;
     *out = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (*out < 0) {
-        return err_sys(err, errno, NULL, "cannot take a connection");
+        return err_sys(err, errno, NULL, "cannot accept a connection");
     }
     if (!peer_of(&peer, *out) || !local_peer_allowed(peer.uid, geteuid())) {
         return fail(out, err_set(err, CKD_E_READ_ONLY, "another user has connected"));
@@ -271,10 +270,10 @@ void local_notify(int notifier) {
 ckd_status local_private_folder(const char *path, ckd_error *err) {
     struct stat st;
     if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-        return err_sys(err, errno, path, "cannot make the folder of sockets");
+        return err_sys(err, errno, path, "cannot create the folder for sockets");
     }
     if (lstat(path, &st) != 0) {
-        return err_sys(err, errno, path, "cannot look at the folder of sockets");
+        return err_sys(err, errno, path, "cannot stat the folder for sockets");
     }
     if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022) != 0) {
         return err_set(err, CKD_E_READ_ONLY, "%s must be a folder that only this user may write to", path);

@@ -282,7 +282,7 @@ ckd_status pool_run(thread_pool *pool, size_t count, pool_fn fn, void *context, 
                        "threads do not survive a fork: open the store again in the child process");
     }
     if (inside_own_job(pool)) {
-        return err_set(err, CKD_E_STATE, "work of a thread pool cannot hand more work to the same pool");
+        return err_set(err, CKD_E_STATE, "a job in a thread pool cannot submit work to the same pool");
     }
     ckd_error error;
     pthread_mutex_lock(&pool->turn);

@@ -42,7 +42,7 @@ ckd_status struct_check(const void *from, size_t min, const char *name, ckd_erro
     return size >= min
                ? CKD_OK
                : err_set(err, CKD_E_INVALID,
-                         "the struct_size of %s is %zu, at least %zu is needed: start from its INIT macro",
+                         "the struct_size of %s is %zu, but must be at least %zu: start from its INIT macro",
                          name, size, min);
 }
 

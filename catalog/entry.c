@@ -18,7 +18,7 @@ static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
     static const ckd_id zero;
     bool parent = memcmp(&p->parent, &zero, sizeof(zero)) != 0;
     if (!run_name_valid(p->run)) {
-        return err_set(err, CKD_E_INVALID, "\"%.*s\" is no name for a run", CKD_RUN_MAX, p->run);
+        return err_set(err, CKD_E_INVALID, "\"%.*s\" is not a valid name for a run", CKD_RUN_MAX, p->run);
     }
     if (!number_storable(p->step)) {
         return err_set(err, CKD_E_INVALID, "step %llu of run %s is too large: steps end at 2^63 - 1",
@@ -46,8 +46,8 @@ static ckd_status checkpoint_validate(const ckd_checkpoint *p, ckd_error *err) {
 
 static ckd_status file_validate(const catalog_file *f, ckd_error *err) {
     if (!text_storable(f->name, 1, sizeof(f->name) - 1) || strchr(f->name, '/') || f->name[0] == '.') {
-        return err_set(err, CKD_E_INVALID, "\"%.*s\" is no name for a chunk file", (int)sizeof(f->name) - 1,
-                       f->name);
+        return err_set(err, CKD_E_INVALID, "\"%.*s\" is not a valid name for a chunk file",
+                       (int)sizeof(f->name) - 1, f->name);
     }
     if (!number_storable(f->size)) {
         return err_set(err, CKD_E_INVALID, "chunk file %s has a size beyond 2^63", f->name);

@@ -104,7 +104,7 @@ static void make_printable(char *text) {
 }
 
 ckd_status catalog_fail(const catalog *c, int rc, const char *doing, ckd_error *err) {
-    const char *why = rc == SQLITE_INTERRUPT ? "the query runs longer than it can for a catalog of this size"
+    const char *why = rc == SQLITE_INTERRUPT ? "the query exceeds the limit for a catalog of this size"
                       : c->db && sqlite3_extended_errcode(c->db) == rc ? sqlite3_errmsg(c->db)
                                                                        : sqlite3_errstr(rc);
     int kind = rc & 0xff;

@@ -69,9 +69,9 @@ static ckd_status check_regular(catalog *c, const char *suffix, ckd_error *err) 
     snprintf(path, size, "%s%s", c->path, suffix);
     bool wrong = lstat(path, &st) == 0 && !S_ISREG(st.st_mode);
     free(path);
-    return wrong
-               ? catalog_damaged(c, err, *suffix ? "its journal is no regular file" : "it is no regular file")
-               : CKD_OK;
+    return wrong ? catalog_damaged(c, err,
+                                   *suffix ? "its journal is not a regular file" : "it is not a regular file")
+                 : CKD_OK;
 }
 
 static ckd_status check_files(catalog *c, ckd_error *err) {
@@ -169,7 +169,7 @@ ckd_status catalog_open(catalog **out, const char *path, catalog_mode mode, cons
         status = catalog_damaged(c, err, "it is empty");
     }
     if (status == CKD_OK && mode == CATALOG_WRITE && sqlite3_db_readonly(c->db, "main") == 1) {
-        status = catalog_damaged(c, err, "its header says that it cannot be written");
+        status = catalog_damaged(c, err, "its header marks it as read-only");
     }
     if (status != CKD_OK) {
         catalog_close(c);

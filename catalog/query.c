@@ -39,7 +39,7 @@ static ckd_status checkpoint_read(ckd_checkpoint *out, query *q, ckd_error *err)
     bool parent = memcmp(&out->parent, &zero, sizeof(zero)) != 0;
     if (!run_name_valid(out->run) || memcmp(&out->id, &zero, sizeof(zero)) == 0 ||
         (out->kind == CKD_BASE && parent) || (out->kind == CKD_DELTA && !parent)) {
-        return catalog_damaged(q->c, err, "a checkpoint contradicts itself");
+        return catalog_damaged(q->c, err, "a checkpoint has contradictory fields");
     }
     return CKD_OK;
 }
@@ -215,7 +215,7 @@ static ckd_status run_row(void *context, query *q, ckd_error *err) {
         return status;
     }
     if (!run_name_valid(name) || (out->count && strcmp(out->names[out->count - 1], name) >= 0)) {
-        return catalog_damaged(q->c, err, "the names of its runs are none, or out of order");
+        return catalog_damaged(q->c, err, "its run names are invalid or out of order");
     }
     if (ARRAY_GROW(out->names, n->capacity, out->count + 1, "a list from the catalog", err) != CKD_OK) {
         return CKD_E_NOMEM;

@@ -142,15 +142,16 @@ static ckd_status schema_verify(catalog *c, const identity *have, ckd_error *err
         return catalog_fail(c, rc, "open the catalog", err);
     }
     if (!is_catalog) {
-        return catalog_damaged(c, err, "it is no catalog of ckptdelta");
+        return catalog_damaged(c, err, "it is not a ckptdelta catalog");
     }
     if (have->version > expected.version && same) {
-        return catalog_damaged(c, err, "its format number does not belong to its tables");
+        return catalog_damaged(c, err, "its format number does not match its tables");
     }
     if (have->version > expected.version) {
         return err_unsupported(
             err, c->path, CKD_NO_OFFSET,
-            "the catalog has format %lld, this version of ckptdelta knows up to %lld; use a newer one",
+            "the catalog has format %lld, but this version of ckptdelta knows only up to %lld; use a "
+            "newer one",
             (long long)have->version, (long long)expected.version);
     }
     if (have->version > 0 && have->version < expected.version && !c->is_older) {

@@ -196,7 +196,7 @@ ckd_status catalog_set_verified(catalog *c, const char *name, uint64_t ns, ckd_e
     }
     if (!text_storable(name, 1, FILE_NAME_MAX) || !number_storable(ns)) {
         return err_set(err, CKD_E_INVALID,
-                       "a chunk file that was verified needs a name of 1 to %d bytes and a "
+                       "a verified chunk file needs a name of 1 to %d bytes and a "
                        "time below 2^63",
                        FILE_NAME_MAX);
     }

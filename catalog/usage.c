@@ -25,7 +25,7 @@ typedef struct run_usage {
 static ckd_status run_row(ckd_usage **out, run_usage *u, const char *run, const catalog *c, ckd_error *err) {
     int order = u->count ? strcmp(u->rows[u->count - 1].name, run) : -1;
     if (order > 0 || !run_name_valid(run)) {
-        return catalog_damaged(c, err, "the names of its runs are none, or out of order");
+        return catalog_damaged(c, err, "its run names are invalid or out of order");
     }
     if (order < 0) {
         if (ARRAY_GROW(u->rows, u->capacity, u->count + 1, "a list from the catalog", err) != CKD_OK) {

@@ -280,7 +280,8 @@ ckd_status catalog_remove(catalog *c, const char *run, uint64_t step, ckd_error 
 static ckd_status timed_key(int64_t *key, catalog *c, const ckd_id *id, ckd_error *err) {
     ckd_status status = checkpoint_key(key, c, id, err);
     return status == CKD_OK && !*key
-               ? err_set(err, CKD_E_NOT_FOUND, "the catalog does not have the checkpoint of a timing")
+               ? err_set(err, CKD_E_NOT_FOUND,
+                         "the catalog does not have the checkpoint that a timing is for")
                : status;
 }
 
@@ -294,9 +295,9 @@ ckd_status catalog_add_stage(catalog *c, const ckd_id *id, const ckd_stage_times
     }
     if (!name || stage->end_ns < stage->begin_ns || !number_storable(stage->end_ns) ||
         !number_storable(stage->work_ns) || !number_storable(stage->bytes)) {
-        return err_set(err, CKD_E_INVALID,
-                       "a rank's timing needs a stage that is known and ends behind its "
-                       "beginning, and figures below 2^63");
+        return err_set(
+            err, CKD_E_INVALID,
+            "a rank's timing needs a known stage that does not end before it begins, and figures below 2^63");
     }
     status = timed_key(&key, c, id, err);
     if (status != CKD_OK) {

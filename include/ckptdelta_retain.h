@@ -203,7 +203,7 @@ typedef enum ckd_kept {
     CKD_KEPT_NEW = 16,
     CKD_KEPT_WITHIN = 32,
     CKD_KEPT_SUSPECT = 64, /* suspect, but the newest of its run: it stays until a healthy one follows */
-    CKD_KEPT_SAFETY = 128, /* one of the newest two of its run, which stay whatever a policy says */
+    CKD_KEPT_SAFETY = 128, /* one of the two newest healthy ones of its run, which always stay */
     CKD_KEPT_PINNED = 256,
     CKD_KEPT_TAGGED = 512,
     CKD_KEPT_DAILY = 1024,
@@ -236,9 +236,9 @@ CKD_API ckd_status ckd_store_plan_prune(ckd_prune **out, ckd_store *store, const
                                         ckd_error *err);
 /*
  * Deletes the checkpoints that the policy does not keep; they go to the trash as with ckd_store_delete. First it
- * verifies the two newest remaining checkpoints of every run that loses any, with all they depend on: stored bytes
+ * verifies the two newest healthy checkpoints of every run that loses any, with all they depend on: stored bytes
  * against their checksums. It then makes the choice among the checkpoints listed at that moment, under the lock that
- * saves and deletions take. If others have become the newest two meanwhile, they are verified first.
+ * saves and deletions take. If others have become the two newest meanwhile, they are verified first.
  *
  * out (may be NULL): what was done; release with ckd_prune_free. options NULL: the default, or with stored policies the
  * longest of their times. Errors: CORRUPT (one of those two is damaged; nothing was deleted), BUSY (also if others keep

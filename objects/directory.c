@@ -113,7 +113,7 @@ static ckd_status sync_name(const directory *d, char *path, ckd_error *err) {
     ckd_status status = sync_folders(d, path, &why);
     return status == CKD_OK
                ? status
-               : err_set(err, status, "%.400s; the object may have been written all the same", why.message);
+               : err_set(err, status, "%.400s; the object may have been written anyway", why.message);
 }
 
 static ckd_status put(directory *d, const char *key, const object_source *from, bool only_new,
@@ -203,8 +203,8 @@ static ckd_status directory_get(void *place, const char *key, const object_range
     ckd_status status = object_call_check(call, "a get", err);
     THEN(status, open_object(&file, place, key, err));
     if (status == CKD_OK && range->offset > file_size(file)) {
-        status = err_corrupt(err, file_path(file), range->offset, "%s is shorter than what was asked for",
-                             file_path(file));
+        status = err_corrupt(err, file_path(file), range->offset,
+                             "%s is shorter than the range that was asked for", file_path(file));
     }
     for (size_t at = 0; at < range->size && status == CKD_OK;) {
         size_t size = range->size - at < SLICE ? range->size - at : (size_t)SLICE;
@@ -263,7 +263,7 @@ static const object_functions functions = {
 ckd_status directory_open(object_store *out, const char *path, const object_options *options,
                           ckd_error *err) {
     if (!directory_is_folder(path)) {
-        return err_set(err, CKD_E_NOT_FOUND, "%s is no directory: create it first", path);
+        return err_set(err, CKD_E_NOT_FOUND, "%s is not a directory: create it first", path);
     }
     directory *d = calloc(1, sizeof(*d));
     char *root = d ? strdup(path) : NULL;

@@ -91,7 +91,7 @@ ckd_status objects_get(object_store *store, const char *key, const object_range 
                        const object_call *call, ckd_error *err) {
     ckd_status status = check_key(key, err);
     if (status == CKD_OK && range->size > UINT64_MAX - range->offset) {
-        status = err_set(err, CKD_E_INVALID, "a range of %s ends beyond all sizes", key);
+        status = err_set(err, CKD_E_INVALID, "a range of %s ends beyond 2^64 - 1", key);
     }
     THEN(status, store->functions->get(store->place, key, range, call ? call : &no_limits, err));
     return status;
@@ -122,7 +122,7 @@ ckd_status objects_list(object_store *store, const object_query *query, object_p
     object_query asked = {query->prefix ? query->prefix : "", query->after ? query->after : "", query->limit};
     *out = (object_page){0};
     if (!object_prefix_valid(asked.prefix) || strlen(asked.after) > 4 * OBJECT_KEY_MAX) {
-        return err_set(err, CKD_E_INVALID, "\"%.200s\" cannot be the beginning of keys", asked.prefix);
+        return err_set(err, CKD_E_INVALID, "\"%.200s\" cannot be a prefix of keys", asked.prefix);
     }
     if (asked.limit == 0 || asked.limit > OBJECT_LIST_MAX) {
         asked.limit = OBJECT_LIST_MAX;

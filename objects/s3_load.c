@@ -34,7 +34,7 @@ ckd_status s3_backend_load(const s3_backend **out, ckd_error *err) {
     if (pthread_once(&once, open_backend) != 0 || !opened) {
         return err_set(
             err, CKD_E_UNSUPPORTED,
-            "s3:// takes libckptdelta_s3.so, which cannot be loaded: %s. Install libcurl 7.88 or newer and "
+            "s3:// needs libckptdelta_s3.so, which cannot be loaded: %s. Install libcurl 7.88 or newer and "
             "libexpat (Debian: libcurl4, libexpat1); to build it, also their headers (libcurl4-openssl-dev, "
             "libexpat1-dev, libssl-dev, libjansson-dev), or name it in CKD_S3",
             refused);

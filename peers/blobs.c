@@ -175,7 +175,7 @@ void blob_list_free(blob_list *list) {
 ckd_status blobs_remove(blobs *b, const char *set, const char *name, ckd_error *err) {
     char path[1024];
     if (!blob_names_valid(set, name[0] ? name : NULL)) {
-        return err_set(err, CKD_E_INVALID, "'%.100s' is no name of a copy", name);
+        return err_set(err, CKD_E_INVALID, "'%.100s' is not a valid name of a copy", name);
     }
     pthread_rwlock_wrlock(&b->lock);
     pthread_mutex_lock(&b->mutex);
@@ -234,7 +234,7 @@ static void release(blobs *b, uint64_t size) {
 static ckd_status place(arrival *out, blobs *b, const char *set, const blob_entry *entry, ckd_error *err) {
     *out = (arrival){.to = b, .entry = *entry};
     if (!blob_names_valid(set, entry->name)) {
-        return err_set(err, CKD_E_INVALID, "'%.100s' is no name of a copy", entry->name);
+        return err_set(err, CKD_E_INVALID, "'%.100s' is not a valid name of a copy", entry->name);
     }
     snprintf(out->set, sizeof(out->set), "%s", set);
     snprintf(out->path, sizeof(out->path), "%s/%s/%s", b->folder, set, entry->name);
@@ -260,7 +260,8 @@ ckd_status arrival_begin(arrival *out, blobs *b, const char *set, const blob_ent
 ckd_status arrival_add(arrival *a, const bytes *packet, ckd_error *err) {
     uint64_t left = a->entry.size - a->done;
     if (packet->size != (left < PEER_PACKET ? left : PEER_PACKET) || left == 0) {
-        return err_set(err, CKD_E_INVALID, "a packet of %s has another length than announced", a->entry.name);
+        return err_set(err, CKD_E_INVALID, "a packet of %s does not have the announced length",
+                       a->entry.name);
     }
     hash128 hash = hash128_of(packet->data, packet->size);
     bytes_put(&a->hashes, hash.bytes, sizeof(hash.bytes));

@@ -41,11 +41,10 @@ static ckd_status check_head(const uint8_t head[HEAD_SIZE], ckd_error *err) {
                        (unsigned)load_le16(head + 4), PEER_PROTOCOL);
     }
     if (load_le64(head + 32) != hash64(head, 32)) {
-        return err_set(err, CKD_E_CORRUPT,
-                       "bytes have changed on their way between nodes: the head of a message");
+        return err_set(err, CKD_E_CORRUPT, "the head of a message was damaged on its way between nodes");
     }
     if (load_le32(head) != MAGIC || load_le32(head + 8) > FRAME_MAX) {
-        return err_set(err, CKD_E_INVALID, "another node sent what is no message of an agent's");
+        return err_set(err, CKD_E_INVALID, "another node sent something other than an agent's message");
     }
     return CKD_OK;
 }
@@ -72,9 +71,9 @@ static ckd_status receive(frame_kind *kind, bytes *body, wire *w, size_t max, ck
     memcpy(hash.bytes, head + 16, sizeof(hash.bytes));
     hash128 is = hash128_of(to, size);
     if (status == CKD_OK && !hash128_equal(&hash, &is)) {
-        status =
-            err_set(err, CKD_E_CORRUPT,
-                    "bytes have changed on their way between nodes: %zu bytes do not have their hash", size);
+        status = err_set(
+            err, CKD_E_CORRUPT,
+            "a message was damaged on its way between nodes: its %zu bytes do not have their hash", size);
     }
     *kind = (frame_kind)load_le16(head + 6);
     return status;
@@ -127,7 +126,7 @@ static ckd_status take_body(bytes *body, wire *w, uint64_t size, ckd_error *err)
     while (body->size < size && status == CKD_OK) {
         status = frame_expect(&packet, w, FRAME_DATA, err);
         if (status == CKD_OK && (packet.size == 0 || packet.size > size - body->size)) {
-            status = err_set(err, CKD_E_INVALID, "another node's answer has another length than announced");
+            status = err_set(err, CKD_E_INVALID, "another node's answer does not have the announced length");
         }
         if (status == CKD_OK) {
             bytes_put(body, packet.data, packet.size);
@@ -154,7 +153,7 @@ ckd_status frame_take_answer(bytes *body, bool *answered, wire *w, uint64_t max,
     uint64_t size = reader_u64(&r);
     bytes_free(&head);
     if (r.failed || size > max) {
-        return err_set(err, CKD_E_INVALID, "another node sent an answer that has no meaning");
+        return err_set(err, CKD_E_INVALID, "another node sent an invalid answer");
     }
     status = take_body(body, w, size, err);
     *answered = status == CKD_OK;

@@ -36,7 +36,7 @@ static ckd_status parse_word(peer_host *host, const char *word, ckd_error *err) 
     size_t length = strlen(word);
     if (strncmp(word, "domain=", 7) != 0 || length == 7 || length - 7 > PEER_DOMAIN_MAX) {
         return err_set(err, CKD_E_INVALID,
-                       "after a node's address comes domain=NAME, of at most %d bytes, not '%.100s'",
+                       "only domain=NAME, of at most %d bytes, may follow a node's address, not '%.100s'",
                        PEER_DOMAIN_MAX, word);
     }
     snprintf(host->domain, sizeof(host->domain), "%.*s", PEER_DOMAIN_MAX, word + 7);
@@ -137,7 +137,7 @@ static ckd_status find_self(peer_hosts *hosts, const char *self, ckd_error *err)
         return CKD_OK;
     }
     if (self) {
-        return err_set(err, CKD_E_INVALID, "the list of nodes does not have %s", self);
+        return err_set(err, CKD_E_INVALID, "the list of nodes does not contain %s", self);
     }
     return err_set(err, CKD_E_INVALID, "%s of the nodes in the list is this machine: name its HOST:PORT",
                    matches ? "more than one" : "none");

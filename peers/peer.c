@@ -17,9 +17,8 @@ static ckd_status greet(wire *w, frame_kind kind, const bytes *message, bytes *o
     ckd_status status = message->failed ? err_nomem(err, message->size, "a message")
                                         : frame_send(w, kind, message->data, message->size, err);
     THEN(status, frame_take_answer(out, &answered, w, size, err));
-    return status == CKD_OK && out->size != size
-               ? err_set(err, CKD_E_INVALID, "a greeting that has no meaning")
-               : status;
+    return status == CKD_OK && out->size != size ? err_set(err, CKD_E_INVALID, "the greeting is invalid")
+                                                 : status;
 }
 
 /* The other side proves the secret first: this node says nothing to whoever only listens at its port. */
@@ -203,7 +202,7 @@ static ckd_status take_packets(file_writer *f, call *c, const blob_entry *entry,
         status = frame_expect(&packet, c->wire, FRAME_DATA, err);
         uint64_t left = entry->size - done;
         if (status == CKD_OK && packet.size != (left < PEER_PACKET ? left : PEER_PACKET)) {
-            status = err_set(err, CKD_E_INVALID, "a packet has another length than announced");
+            status = err_set(err, CKD_E_INVALID, "a packet does not have the announced length");
         }
         if (status == CKD_OK) {
             hash128 hash = hash128_of(packet.data, packet.size);
@@ -228,7 +227,7 @@ static ckd_status fetch_into(call *c, const char *path, ckd_error *err) {
     const void *hash = reader_take(&r, sizeof(entry.hash));
     c->answered = false; /* what has not been received is still in the connection */
     if (!hash) {
-        return err_set(err, CKD_E_INVALID, "an answer that has no meaning");
+        return err_set(err, CKD_E_INVALID, "the answer is invalid");
     }
     memcpy(&entry.hash, hash, sizeof(entry.hash));
     ckd_status status = file_create(&f, path, 0, err);
@@ -258,7 +257,7 @@ static ckd_status read_list(blob_list *out, const bytes *answer, ckd_error *err)
     reader r = reader_of(answer->data, answer->size);
     uint32_t count = reader_u32(&r);
     if (count > answer->size / (2 + 8 + sizeof(hash128))) {
-        return err_set(err, CKD_E_INVALID, "a list that has no meaning");
+        return err_set(err, CKD_E_INVALID, "the list is invalid");
     }
     out->items = calloc((size_t)count + 1, sizeof(blob_entry));
     if (!out->items) {
@@ -273,7 +272,7 @@ static ckd_status read_list(blob_list *out, const bytes *answer, ckd_error *err)
     }
     if (r.failed) {
         blob_list_free(out);
-        return err_set(err, CKD_E_INVALID, "a list that has no meaning");
+        return err_set(err, CKD_E_INVALID, "the list is invalid");
     }
     return CKD_OK;
 }
@@ -356,7 +355,7 @@ ckd_status peer_ask(bytes *answer, peer_node *node, size_t host, const bytes *qu
     wait_for_answer(&c, takes_long);
     THEN(status, frame_take_answer(answer, &answered, w, ANSWER_MAX, &why));
     if (status == CKD_E_BUSY && !answered) {
-        err_set(&why, status, "its agent lives, but has not answered for %u s: does it see the store?",
+        err_set(&why, status, "its agent is alive, but has not answered for %u s: can it reach the store?",
                 (unsigned)answer_ms(node) / 1000);
     }
     wire_close(w);

@@ -65,9 +65,10 @@ static void find_crypto(void) {
 ckd_status secret_usable(ckd_error *err) {
     (void)pthread_once(&once, find_crypto);
     return found ? CKD_OK
-                 : err_set(err, CKD_E_UNSUPPORTED,
-                           "agents of several nodes need libcrypto of OpenSSL 3 or 1.1, and there is none "
-                           "here: install it (Debian: libssl3)");
+                 : err_set(
+                       err, CKD_E_UNSUPPORTED,
+                       "agents of several nodes need libcrypto of OpenSSL 3 or 1.1, but there is none here: "
+                       "install it (Debian: libssl3)");
 }
 
 /* ---- proofs ---- */
@@ -100,7 +101,6 @@ ckd_status secret_check(const uint8_t proof[SECRET_PROOF], const peer_secret *se
         different |= (unsigned)(expected[i] ^ proof[i]);
     }
     return different ? err_set(err, CKD_E_READ_ONLY,
-                               "it does not have the secret of the agents, or another list of nodes: all "
-                               "agents need the same ones")
+                               "its secret or its list of nodes is another one: all agents need the same")
                      : CKD_OK;
 }

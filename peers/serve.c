@@ -40,7 +40,7 @@ static ckd_status read_about(char set[PEER_SET_MAX + 1], blob_entry *entry, cons
     const void *hash = reader_take(&r, sizeof(entry->hash));
     memcpy(&entry->hash, hash ? hash : (hash128){{0}}.bytes, sizeof(entry->hash));
     return r.failed || !blob_names_valid(set, entry->name[0] ? entry->name : NULL)
-               ? err_set(err, CKD_E_INVALID, "a request for copies that has no meaning")
+               ? err_set(err, CKD_E_INVALID, "the request for copies is invalid")
                : CKD_OK;
 }
 
@@ -56,7 +56,7 @@ static bool take_packets(served *s, arrival *a, ckd_status *status, ckd_error *w
         bool whole = (one == CKD_OK || (one == CKD_E_CORRUPT && s->body.size > 0)) && s->body.size <= left &&
                      s->body.size > 0;
         if (!whole || (one == CKD_OK && kind != FRAME_DATA)) {
-            *status = one == CKD_OK ? err_set(why, CKD_E_INVALID, "not a packet of a copy")
+            *status = one == CKD_OK ? err_set(why, CKD_E_INVALID, "this is not a packet of a copy")
                                     : err_from(why, one, &now);
             return false;
         }
@@ -175,7 +175,7 @@ static bool take_request(served *s, frame_kind kind) {
     case FRAME_ASK:
         return take_query(s, &why);
     default:
-        err_set(&why, CKD_E_INVALID, "a request of kind %d", (int)kind);
+        err_set(&why, CKD_E_INVALID, "the request has the unknown kind %d", (int)kind);
         (void)answer(s, CKD_E_INVALID, &why, NULL);
         return false;
     }
@@ -191,8 +191,7 @@ static ckd_status take_hello(greeting *g, char name[PEER_NAME_MAX + 1], served *
     reader r = reader_of(s->body.data, s->body.size);
     reader_string(&r, name, PEER_NAME_MAX + 1);
     const void *nonce = reader_take(&r, SECRET_NONCE);
-    ckd_status status =
-        r.failed || !nonce ? err_set(err, CKD_E_INVALID, "a greeting that has no meaning") : CKD_OK;
+    ckd_status status = r.failed || !nonce ? err_set(err, CKD_E_INVALID, "the greeting is invalid") : CKD_OK;
     if (status == CKD_OK) {
         *g = (greeting){.names = {[CONNECTS] = name, [LISTENS] = hosts->items[hosts->self].name}};
         memcpy(g->nonces[CONNECTS], nonce, SECRET_NONCE);
@@ -208,7 +207,7 @@ static ckd_status take_hello(greeting *g, char name[PEER_NAME_MAX + 1], served *
 static ckd_status take_proof(const greeting *g, served *s, ckd_error *err) {
     ckd_status status = s->body.size == SECRET_PROOF
                             ? secret_check(s->body.data, s->node->options.secret, g, CONNECTS, err)
-                            : err_set(err, CKD_E_INVALID, "a greeting that has no meaning");
+                            : err_set(err, CKD_E_INVALID, "the greeting is invalid");
     return answer(s, status, err, NULL) ? status : CKD_E_IO;
 }
 

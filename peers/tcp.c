@@ -61,7 +61,7 @@ static ckd_status resolve(struct addrinfo **out, const peer_host *at, ckd_error 
     snprintf(port, sizeof(port), "%u", (unsigned)at->port);
     int failed = getaddrinfo(at->host, port, &hints, out);
     bool passing = failed == EAI_AGAIN || failed == EAI_SYSTEM || failed == EAI_MEMORY;
-    return failed ? err_set(err, passing ? CKD_E_IO : CKD_E_INVALID, "%s is no address of a node: %s",
+    return failed ? err_set(err, passing ? CKD_E_IO : CKD_E_INVALID, "cannot resolve the node address %s: %s",
                             at->name, gai_strerror(failed))
                   : CKD_OK;
 }
@@ -140,7 +140,7 @@ ckd_status tcp_accept(int *out, int listener, int stop, ckd_error *err) {
             return CKD_OK;
         }
         if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-            return fail(err, errno, "a connection cannot be taken");
+            return fail(err, errno, "cannot accept a connection");
         }
     }
 }

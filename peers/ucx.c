@@ -21,7 +21,7 @@ static const char *chosen_transports(void) {
 
 static ckd_status no_ucx(ckd_error *err) {
     return err_set(err, CKD_E_UNSUPPORTED,
-                   "CKD_UCX_TLS is set, and there is no UCX, or this ckptdelta was built without it");
+                   "CKD_UCX_TLS is set, but there is no UCX, or this ckptdelta was built without it");
 }
 
 #ifdef WITH_UCX
@@ -329,7 +329,7 @@ ckd_status ucx_link_connect(ucx_link *l, const bytes *address, ckd_error *err) {
     ucs_status_t made = ucx.ep_create(l->worker, &params, &l->endpoint);
     if (made != UCS_OK) {
         l->endpoint = NULL;
-        return fail(err, made, "UCX has no way there");
+        return fail(err, made, "UCX cannot reach the other node");
     }
     return CKD_OK;
 }

@@ -38,9 +38,9 @@ void agent_await(const supervise_options *options, const sigset_t *mask, uint64_
                                       .limit_s = limit_s,
                                       .listens = true});
     if (!helpers_wait(&h, 1, stop, context) || h.late) {
-        supervise_say(options, "does not wait any longer for what the agent is saving");
+        supervise_say(options, "no longer waits for what the agent is saving");
     } else if (h.status != 0) {
-        supervise_say(options, "the agent: %s", h.answer ? h.answer : "it cannot be asked");
+        supervise_say(options, "the agent: %s", h.answer ? h.answer : "it cannot be reached");
     }
     helper_free(&h);
 }

@@ -80,13 +80,13 @@ static const char *describe(ckd_alarm alarm) {
     case CKD_ALARM_METRIC:
         return "a metric is unlike those of the steps before";
     case CKD_ALARM_UNCHANGED:
-        return "weights do not change any more";
+        return "weights no longer change";
     case CKD_ALARM_SIZE:
         return "a delta is much larger than those before";
     case CKD_ALARM_TIME:
         return "a save took much longer than those before";
     case CKD_ALARM_REPLICA:
-        return "ranks do not have the same values any more, and should";
+        return "ranks no longer have the same values, but should";
     case CKD_ALARM_NONE:
         break;
     }

@@ -34,7 +34,7 @@ bool hosts_have(const host_list *list, const char *name) {
 
 static ckd_status append(host_list *list, const char *name, size_t length, ckd_error *err) {
     if (!is_name(name, length)) {
-        return supervise_error(err, CKD_E_INVALID, "'%.*s' is no name of a host",
+        return supervise_error(err, CKD_E_INVALID, "'%.*s' is not a valid host name",
                                (int)(length < 80 ? length : 80), name);
     }
     if (list->count == HOSTS_MAX) {
@@ -122,7 +122,7 @@ static const char *end_of_entry(const char *text) {
 }
 
 static ckd_status not_understood(const char *entry, ckd_error *err) {
-    return supervise_error(err, CKD_E_INVALID, "the list of nodes is not understood: '%.80s'", entry);
+    return supervise_error(err, CKD_E_INVALID, "cannot parse the list of nodes: '%.80s'", entry);
 }
 
 static ckd_status expand(host_list *out, const char *entry, ckd_error *err);

@@ -71,7 +71,7 @@ static void say_way(const nodes *n, const char *host, const char *why, way by, c
         snprintf(what, sizeof(what), "a requeue %s exclude it", o->act ? "will" : "should");
         break;
     case WAY_NONE:
-        snprintf(what, sizeof(what), "it stays, as there is no spare and no other host can be missed");
+        snprintf(what, sizeof(what), "it stays, as there is no spare and the job cannot do without it");
         break;
     case WAY_UNKNOWN:
         snprintf(what, sizeof(what), "exclude it from the job");

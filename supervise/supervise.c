@@ -413,7 +413,7 @@ static ckd_status choose(supervisor *s, ckd_error *err) {
 static ckd_status choose_patiently(supervisor *s, ckd_error *err) {
     ckd_status status = choose(s, err);
     for (int i = 1; i < TRIES && (status == CKD_E_IO || status == CKD_E_BUSY) && !s->stopped_by; i++) {
-        supervise_say(&s->options, "cannot look for a checkpoint: %.300s; tries again", err->message);
+        supervise_say(&s->options, "cannot look for a checkpoint: %.300s; trying again", err->message);
         pause_for(s, (double)s->options.pause_s * i);
         status = choose(s, err);
     }

@@ -23,8 +23,8 @@ SINGLE = ["train_gpt"]
 PIPELINE = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", "train_pipeline"]
 # name, trainer, fault, what notices it
 ROWS = (("healthy", SINGLE, None, None), ("healthy, 4 stages", PIPELINE, None, None), ("loss spike", SINGLE, "spike", "a metric"),
-        ("frozen optimizer", SINGLE, "freeze", "weights do not change"), ("NaN in a weight", SINGLE, "nan", "suspect"),
-        ("one stage of 4 stuck", PIPELINE, "stuck", "weights do not change"))
+        ("frozen optimizer", SINGLE, "freeze", "weights no longer change"), ("NaN in a weight", SINGLE, "nan", "suspect"),
+        ("one stage of 4 stuck", PIPELINE, "stuck", "weights no longer change"))
 
 
 def train(args, trainer, fault, seed):

@@ -40,7 +40,8 @@ static const struct argp_option options_table[] = {
     {"budget", OPT_BUDGET, "SIZE", 0,
      "Hold at most this much memory, such as 200G [default: half of the machine's]", 1},
     {"detach", OPT_DETACH, 0, 0,
-     "Go on in the background, in a session of its own, once trainers can connect. What ends the job leaves it alone",
+     "Continue in the background, in a session of its own, once trainers can connect. What ends the job "
+     "does not end it",
      1},
     {"peers", OPT_PEERS, "LIST", 0,
      "Other nodes keep copies of this node's states in their memory. LIST is a file with a line `HOST:PORT "
@@ -60,10 +61,10 @@ static const struct argp_option options_table[] = {
      "of the node. Also without --peers",
      2},
     {"local-every", OPT_LOCAL_EVERY, "TIME", 0,
-     "Copy to the local disk only this long after the last time. Goes with --local and --peers [default: every state]",
+     "Copy to the local disk only once in this time. Goes with --local and --peers [default: every state]",
      2},
     {"store-every", OPT_STORE_EVERY, "TIME", 0,
-     "While all copies are in place, save to the store only this long after the last time, such as 10m, and when a "
+     "While all copies are in place, save to the store only once in this time, such as 10m, and when a "
      "session ends. Without --peers the copy on the local disk is meant [default: save every state]",
      2},
     {"send-rate", OPT_SEND_RATE, "SIZE", 0, "Send at most this much a second, such as 500M", 2},
@@ -74,7 +75,7 @@ static const struct argp_option options_table[] = {
      "--budget]",
      2},
     {"silence", OPT_SILENCE, "TIME", 0,
-     "Take a node for lost that has shown no sign of life for so long [default: 5s]", 2},
+     "Consider a node lost that has shown no sign of life for this long [default: 5s]", 2},
     {"status", OPT_STATUS, 0, 0, "Show what the agent holds", 3},
     {"explain", OPT_EXPLAIN, 0, 0, "Say what would survive now, and what would be lost", 3},
     {"drain", OPT_DRAIN, 0, 0,
@@ -89,8 +90,9 @@ static const char doc[] =
     "Keep the newest states of a node's trainers in memory that outlives them. A trainer whose session is told to use the "
     "agent (CKPTDELTA_AGENT=auto in its environment) copies its states into the agent's memory, and the agent saves them "
     "to the store. When the trainer is killed, the agent makes the newest complete state durable at once, and a restarted "
-    "trainer takes it from memory. Start one agent a node and store, outside of what may be killed with the job. "
-    "SIGTERM, SIGINT and SIGHUP end it after everything complete is durable. Exit status 1 if something could not be."
+    "trainer takes it from memory. Start one agent for each node and store, outside of what may be killed "
+    "with the job. SIGTERM, SIGINT and SIGHUP end it after everything complete is durable. Exit status 1 if "
+    "something could not be made durable."
     "\vExamples:\n"
     "  ckptdelta agent ckpts --detach\n"
     "  CKPTDELTA_AGENT=auto python train.py\n"

@@ -201,7 +201,7 @@ static void explain_session(const ckd_agent_session *x) {
     }
     if (!x->connected) {
         printf(": the trainer is dead. Its step %" PRIu64
-               " is in memory, where a restart on this node takes it from.\n",
+               " is in memory, from where a restart on this node takes it.\n",
                x->newest_step);
     } else {
         printf(": step %" PRIu64 " is in memory. If the trainer is killed, nothing of it is lost.\n",
@@ -230,7 +230,7 @@ static void explain_peers(const ckd_agent_state *s) {
 
 static void explain_decisions(const ckd_agent_state *s) {
     if (s->decisions[0]) {
-        puts("What there was for restarts, and what was made of it:");
+        puts("States found for restarts, and what became of them:");
         for (const char *line = s->decisions; *line;
              line += strcspn(line, "\n") + (line[strcspn(line, "\n")] != 0)) {
             printf("  %.*s\n", (int)strcspn(line, "\n"), line);

@@ -17,9 +17,9 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Print names of a store, one a line: its runs, the steps of its checkpoints, its checkpoints "
-    "(RUN@STEP and @TAG) or its tags. Shell completions call this. It changes nothing, waits for nobody, and "
-    "prints no errors; the exit status tells."
+    "Print names of a store, one per line: its runs, the steps of its checkpoints, its checkpoints "
+    "(RUN@STEP and @TAG) or its tags. Shell completions call this. It changes nothing, waits for nobody, "
+    "and prints no errors; only the exit status shows them."
     "\vExamples:\n"
     "  ckptdelta complete ckpts runs\n"
     "  ckptdelta complete ckpts steps --run gpt\n";
@@ -47,7 +47,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         return 0;
     case ARGP_KEY_END:
         if (!a->kind || !known_kind(a->kind)) {
-            argp_error(state, "name the STORE, and what of it: runs, steps, checkpoints or tags");
+            argp_error(state, "name the STORE, and what to print of it: runs, steps, checkpoints or tags");
         }
         return 0;
     default:

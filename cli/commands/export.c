@@ -24,7 +24,8 @@ static const struct argp_option options_table[] = {
      "Only tensors in whose names this extended regular expression is found; no blobs. May be given several times",
      3},
     {"dtype", OPT_DTYPE, "DTYPE", 0,
-     "Round floats with the roles weight and master to bf16, f16 or f32 (as they are, bit for bit)", 3},
+     "Round floats with the roles weight and master to bf16, f16 or f32 [default: as stored, bit for bit]",
+     3},
     {"dry-run", 'n', 0, 0, "Write nothing; show what would be written, with exact sizes", 4},
     {0},
 };

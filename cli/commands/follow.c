@@ -28,7 +28,7 @@ enum {
 
 static const struct argp_option options_table[] = {
     {"into", 'i', "DIR", 0,
-     "The folder (required); it is created. Files that are no weights stay as they are", 1},
+     "The folder (required); it is created. Files that are not weights stay as they are", 1},
     {"run", 'r', "RUN", 0, "The run to follow [default: the only one]", 1},
     {"tag", 't', "TAG", 0, "Follow the checkpoint with this tag, wherever it is moved", 1},
     {"once", OPT_ONCE, 0, 0, "Bring DIR to the newest checkpoint, and end", 2},
@@ -49,7 +49,7 @@ static const struct argp_option options_table[] = {
     {"exclude", OPT_EXCLUDE, "GLOB", 0, "No tensors whose names match; may be given several times", 3},
     {"shard-size", OPT_SHARD_SIZE, "SIZE", 0,
      "Largest size of a file, such as 500M; a larger tensor gets a file of its own [default: 5 GB]", 3},
-    {"overwrite", OPT_OVERWRITE, 0, 0, "Replace model files in DIR that follow has not written", 3},
+    {"overwrite", OPT_OVERWRITE, 0, 0, "Replace model files in DIR that follow did not write", 3},
     {0},
 };
 
@@ -129,7 +129,7 @@ static error_t parse_choice(int key, char *arg, struct argp_state *state, argume
             argp_error(state, "--into names the DIR that follows");
         }
         if (a->run && a->follow.tag) {
-            argp_error(state, "either --run or --tag is followed");
+            argp_error(state, "follow either --run or --tag, not both");
         }
         return 0;
     default:
@@ -398,7 +398,7 @@ static ckd_status open_store(ckd_store **out, const arguments *a, ckd_error *err
             return cli_error(err, CKD_E_CANCELLED, "waiting was cancelled");
         }
         if (!reported) {
-            cli_note("%s is no store yet; waiting for it", a->common.store);
+            cli_note("%s is not a store yet; waiting for it", a->common.store);
             reported = true;
         }
         nanosleep(&(struct timespec){.tv_sec = (time_t)(a->interval_s ? a->interval_s : 2)}, NULL);

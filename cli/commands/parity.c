@@ -75,7 +75,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             argp_error(state, "choose one of --group, --off and --status");
         }
         if (a->status && (a->parity.dry_run || a->parity.run)) {
-            argp_error(state, "--status is about all of the store, and makes nothing");
+            argp_error(state, "--status shows all of the store, and makes nothing");
         }
         return 0;
     default:

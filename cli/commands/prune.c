@@ -16,7 +16,7 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Delete the checkpoints that no --keep option keeps; without such an option: those that the stored policies do not keep (ckptdelta help policy). Pinned and tagged checkpoints and the two newest of each run are always kept; the latter are verified first. Deltas on deleted checkpoints load as before. Deleted checkpoints stay in the trash, and can be restored, until their time is over: ckptdelta help trash."
+    "Delete the checkpoints that no --keep option keeps; without such an option: those that the stored policies do not keep (ckptdelta help policy). Pinned and tagged checkpoints and the two newest healthy (not suspect) ones of each run are always kept; the latter are verified first. Deltas on deleted checkpoints load as before. Deleted checkpoints stay in the trash, and can be restored, until their time is over: ckptdelta help trash."
     "\vExamples:\n"
     "  ckptdelta prune ckpts --keep-last 5 --keep-every 10000 --dry-run\n"
     "  ckptdelta prune ckpts --run gpt --keep-best 3 --keep-newer 7d\n"

@@ -179,15 +179,16 @@ void cli_saving_check_standard_input(const cli_saving *a, char *const *files, si
         uses += strcmp(files[i], "-") == 0;
     }
     if (uses > 1) {
-        argp_error(state,
-                   "standard input is read once only; let one FILE or --blob be '-', and name the others");
+        argp_error(
+            state,
+            "standard input can be read only once; let one FILE or --blob be '-', and name the others");
     }
 }
 
 void cli_saving_check_complete(cli_saving *a, struct argp_state *state) {
     if (a->ref.run[0]) {
         if (a->ref.step == CKD_LATEST) {
-            argp_error(state, "a save has a step of its own, and 'latest' is none; name it as in %s@100",
+            argp_error(state, "a save needs a step of its own, and 'latest' is not one; name it as in %s@100",
                        a->ref.run);
         }
         if (a->has_run || a->has_step) {
@@ -532,7 +533,8 @@ static ckd_status order_inputs(cli_saving *a, cli_inputs *inputs, ckd_error *err
         }
         if (!a->common.quiet) {
             cli_note(
-                "--adamw, --adam and --sgd are ignored: they are of use for exact moments only, and these are lossy");
+                "--adamw, --adam and --sgd are ignored: they help only with exact moments, and these are "
+                "lossy");
         }
     }
     return status;

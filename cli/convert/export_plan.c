@@ -23,7 +23,7 @@ static ckd_status add_role(export_choice *c, const char *name, ckd_error *err) {
     }
     return cli_error(
         err, CKD_E_INVALID,
-        "--only takes roles, separated by commas: weight, exp_avg, exp_avg_sq, master, other; not "
+        "--only takes roles separated by commas: weight, exp_avg, exp_avg_sq, master, other; not "
         "'%.100s'",
         name);
 }

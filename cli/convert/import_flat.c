@@ -164,7 +164,7 @@ static ckd_status check_buffer(const taking *t, uint64_t length, ckd_error *err)
         layout_error(l, line, err, CKD_E_MISMATCH, "%s has no '%.200s', while rank %u has one",
                      layout_rank_text(l, t->rank).text, name, t->r->first->rank);
     } else if (t->found && t->buffer.count == 0) {
-        layout_error(l, line, err, CKD_E_MISMATCH, "of list %s, no line says what is in '%.200s' of %s",
+        layout_error(l, line, err, CKD_E_MISMATCH, "no line of list %s says what is in '%.200s' of %s",
                      l->lists[t->buffer.rule->flat.list].name, name, layout_rank_text(l, t->rank).text);
     } else if (strcmp(t->buffer.name, name) != 0) {
         layout_error(l, line, err, CKD_E_MISMATCH,

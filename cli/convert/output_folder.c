@@ -93,10 +93,11 @@ static ckd_status check_entries(const char *path, cli_replaceable_fn replaceable
             "the output folder is not empty; choose another one, or replace it with --overwrite");
     }
     return search.found[0]
-               ? cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
-                              "the output folder has '%.200s', which no export has written: it is not "
-                              "replaced, not even with --overwrite; choose another one",
-                              search.found)
+               ? cli_error_at(
+                     err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
+                     "the output folder has '%.200s', which no export wrote: it is not replaced, not even "
+                     "with --overwrite; choose another one",
+                     search.found)
                : CKD_OK;
 }
 
@@ -108,8 +109,9 @@ ckd_status cli_folder_check(const char *path, cli_replaceable_fn replaceable, ck
     if (status == CKD_OK && (!*name || is_dots(name))) {
         status = cli_error(err, CKD_E_INVALID, "the output '%s' is not a name for a folder", path);
     } else if (status == CKD_OK && lstat(plain, &st) != 0) {
-        status =
-            errno == ENOENT ? CKD_OK : cli_error_sys(err, errno, path, "cannot look at the output folder");
+        status = errno == ENOENT
+                     ? CKD_OK
+                     : cli_error_sys(err, errno, path, "cannot read the status of the output folder");
     } else if (status == CKD_OK && !S_ISDIR(st.st_mode)) {
         status = cli_error_at(err, CKD_E_EXISTS, path, CKD_NO_OFFSET,
                               "the output exists and is not a folder; choose another name");

@@ -362,7 +362,7 @@ static ckd_status open_input(safetensors_file *file, ckd_error *err) {
             return status;
         }
         if (fstat(file->fd, &st) != 0) {
-            return cli_error_sys(err, errno, file->path, "cannot look at");
+            return cli_error_sys(err, errno, file->path, "cannot read the status of the file");
         }
     }
     if (S_ISDIR(st.st_mode)) {
@@ -482,7 +482,7 @@ ckd_status cli_input_read(const cli_input *input, uint64_t first, uint64_t count
 ckd_status safetensors_check_unchanged(const safetensors_file *file, ckd_error *err) {
     struct stat st;
     if (fstat(file->fd, &st) != 0) {
-        return cli_error_sys(err, errno, file->path, "cannot look at");
+        return cli_error_sys(err, errno, file->path, "cannot read the status of the file");
     }
     if ((uint64_t)st.st_size != file->size || st.st_mtim.tv_sec != file->modified.tv_sec ||
         st.st_mtim.tv_nsec != file->modified.tv_nsec) {

@@ -139,7 +139,7 @@ static ckd_status check_path(const layout_path *file, layout_parsing *p) {
         rank |= t->items[i].kind == LAYOUT_RANK;
         if (t->items[i].kind == LAYOUT_AXIS) {
             if (fixed[t->items[i].index]) {
-                return layout_invalid(p, "axis %s stands in it twice", p->l->axes[t->items[i].index].name);
+                return layout_invalid(p, "axis %s appears in it twice", p->l->axes[t->items[i].index].name);
             }
             fixed[t->items[i].index] = true;
         }
@@ -211,8 +211,8 @@ static ckd_status split_star(char **before, char **after, layout_parsing *p, con
 ckd_status layout_parse_state(layout_parsing *p) {
     if (p->count != 3) {
         return layout_invalid(
-            p,
-            "state is followed by a name in the ranks' files and the checkpoint's: state optim.*.m exp_avg.*");
+            p, "state is followed by a name in the ranks' files and one in the checkpoint: state optim.*.m "
+               "exp_avg.*");
     }
     layout_state *s = layout_append(p, &p->l->states, &p->l->state_count, sizeof(*s));
     ckd_status status = s ? split_star(&s->local_before, &s->local_after, p, p->words[1]) : p->err->status;

@@ -83,7 +83,8 @@ static ckd_status check_plain(translation *t) {
     }
     return layout_invalid(
         t->p,
-        "with as=, what differs from name to name must stand in parentheses: load has to go back; see '%.20s'",
+        "with as=, what differs from name to name must be in parentheses: load has to reverse it; see "
+        "'%.20s'",
         t->at);
 }
 
@@ -271,12 +272,12 @@ static ckd_status compile(translation *t) {
     if (failed) {
         char why[100];
         regerror(failed, &t->to->regex, why, sizeof(why));
-        return layout_invalid(t->p, "'%.100s' is no regular expression: %s", t->rule->pattern, why);
+        return layout_invalid(t->p, "'%.100s' is not a regular expression: %s", t->rule->pattern, why);
     }
     t->to->compiled = true;
     return t->to->regex.re_nsub == t->to->captures
                ? CKD_OK
-               : layout_invalid(t->p, "the parentheses of '%.100s' cannot be made out", t->rule->pattern);
+               : layout_invalid(t->p, "the parentheses of '%.100s' are ambiguous", t->rule->pattern);
 }
 
 /* ---- as= ---- */
@@ -288,7 +289,7 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
             t->p,
             index >= pattern->group_count ? "as= has \\%u, and the pattern no such parentheses"
             : g->used                     ? "as= has \\%u twice"
-                      : "\\%u of as= cannot be inside of other parentheses, nor have a number in it",
+                      : "\\%u of as= cannot be inside other parentheses, nor have a number in it",
             index + 1);
     }
     g->used = true;
@@ -311,7 +312,7 @@ static ckd_status put_group(translation *t, translation *pattern, uint32_t index
 /* Parses {part}. */
 static ckd_status put_part(translation *t) {
     if (t->to->of_part) {
-        return layout_invalid(t->p, "{part} stands twice in as=");
+        return layout_invalid(t->p, "{part} appears twice in as=");
     }
     t->rule->apart = true;
     ckd_status status =
@@ -332,7 +333,7 @@ static ckd_status put_part(translation *t) {
 static ckd_status put_coordinate(translation *t, uint32_t axis) {
     layout_item item = {.kind = axis == LAYOUT_AXES ? LAYOUT_RANK : LAYOUT_AXIS, .index = axis, .width = 1};
     if (t->to->of_axis[axis]) {
-        return layout_invalid(t->p, "a coordinate stands twice in as=");
+        return layout_invalid(t->p, "a coordinate appears twice in as=");
     }
     ckd_status status = layout_template_add(&t->rule->global_name, item, "", 0, t->p->err);
     t->to->of_axis[axis] = ++t->to->captures;

@@ -89,8 +89,8 @@ static ckd_status set_cut(reading *r, const char *value) {
     if (!read_cut(&cut->kind, value) || cut->sizes) {
         return layout_invalid(
             r->p,
-            "cut= is even (all the same), chunk (as torch.chunk) or repeat (neighbours share what is too little); "
-            "or say sizes= instead");
+            "cut= is even (all the same), chunk (as torch.chunk) or repeat (neighbours share one if there "
+            "are too few); or say sizes= instead");
     }
     return CKD_OK;
 }
@@ -267,7 +267,7 @@ static ckd_status set_option(reading *r, const char *word) {
                    {"parts", set_parts}, {"groups", set_groups}, {"take", set_take}};
     size_t length = strcspn(word, "=");
     if (!word[length]) {
-        return layout_invalid(r->p, "'%.60s' is no option; options are NAME=VALUE", word);
+        return layout_invalid(r->p, "'%.60s' is not an option; options are NAME=VALUE", word);
     }
     if (r->rule->kind == LAYOUT_SKIPPED && layout_find_axis(r->p->l, word, length) == LAYOUT_AXES) {
         return layout_invalid(r->p, "what is skipped has no options but coordinates");
@@ -290,7 +290,7 @@ static ckd_status use_axes(uint8_t used[LAYOUT_AXES], reading *r, const layout_o
     for (uint32_t i = 0; i < over->count; i++) {
         uint32_t axis = over->axes[i];
         if (used[axis] || r->rule->only[axis]) {
-            return layout_invalid(r->p, "axis %s cannot both cut or number, and do something else: %s",
+            return layout_invalid(r->p, "axis %s cannot have another use besides %s",
                                   r->p->l->axes[axis].name, what);
         }
         used[axis] = 1;

@@ -239,7 +239,7 @@ static ckd_status check_totals(const cutting *c, const uint64_t *totals) {
     if (c->rule->part_count && !c->rule->apart &&
         (sum ? sum != totals[0] : totals[0] % c->rule->part_count != 0)) {
         return layout_error(c->l, c->rule->line, c->err, CKD_E_MISMATCH,
-                            "dimension %u has %" PRIu64 " elements, which are not those of parts=", c->dim,
+                            "dimension %u has %" PRIu64 " elements, which do not match parts=", c->dim,
                             totals[0]);
     }
     if (c->rule->size && c->rule->size != totals[0]) {
@@ -353,7 +353,7 @@ static ckd_status split_total(uint64_t *totals, const layout *l, const layout_ru
     }
     return sum == whole ? CKD_OK
                         : layout_error(l, rule->line, err, CKD_E_MISMATCH,
-                                       "%" PRIu64 " elements are not those of parts=", whole);
+                                       "%" PRIu64 " elements do not match parts=", whole);
 }
 
 ckd_status layout_rank_shape(uint64_t lengths[CKD_MAX_DIMS], const layout *l, const layout_rule *rule,

@@ -375,7 +375,7 @@ void cli_finish_deletion(ckd_store *store, bool now) {
     ckd_error why;
     cli_committed("the checkpoints are deleted");
     if (now && ckd_store_collect(NULL, store, NULL, &why) != CKD_OK) {
-        cli_note("the checkpoints are deleted, their files stay for now: %s", why.message);
+        cli_note("the checkpoints are deleted, but their files stay for now: %s", why.message);
     }
 }
 

@@ -256,7 +256,7 @@ static ckd_status take_heads(bundle_in *b) {
             b->err, b->path, b->bundle->offset,
             "a record names a kind of region that is unknown to this version: read it with a newer one");
     }
-    return b->in.failed || reader_left(&b->in) != 0 ? corrupt(b, "the heads of a bundle make no sense")
+    return b->in.failed || reader_left(&b->in) != 0 ? corrupt(b, "the heads of a bundle are invalid")
                                                     : CKD_OK;
 }
 
@@ -270,11 +270,11 @@ static uint64_t sum_at_most(uint64_t a, uint64_t b) {
 static const char *complete(const head *h, record *r) {
     uint64_t elements;
     if (r->kind == RECORD_BUNDLE) {
-        return "a bundle holds a bundle";
+        return "a bundle contains another bundle";
     }
     if (!region_elements(&elements, &h->region, h->tensor.ndim, h->tensor.shape) || r->first > elements ||
         h->left > elements - r->first) {
-        return "the elements do not lie inside the region, or this not inside the tensor";
+        return "the elements do not lie inside the region, or the region not inside the tensor";
     }
     r->count = elements - r->first - h->left;
     r->chain_stored = sum_at_most(r->stored_size, bundle_hint(h->hints[0]));

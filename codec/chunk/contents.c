@@ -69,7 +69,7 @@ static ckd_status unpack_one(unpacking *u, const record *bundle, uint64_t outsid
     }
     if (status == CKD_OK && u->count && members[0].before < u->members[u->count - 1].before) {
         status = err_corrupt(u->err, path, bundle->offset,
-                             "a record of a bundle has its place before those of the bundle in front of it");
+                             "a record of a bundle is placed before those of the previous bundle");
     }
     if (status == CKD_OK && !file_cached(u->c->file, bundle->payload_offset, bundle->stored_size)) {
         set_checksums(members, count, bundle, payload);

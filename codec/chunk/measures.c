@@ -146,7 +146,7 @@ ckd_status measures_decode(measures_entry **entries, size_t *count, const void *
     if (!take_shards(&in, all, n) || !take_figures(&in, all, n, figures, bytes_each) ||
         reader_left(&in) != 0) {
         free(all);
-        return err_corrupt(err, place->path, place->offset, "the table of measures makes no sense");
+        return err_corrupt(err, place->path, place->offset, "the table of measures is invalid");
     }
     *entries = all;
     *count = n;
@@ -190,7 +190,7 @@ ckd_status measures_write(chunk_writer *w, const ckd_id *checkpoint, const measu
 static ckd_status unpack(void *raw, const record *r, const void *stored, const char *path, ckd_error *err) {
     if (r->coding > 1) {
         return err_unsupported(err, path, r->offset,
-                               "measures with coding %u, which this version does not know",
+                               "the measures have coding %u, which this version does not know",
                                (unsigned)r->coding);
     }
     if (r->coding == 0 && r->stored_size == r->raw_size) {

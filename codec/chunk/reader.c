@@ -41,9 +41,9 @@ static ckd_status read_file_header(chunk *c, uint64_t *features, ckd_error *err)
         return err_corrupt(err, path, 0, "the file header's checksum does not match");
     }
     if (major != CHUNK_VERSION_MAJOR) {
-        return err_unsupported(err, path, 8,
-                               "chunk file of format version %u.%u, this build reads %u: use a newer one",
-                               major, minor, CHUNK_VERSION_MAJOR);
+        return err_unsupported(
+            err, path, 8, "the chunk file has format version %u.%u, but this build reads %u: use a newer one",
+            major, minor, CHUNK_VERSION_MAJOR);
     }
     if (header_size != CHUNK_HEADER_SIZE) {
         return err_corrupt(err, path, 12, "a file header of %u bytes is impossible", header_size);
@@ -202,9 +202,8 @@ static ckd_status read_index(chunk *c, const chunk_footer *f, ckd_error *err) {
 ckd_status chunk_check_rows(const chunk *c, const record *r, ckd_error *err) {
     return c->has_shared_rows || !record_shares_rows(r)
                ? CKD_OK
-               : err_corrupt(
-                     err, file_path(c->file), r->offset,
-                     "a block that shares its rows in a file whose header does not say that it has any");
+               : err_corrupt(err, file_path(c->file), r->offset,
+                             "a block shares its rows, but the file's header does not declare shared rows");
 }
 
 /* A reader must learn of an unknown feature from the header, not from a record. */
@@ -215,7 +214,7 @@ static ckd_status check_features(chunk *c, uint64_t features, ckd_error *err) {
         status = chunk_check_rows(c, &c->outer[i], err);
         if (c->outer[i].kind == RECORD_BUNDLE && !(features & CHUNK_BUNDLES)) {
             status = err_corrupt(err, file_path(c->file), c->outer[i].offset,
-                                 "a bundle in a file whose header does not say that it has any");
+                                 "there is a bundle, but the file's header does not declare bundles");
         }
     }
     return status;

@@ -315,7 +315,7 @@ ckd_status record_decode(record *out, reader *from, record_arena *arena, const r
             "a record names a kind of region that is unknown to this version: read it with a newer one");
     }
     if (h.in.failed) {
-        return err_corrupt(err, path, base_offset, "the record header's fields make no sense");
+        return err_corrupt(err, path, base_offset, "the record header's fields are invalid");
     }
     ckd_status status;
     problem = record_problem(&r, &status);

@@ -262,9 +262,10 @@ ckd_status chunk_writer_append(chunk_writer *w, record *r, const void *payload, 
     }
     r->checksum = hash64(payload, r->stored_size);
     r->offset = r->payload_offset = r->header_size = 0; /* unknown while it is held back */
-    ckd_status status = r->kind == RECORD_BUNDLE
-                            ? err_set(err, CKD_E_INVALID, "a bundle is made of records by the writer itself")
-                            : encode_record(w, r, err);
+    ckd_status status =
+        r->kind == RECORD_BUNDLE
+            ? err_set(err, CKD_E_INVALID, "a bundle cannot be appended: the writer makes bundles itself")
+            : encode_record(w, r, err);
     if (status == CKD_OK && decide_to_hold_back(w, r)) {
         status = hold_back(w, r, payload, err);
     } else if (status == CKD_OK) {

@@ -57,10 +57,9 @@ ckd_status erasure_ready(ckd_error *err) {
     (void)pthread_once(&once, find_isal);
     return make_sums
                ? CKD_OK
-               : err_set(
-                     err, CKD_E_UNSUPPORTED,
-                     "more than one file of parity takes ISA-L, and there is no libisal.so.2 here: install it "
-                     "(Debian: libisal2), or name it in CKD_ISAL");
+               : err_set(err, CKD_E_UNSUPPORTED,
+                         "more than one file of parity needs ISA-L, but libisal.so.2 is missing: install it "
+                         "(Debian: libisal2), or give its path in CKD_ISAL");
 }
 
 /* ---- sums ---- */

@@ -286,7 +286,7 @@ static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size
     unsigned mode = adaptive_code_plain(&p->coder, true, 2, 0);
     unsigned density = adaptive_code_plain(&p->coder, true, 7, 0);
     if (density > DENSITY_STEPS) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "the density of an adaptive stream makes no sense");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "the density of an adaptive stream is invalid");
     }
     begin(p, mode, density);
     if (!code_plane(p, true, values, values, p->plane->count) || !adaptive_end_decoding(&p->coder)) {
@@ -298,7 +298,7 @@ static ckd_status decode(plane_coder *p, int32_t *values, const void *from, size
 ckd_status adaptive_plane_decode(int32_t *values, const adaptive_plane *plane, const void *from, size_t size,
                                  adaptive_scratch *scratch, ckd_error *err) {
     if (plane->count > COUNT_MAX) {
-        return err_set(err, CKD_E_INVALID, "an adaptive stream of %zu integers", plane->count);
+        return err_set(err, CKD_E_INVALID, "an adaptive stream cannot have %zu integers", plane->count);
     }
     if (plane->count == 0) {
         return adaptive_check_empty(size, err);

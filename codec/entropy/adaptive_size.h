@@ -92,13 +92,14 @@ static inline ckd_status adaptive_check_kind(adaptive_coder *c, unsigned min, un
     }
     return found >= min && found <= max
                ? CKD_OK
-               : err_unsupported(err, NULL, CKD_NO_OFFSET, "an adaptive stream of kind %u", found);
+               : err_unsupported(err, NULL, CKD_NO_OFFSET, "an adaptive stream has the unknown kind %u",
+                                 found);
 }
 
 static inline ckd_status adaptive_check_empty(size_t size, ckd_error *err) {
-    return size == 0
-               ? CKD_OK
-               : err_corrupt(err, NULL, CKD_NO_OFFSET, "an adaptive stream of nothing has %zu bytes", size);
+    return size == 0 ? CKD_OK
+                     : err_corrupt(err, NULL, CKD_NO_OFFSET,
+                                   "an adaptive stream of no integers has %zu bytes", size);
 }
 
 #endif

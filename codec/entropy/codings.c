@@ -239,7 +239,8 @@ ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from
     result->stored = 0;
     if (on_planes(id)) {
         if (!planes_valid(from->width, size)) {
-            return err_set(err, CKD_E_INVALID, "%zu bytes are no integers of %u bytes", size, from->width);
+            return err_set(err, CKD_E_INVALID, "%zu bytes cannot be divided into integers of %u bytes", size,
+                           from->width);
         }
         ckd_status status = planes_scratch(c, size, err);
         if (status != CKD_OK) {
@@ -269,7 +270,8 @@ ckd_status coder_encode(coder *c, coding id, int level, const coder_source *from
 
 static ckd_status decode_raw(void *to, size_t raw, const void *from, size_t stored, ckd_error *err) {
     if (raw != stored) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu raw bytes, not the expected %zu", stored, raw);
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "there are %zu raw bytes, not the expected %zu", stored,
+                           raw);
     }
     if (raw) {
         memcpy(to, from, raw);
@@ -286,7 +288,8 @@ static ckd_status decode_zstd(coder *c, void *to, size_t raw, const void *from, 
         return err_corrupt(err, NULL, CKD_NO_OFFSET, "zstd: %s", ZSTD_getErrorName(frame));
     }
     if (frame != stored || declared != raw) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a zstd frame of another size than %zu bytes", raw);
+        return err_corrupt(err, NULL, CKD_NO_OFFSET,
+                           "a zstd frame does not have the expected size of %zu bytes", raw);
     }
     size_t result = ZSTD_decompressDCtx(c->zstd_in, to, raw, from, stored);
     if (ZSTD_isError(result)) {
@@ -320,7 +323,8 @@ ckd_status coder_decode(coder *c, coding id, const coder_target *target, const v
     unsigned width = target->width;
     if (on_planes(id) || id == CODING_SYMBOLS) {
         if (!planes_valid(width, raw)) {
-            return err_corrupt(err, NULL, CKD_NO_OFFSET, "%zu bytes are no integers of %u bytes", raw, width);
+            return err_corrupt(err, NULL, CKD_NO_OFFSET,
+                               "%zu bytes cannot be divided into integers of %u bytes", raw, width);
         }
     }
     if (on_planes(id)) {

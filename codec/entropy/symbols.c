@@ -206,7 +206,7 @@ static ckd_status decode_sparse(symbols_workspace *w, const symbols_output *out,
     symbols_sparse *s = &w->decoding_sparse;
     size_t used;
     if (!symbols_sparse_read(s, from, size, out->n, &used)) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header makes no sense");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a sparse symbol stream's header is invalid");
     }
     if (s->ranges > 1 && !out->context) {
         return err_corrupt(err, NULL, CKD_NO_OFFSET,
@@ -234,7 +234,7 @@ static ckd_status decode_framed(symbols_workspace *w, const symbols_output *out,
     reader r = reader_of(from, size);
     size_t stream_size;
     if (!symbols_frame_read(f, &stream_size, &r, out->width, out->n)) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a framed symbol stream's header makes no sense");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a framed symbol stream's header is invalid");
     }
     ckd_status status = CKD_OK;
     symbols_output framed = {out->width, out->n, out->values, NULL};
@@ -257,12 +257,12 @@ ckd_status symbols_decode(symbols_workspace *w, const symbols_output *out, const
     unsigned width = out->width;
     size_t n = out->n;
     if (n > SYMBOLS_MAX_COUNT || (width != 1 && width != 2 && width != 4 && width != 8)) {
-        return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", n, width);
+        return err_set(err, CKD_E_INVALID, "a symbol stream cannot have %zu integers of %u bytes", n, width);
     }
     if (n == 0) {
-        return size == 0
-                   ? CKD_OK
-                   : err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream of nothing has %zu bytes", size);
+        return size == 0 ? CKD_OK
+                         : err_corrupt(err, NULL, CKD_NO_OFFSET,
+                                       "a symbol stream of no integers has %zu bytes", size);
     }
     unsigned first = size ? *(const uint8_t *)from : 0;
     if (first == SYMBOLS_SPARSE) {

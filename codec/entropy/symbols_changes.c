@@ -336,7 +336,8 @@ ckd_status symbols_find_changes(symbols_changes *out, symbols_workspace *w, cons
     unsigned width = stream->width;
     if (stream->n == 0 || stream->n > SYMBOLS_MAX_COUNT ||
         (width != 1 && width != 2 && width != 4 && width != 8)) {
-        return err_set(err, CKD_E_INVALID, "a symbol stream of %zu integers of %u bytes", stream->n, width);
+        return err_set(err, CKD_E_INVALID, "a symbol stream cannot have %zu integers of %u bytes", stream->n,
+                       width);
     }
     c->rest = reader_of(stream->data, stream->size);
     if (!take_header(c, &c->rest)) {
@@ -347,7 +348,7 @@ ckd_status symbols_find_changes(symbols_changes *out, symbols_workspace *w, cons
     }
     for (unsigned list = 0; list < c->lists; list++) {
         if (!take_list(c, list, stream->n, context, &c->rest)) {
-            return corrupt(err, "has invalid places");
+            return corrupt(err, "has invalid positions");
         }
     }
     *out = (symbols_changes){width, c->count, c->at, c->values};
@@ -401,7 +402,7 @@ ckd_status symbols_read_changes(const symbols_changes *changes, symbols_workspac
     symbols_changing *c = &w->changing;
     const uint8_t *sign = reader_take(&c->rest, symbols_bytes_for(c->count));
     if (!sign || (c->count % 8 && sign[c->count / 8] >> c->count % 8)) {
-        return corrupt(err, "ends in its signs, or has too many");
+        return corrupt(err, "ends within its signs, or has too many");
     }
     fill(c->values, changes->width, c->count, sign);
     if (c->others) {

@@ -361,7 +361,7 @@ ckd_status symbols_dense_decode(symbols_workspace *w, const symbols_output *out,
     }
     bit_source bits;
     if (!find_end(&bits, (const uint8_t *)from + used, size - used)) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream has no end");
     }
     build_states(w, width);
     element_sink to = {.values = out->values,

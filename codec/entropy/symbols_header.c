@@ -302,20 +302,20 @@ ckd_status symbols_header_read(symbols_header *h, unsigned width, const uint8_t 
     h->log = SYMBOLS_MIN_LOG + (unsigned)get(&r, 3);
     if (get(&r, 1)) {
         return err_unsupported(err, NULL, CKD_NO_OFFSET,
-                               "a symbol stream of a newer kind: use a newer version");
+                               "a symbol stream is of a newer kind: use a newer version");
     }
     if (r.failed) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "an empty symbol stream");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream is empty");
     }
     if (!get_ranges(&r, h)) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream's context ranges make no sense");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream's context ranges are invalid");
     }
     if (!get_split(&r, h, width)) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream's split makes no sense");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream's split is invalid");
     }
     for (unsigned t = 0; t < h->tables; t++) {
         if (!get_table(&r, h, width, t)) {
-            return err_corrupt(err, NULL, CKD_NO_OFFSET, "table %u of a symbol stream makes no sense", t);
+            return err_corrupt(err, NULL, CKD_NO_OFFSET, "table %u of a symbol stream is invalid", t);
         }
     }
     unsigned padding = (unsigned)(-r.at & 7);

@@ -127,7 +127,7 @@ ckd_status symbols_parts_read(symbols_parts *parts, bool *dense, unsigned width,
         return status;
     }
     if (size == parts->header || stream[size - 1] == 0 || size > SYMBOLS_PARTS_MAX) {
-        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream without an end");
+        return err_corrupt(err, NULL, CKD_NO_OFFSET, "a symbol stream has no end");
     }
     parts->bits =
         (uint32_t)(8 * (size - parts->header - 1)) + 31u - (uint32_t)__builtin_clz(stream[size - 1]);

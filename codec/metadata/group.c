@@ -60,18 +60,19 @@ ckd_status group_decode(optimizer_group *out, const void *from, size_t size, con
     memset(out, 0, sizeof(*out));
     const uint8_t *raw = from;
     if (size < 4) {
-        return err_corrupt(err, path, offset, "a group record of %zu bytes", size);
+        return err_corrupt(err, path, offset, "a group record cannot have %zu bytes", size);
     }
     uint32_t kind = load_le16(raw), rule = load_le16(raw + 2);
     if (kind < GROUP_ADAMW || kind > GROUP_SGD || group_rule_inputs(rule) == INPUTS_NONE) {
-        return err_unsupported(err, path, offset,
-                               "an optimizer step of kind %u and rule %u, which this version does not know; "
-                               "load it with a newer ckptdelta",
-                               (unsigned)kind, (unsigned)rule);
+        return err_unsupported(
+            err, path, offset,
+            "the optimizer step has kind %u and rule %u, which this version does not know; load it with a "
+            "newer ckptdelta",
+            (unsigned)kind, (unsigned)rule);
     }
     uint32_t flags = size == GROUP_BYTES ? load_le32(raw + 4) : ~0u;
     if (flags & ~FLAG_NESTEROV) {
-        return err_corrupt(err, path, offset, "a group record of another size, or with unknown flags");
+        return err_corrupt(err, path, offset, "a group record has the wrong size or unknown flags");
     }
     const uint8_t *at = raw + 16;
     *out = (optimizer_group){.kind = kind, .rule = rule, .nesterov = flags != 0, .step = load_le64(raw + 8)};

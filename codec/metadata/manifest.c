@@ -67,8 +67,7 @@ static void take_checkpoint(metadata_reader *n, manifest *m) {
         metadata_fail(n, CKD_E_UNSUPPORTED, "the checkpoint's kind or fidelity is unknown to this version");
     }
     if (!in->failed && (c->fidelity == CKD_EXACT) != !(n->features & METADATA_LOSSY)) {
-        metadata_fail(n, CKD_E_CORRUPT,
-                      "the checkpoint's fidelity is not the one its required features tell");
+        metadata_fail(n, CKD_E_CORRUPT, "the checkpoint's fidelity does not match its required features");
     }
     c->lossy_resumes = reader_u32(in);
     c->depth = reader_u32(in);

@@ -106,7 +106,7 @@ static void take_policy(metadata_reader *n, ckd_policy *k) {
         k->keep_weekly = reader_u32(&n->in);
         k->keep_monthly = reader_u32(&n->in);
         if (!n->in.failed && !keeps_by_calendar(k)) {
-            metadata_fail(n, CKD_E_CORRUPT, "the policy says that it has rules about periods, and has none");
+            metadata_fail(n, CKD_E_CORRUPT, "the policy declares rules about periods, but has none");
         }
     }
     if (!n->in.failed && !policy_keeps(k)) {
@@ -169,7 +169,7 @@ ckd_status rename_decode(rename_setting *out, const ckd_id *store, const void *d
     metadata_take_run(&n, out->to);
     out->renamed_ns = reader_u64(&n.in);
     if (!n.in.failed && strcmp(out->run, out->to) == 0) {
-        metadata_fail(&n, CKD_E_CORRUPT, "a run is renamed to the name that it has");
+        metadata_fail(&n, CKD_E_CORRUPT, "a run is renamed to the name that it already has");
     }
     return metadata_close(&n, out, sizeof(*out));
 }

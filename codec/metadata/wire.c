@@ -80,12 +80,12 @@ static ckd_status check_envelope(metadata_reader *n, metadata_kind kind, const c
     uint32_t unknown = load_le32(data + 12) & ~known;
     if (version != METADATA_VERSION) {
         return err_unsupported(n->err, n->path, 8,
-                               "a metadata file of version %u, this build reads %u: use a newer one", version,
-                               METADATA_VERSION);
+                               "the metadata file has version %u, but this build reads %u: use a newer one",
+                               version, METADATA_VERSION);
     }
     if (found != (unsigned)kind) {
         return err_unsupported(n->err, n->path, 10,
-                               "a metadata file of kind %u (%s) where one of kind %u (%s) should be", found,
+                               "the metadata file has kind %u (%s), but kind %u (%s) is expected", found,
                                kind_name(found), (unsigned)kind, kind_name((unsigned)kind));
     }
     if (unknown) {
@@ -166,15 +166,15 @@ static void take_name(metadata_reader *n, char name[CKD_RUN_MAX + 1], bool may_b
 }
 
 void metadata_take_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]) {
-    take_name(n, run, false, "a run's name has characters that it must not have");
+    take_name(n, run, false, "a run's name has invalid characters");
 }
 
 void metadata_take_any_run(metadata_reader *n, char run[CKD_RUN_MAX + 1]) {
-    take_name(n, run, true, "a run's name has characters that it must not have");
+    take_name(n, run, true, "a run's name has invalid characters");
 }
 
 void metadata_take_tag(metadata_reader *n, char tag[CKD_RUN_MAX + 1]) {
-    take_name(n, tag, false, "a tag has characters that it must not have");
+    take_name(n, tag, false, "a tag has invalid characters");
 }
 
 uint64_t metadata_take_step(metadata_reader *n) {

@@ -178,7 +178,7 @@ static ckd_status decode_at(parity_group *out, const parity_file *f, const ckd_i
     if (size < METADATA_ENVELOPE_MIN ||
         size > METADATA_ENVELOPE_MIN + PARITY_GROUP_BYTES + ERASURE_DATA_MAX * MEMBER_BYTES) {
         return err_corrupt(err, file_path(f->file), offset,
-                           "what this parity file is about has an impossible size");
+                           "the group record of this parity file has an impossible size");
     }
     uint8_t *data = malloc(size);
     if (!data) {

@@ -37,7 +37,7 @@ static ckd_status check_options(const ckd_compact_options *o, ckd_error *err) {
     }
     if (!(o->max_load_cost >= 0) || (o->max_load_cost > 0 && o->max_load_cost < 1)) {
         return err_set(err, CKD_E_INVALID,
-                       "max_load_cost is at least 1 (the load of a base), or 0 for the default");
+                       "max_load_cost must be at least 1 (the load of a base), or 0 for the default");
     }
     return o->policy && o->stored_policies
                ? err_set(err, CKD_E_INVALID, "set policy or stored_policies, not both")

@@ -110,9 +110,9 @@ static void report_excess(left_over *now, ckd_store *store, const char *run, con
     if (stuck && !now->reported) {
         store_message(
             store,
-            "the policy of %s leaves %.0f%% of its chunk files to deleted checkpoints, more than %u%%: %s",
+            "deleted checkpoints of %s take %.0f%% of its chunk files, more than the %u%% of its policy: %s",
             run, 100 * (double)o->after.dead / (double)o->after.bytes, (unsigned)o->percent,
-            o->over ? "there is more to rewrite than a save may, so run ckptdelta compact"
+            o->over ? "there is more to rewrite than a save is allowed to, so run ckptdelta compact"
                     : "checkpoints that stay build on them, and would take more space on their own");
     }
     now->reported = stuck || (above && now->reported);

@@ -81,7 +81,7 @@ static ckd_status mark_live(merge_set *x, const manifest_entry *n, ckd_error *er
     ckd_status status = views_get(&k.root, &x->g->c->views, &n->m.checkpoint.id, err);
     THEN(status, mark_reads(&k, err));
     if (status == CKD_OK && k.is_damaged) {
-        status = err_set(err, CKD_E_CORRUPT, "records that it reads are damaged");
+        status = err_set(err, CKD_E_CORRUPT, "records that the checkpoint reads are damaged");
     }
     for (size_t i = 0; i < k.live.capacity && status == CKD_OK; i++) {
         status = k.live.slots[i] ? hash_set_add(&x->live, k.live.slots[i], err) : CKD_OK;

@@ -77,7 +77,7 @@ static ckd_status check_unchanged(const ckd_store *store, const manifest *m, ckd
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
         status = live_file_check(store, &m->files[i], err);
         if (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT) {
-            status = err_set(err, CKD_E_EXISTS, "a file that it is to name was removed meanwhile");
+            status = err_set(err, CKD_E_EXISTS, "a file that its new manifest names was removed meanwhile");
             err_in_file(err, status, path_chunk(store->path, &m->files[i].id, "").text);
         }
     }
@@ -184,7 +184,7 @@ static void report_space_needed(const rewrite *r, ckd_error *err) {
     size_t used = err ? strlen(err->message) : 0;
     if (err && !strstr(err->message, "must be free")) {
         snprintf(err->message + used, sizeof(err->message) - used,
-                 "; to rewrite %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
+                 "; rewriting %s@%llu takes about %llu bytes, and what was written of it is removed", c->run,
                  (unsigned long long)c->step, (unsigned long long)(SLACK + r->plan->estimated_bytes));
     }
 }

@@ -182,7 +182,7 @@ static ckd_status decode_standalone(decoder *d, const view *v, const view_block 
     }
     if (r->coding == CODING_RAW) {
         return r->stored_size == r->raw_size ? read_payload_into(d, b, to, err)
-                                             : view_block_corrupt(b, err, "a raw block of the wrong size");
+                                             : view_block_corrupt(b, err, "a raw block has the wrong size");
     }
     const void *payload;
     ckd_status status = values_payload(d, b, &payload, err);
@@ -310,7 +310,8 @@ static ckd_status cast_dependency(decoder *d, const view *v, const view_block *b
     }
     status = span_values(d, &s, wide, err);
     if (status == CKD_OK && !d->kernels->cast(r->tensor->dtype, to, from, wide, r->count)) {
-        status = view_block_corrupt(b, err, "the block rounds a dtype that cannot be rounded to its own");
+        status = view_block_corrupt(
+            b, err, "the block is to be rounded from a dtype that cannot be rounded to its own");
     }
     free(wide);
     return status;
@@ -563,8 +564,9 @@ ckd_status span_values(decoder *d, const view_source *from, void *to, ckd_error 
         }
     }
     if (copied != span->count) {
-        ckd_status lacks = err_set(err, CKD_E_CORRUPT, "the checkpoint holds %llu of %llu elements wanted",
-                                   (unsigned long long)copied, (unsigned long long)span->count);
+        ckd_status lacks =
+            err_set(err, CKD_E_CORRUPT, "the checkpoint holds only %llu of the %llu requested elements",
+                    (unsigned long long)copied, (unsigned long long)span->count);
         return err_in_tensor(err, view_lacks(from->view, lacks, err), t->tensor->name);
     }
     if (from->content && !(exact && hash128_equal(&exact->record->content, from->content))) {

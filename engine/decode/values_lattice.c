@@ -63,7 +63,7 @@ ckd_status values_lattice_read(lattice_parts *out, decoder *d, const view *v, co
     const void *payload;
     out->columns = out->rows = NULL;
     if (!lattice_dtype(r->tensor->dtype)) {
-        return view_block_corrupt(b, err, "a lossy block of a dtype that is always exact");
+        return view_block_corrupt(b, err, "a lossy block has a dtype that is always stored exactly");
     }
     ckd_status status = shared_side(&out->columns, d, v, b, 0, err);
     if (status == CKD_OK && out->columns) {

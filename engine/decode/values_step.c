@@ -187,7 +187,7 @@ static ckd_status read_inputs(decoder *d, const view *v, const view_block *b, in
     ckd_status status = read_before(&inputs[0], d, v, b, to, err);
     if (status == CKD_OK && d->nested >= MAX_NESTED) {
         return err_corrupt(err, file_path(b->chunk->file), b->record->offset,
-                           "optimizer steps are predicted from each other too often");
+                           "optimizer steps that predict each other are nested too deep");
     }
     d->nested++;
     for (uint32_t i = 1; i <= count && status == CKD_OK; i++) {

@@ -81,9 +81,9 @@ ckd_status device_check_address(const device_backend *backend, int device, const
         return CKD_OK;
     }
     return owner < 0 ? err_set(err, CKD_E_INVALID,
-                               "data is said to lie on device %d, but lies in host memory", device)
-                     : err_set(err, CKD_E_INVALID, "data is said to lie on device %d, but lies on device %d",
-                               device, owner);
+                               "data was declared to be on device %d, but is in host memory", device)
+                     : err_set(err, CKD_E_INVALID,
+                               "data was declared to be on device %d, but is on device %d", device, owner);
 }
 
 ckd_status device_acquire(device_lease **out, ckd_store *store, const ckd_device *device, const void *address,

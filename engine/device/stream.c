@@ -223,7 +223,7 @@ ckd_status stream_batch_write(stream_batch *b, ckd_error *err) {
         }
     }
     if (status == CKD_OK && dense_batch_memory(&b->dense) > memory_of(b) - b->kept_bytes) {
-        return err_set(err, CKD_E_DEVICE, "symbol streams take more memory than was foreseen");
+        return err_set(err, CKD_E_DEVICE, "symbol streams take more memory than was planned");
     }
     return status == CKD_OK && b->dense.count
                ? dense_write(&b->dense, b->lease, b->memory + b->kept_bytes, err)

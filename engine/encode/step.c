@@ -22,7 +22,7 @@ ckd_status step_check_optimizer(const ckd_optimizer *o, ckd_error *err) {
     }
     if (o->step == 0) {
         return err_set(err, CKD_E_INVALID,
-                       "an optimizer's step counts its updates, this one included: at least 1");
+                       "an optimizer's step counts its updates including this one, so it is at least 1");
     }
     if (!fraction(o->beta1) || !fraction(o->beta2) || !amount(o->lr) || !amount(o->eps) ||
         !amount(o->weight_decay) || !amount(o->momentum) || !(o->dampening < 1) || !isfinite(o->dampening)) {

@@ -88,7 +88,7 @@ static void report_branch(ckd_follow *f, const ckd_checkpoint *newest) {
         store_find(&there, f->store, branch, CKD_LATEST, NULL) == CKD_OK &&
         there.created_ns > newest->created_ns) {
         store_message(f->store,
-                      "training of '%s' went back and goes on as '%s' (step %llu), which is not followed",
+                      "training of '%s' was rewound and continues as '%s' (step %llu), which is not followed",
                       newest->run, branch, (unsigned long long)there.step);
         memcpy(f->branch_reported, branch, sizeof(f->branch_reported));
     }

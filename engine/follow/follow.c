@@ -87,10 +87,11 @@ static ckd_status check_options(const ckd_follow_options *o, ckd_error *err) {
                        FOLDER_MAX);
     }
     if (o->run && o->tag) {
-        return err_set(err, CKD_E_INVALID, "either a run or a tag is followed");
+        return err_set(err, CKD_E_INVALID, "follow either a run or a tag, not both");
     }
     if ((o->run && !run_name_valid(o->run)) || (o->tag && !run_name_valid(o->tag))) {
-        return err_set(err, CKD_E_INVALID, "'%.200s' is no name of a run or tag", o->run ? o->run : o->tag);
+        return err_set(err, CKD_E_INVALID, "'%.200s' is not a valid name of a run or tag",
+                       o->run ? o->run : o->tag);
     }
     return o->member && !o->member[0] ? err_set(err, CKD_E_INVALID, "the member to follow has no name")
                                       : CKD_OK;
@@ -130,7 +131,7 @@ static ckd_status open_folder(ckd_follow *f, ckd_error *err) {
     THEN(status,
          lock_acquire(&f->lock, follow_path_of(into, FOLLOW_LOCK).text, LOCK_EXCLUSIVE, true, 0, err));
     if (status == CKD_E_BUSY) {
-        return err_set(err, CKD_E_BUSY, "another process follows into %s", into);
+        return err_set(err, CKD_E_BUSY, "another process already follows into %s", into);
     }
     THEN(status, follow_recover(into, err));
     THEN(status, follow_state_read(&f->state, into, err));

@@ -168,7 +168,8 @@ static ckd_status read_back(const file_job *j, ckd_error *err) {
     file_reader *file = NULL;
     ckd_status status = file_open_read(&file, j->path.text, err);
     if (status == CKD_OK && file_size(file) != j->shard->size) {
-        status = err_corrupt(err, j->path.text, CKD_NO_OFFSET, "the file has another size than was written");
+        status = err_corrupt(err, j->path.text, CKD_NO_OFFSET,
+                             "the size of the file is not the one that was written");
     }
     bytes room = {0};
     for (size_t i = 0; i < j->count && status == CKD_OK; i++) {
@@ -176,7 +177,8 @@ static ckd_status read_back(const file_job *j, ckd_error *err) {
         void *data = bytes_scratch(&room, p->size, "a part of a file", err);
         status = data ? file_read_at(file, p->offset, data, (size_t)p->size, err) : CKD_E_NOMEM;
         if (status == CKD_OK && hash64(data, (size_t)p->size) != p->hash) {
-            status = err_corrupt(err, j->path.text, p->offset, "the file has other bytes than were written");
+            status = err_corrupt(err, j->path.text, p->offset,
+                                 "the bytes of the file are not those that were written");
         }
     }
     bytes_free(&room);

@@ -70,7 +70,7 @@ ckd_status checkpoint_open(const view **out, view_cache *views, const ckd_checkp
     if (status == CKD_E_NOT_FOUND) {
         status = err_corrupt(&why, path_manifest(views->store->path, c->run, c->step, c->generation).text,
                              CKD_NO_OFFSET,
-                             "it cannot be listed: it contradicts itself, or another one has its id");
+                             "it cannot be listed: it is inconsistent, or another checkpoint has its id");
     }
     checkpoint_text(checkpoint, c->run, c->step, false);
     return damage_record(damage, status, &why, CKD_NO_OFFSET, checkpoint, err);

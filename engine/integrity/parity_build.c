@@ -427,7 +427,7 @@ static ckd_status check_options(const ckd_parity_options *o, ckd_error *err) {
                        CKD_PARITY_DATA_MAX, CKD_PARITY_MAX);
     }
     if (o->run && !run_name_valid(o->run)) {
-        return err_set(err, CKD_E_INVALID, "'%.60s' is no name of a run", o->run);
+        return err_set(err, CKD_E_INVALID, "'%.60s' is not a valid run name", o->run);
     }
     return valid && o->parity > 1 ? report_missing_library(erasure_ready(err), err) : CKD_OK;
 }

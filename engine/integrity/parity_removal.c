@@ -214,7 +214,7 @@ static ckd_status check_wanted(const parity_removal *f, ckd_error *err) {
             ckd_status status = err_set(
                 err, CKD_E_STATE,
                 "this chunk file is lost or damaged, and can only be rebuilt with the help of files that "
-                "are to be removed: run ckptdelta repair first; where that cannot do it, delete what "
+                "are to be removed: run ckptdelta repair first; if that cannot do it, delete what "
                 "needs the file, or give the file up with ckptdelta trash --empty --give-up");
             return err_in_file(err, status, path_chunk(f->store->path, &o->wanted->file, "").text);
         }

@@ -31,7 +31,7 @@ static ckd_status add_row(parity_sets *s, parity_file *f, const ckd_id *id, uint
     const char *path = file_path(f->file);
     if (!id_equal(&f->group.id, id) || f->group.row != row) {
         return err_corrupt(why, path, CKD_NO_OFFSET,
-                           "this parity file belongs to another group, which its name contradicts");
+                           "the group of this parity file is not the one in its name");
     }
     parity_set *set = same_as_last(s, id);
     if (set && !parity_group_same(&set->group, &f->group)) {
@@ -201,7 +201,7 @@ ckd_status parity_set_open(parity_file **out, const parity_set *s, uint32_t row,
         parity_close(*out);
         *out = NULL;
         status = err_corrupt(err, p.text, CKD_NO_OFFSET,
-                             "this parity file belongs to another group, which its name contradicts");
+                             "the group of this parity file is not the one in its name");
     }
     return status;
 }

@@ -33,8 +33,8 @@ static ckd_status open_members(encoder *e, ckd_error *err) {
         pathname p = path_chunk(e->store->path, &m->file, "");
         status = file_open_read(&e->in[i], p.text, err);
         if (status == CKD_OK && file_size(e->in[i]) != m->size) {
-            status =
-                err_corrupt(err, p.text, CKD_NO_OFFSET, "the file has another size than its manifest says");
+            status = err_corrupt(err, p.text, CKD_NO_OFFSET,
+                                 "the size of the file is not the one in its manifest");
         }
     }
     return status;

@@ -305,8 +305,8 @@ static ckd_status write_rows(const char **reason, repairing *r, const bad_row *b
     status = parity_check_new_row(&agree, b->s, first, r->store, &r->limiter, err);
     if (status == CKD_OK && !agree) {
         *reason =
-            "what the files of its group give now contradicts the rest of its parity: run ckptdelta repair "
-            "again; if this stays, remove the group's files in data/p and run ckptdelta parity";
+            "parity computed from the group's files contradicts the rest of its parity: run ckptdelta "
+            "repair again; if this persists, remove the group's files in data/p and run ckptdelta parity";
     } else if (status == CKD_OK) {
         status = publish_rows(&done, r, b, err);
     }
@@ -366,7 +366,7 @@ static ckd_status put_lost_aside(repairing *r, ckd_error *err) {
         }
         if (status == CKD_OK) {
             damage_append_text(&r->damage, repair_inside(r, p.text),
-                               "it protected no file any more: run ckptdelta parity");
+                               "it no longer protected any file: run ckptdelta parity");
             status = repair_report(r, p.text, aside.text, size, err);
         }
     }

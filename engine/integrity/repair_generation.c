@@ -116,7 +116,7 @@ static ckd_status list_again(const search *s, manifest_set *n, ckd_error *err) {
         status = s->q->write ? manifest_entry_publish(y, s->store, err) : CKD_OK;
         x->chosen = false;
         y->chosen = true;
-        store_message(s->store, "%s@%llu %s by its files from before a compaction, which are intact",
+        store_message(s->store, "%s@%llu %s with its files from before a compaction, which are intact",
                       x->m.checkpoint.run, (unsigned long long)x->m.checkpoint.step,
                       s->q->write ? "is listed again" : "can be listed again");
     }

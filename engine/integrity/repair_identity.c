@@ -85,10 +85,11 @@ ckd_status repair_identity(repairing *r, ckd_error *err) {
         damage_drop_file(&r->damage, repair_inside(r, path.text));
         return CKD_OK;
     }
-    damage_append_text(&r->damage, repair_inside(r, path.text),
-                       found == CKD_E_CORRUPT
-                           ? why.message
-                           : "it may be intact, so it stays: give it back, or if it cannot be "
-                             "read for good, move it away, then run ckptdelta repair again");
+    damage_append_text(
+        &r->damage, repair_inside(r, path.text),
+        found == CKD_E_CORRUPT
+            ? why.message
+            : "it may be intact, so it stays: make it readable, or if that is impossible, move it away, "
+              "then run ckptdelta repair again");
     return is_damage(found, &why) ? CKD_OK : err_from(err, found, &why);
 }

@@ -209,10 +209,11 @@ static ckd_status describe(rewriting *w, const view *v, ckd_error *err) {
     ckd_status status = find_dependencies(w, v, err);
     THEN(status, totals_set(&w->m, v, err));
     if (status == CKD_OK && (c->tensors != known->tensors || c->raw_bytes != known->raw_bytes)) {
-        status = err_set(err, CKD_E_CORRUPT,
-                         "its chunk files hold %llu tensors, %llu bytes of values; it had %llu, %llu",
-                         (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes,
-                         (unsigned long long)known->tensors, (unsigned long long)known->raw_bytes);
+        status =
+            err_set(err, CKD_E_CORRUPT,
+                    "its chunk files hold %llu tensors with %llu bytes of values, but it had %llu with %llu",
+                    (unsigned long long)c->tensors, (unsigned long long)c->raw_bytes,
+                    (unsigned long long)known->tensors, (unsigned long long)known->raw_bytes);
     }
     return status;
 }
@@ -317,8 +318,8 @@ static ckd_status publish_locked(rewriting *w, ckd_error *err) {
     THEN(status, choose_name(&next, w, err));
     /* It gets a new generation, because the old manifest may be restored from elsewhere. */
     if (status == CKD_OK && next <= c->generation && c->generation == UINT32_MAX) {
-        status = err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", c->run,
-                         (unsigned long long)c->step);
+        status = err_set(err, CKD_E_UNSUPPORTED, "%s@%llu already has the largest possible generation number",
+                         c->run, (unsigned long long)c->step);
     }
     if (status == CKD_OK) {
         c->generation = next > c->generation ? next : c->generation + 1;

@@ -217,7 +217,7 @@ static ckd_status rebuild_piece(bool *possible, const uint8_t **piece, const reb
     *piece = r->piece;
     *possible = status == CKD_OK && parity_member_valid(v->says, r->g, r->target, v->number, r->piece);
     if (status == CKD_OK && !*possible) {
-        err_set(r->why, CKD_E_CORRUPT, "parity contradicts itself: what it gives is not what was there");
+        err_set(r->why, CKD_E_CORRUPT, "the parity is inconsistent: what it rebuilds is not what was there");
     }
     return status;
 }
@@ -338,7 +338,7 @@ ckd_status repair_rebuild(bool *possible, const ckd_store *store, const rebuild_
     ckd_status status = CKD_OK;
     *possible = false;
     if (m->size != q->expected->size || !hash128_equal(&m->root, &q->expected->root)) {
-        err_set(why, CKD_E_CORRUPT, "its parity is that of another file of this name");
+        err_set(why, CKD_E_CORRUPT, "its parity is for another file of this name");
         return CKD_OK;
     }
     rebuilder *r = calloc(1, sizeof(*r));

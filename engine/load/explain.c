@@ -153,7 +153,7 @@ static ckd_status visit(size_t *out, load_plan *x, const view *v, const view_blo
     }
     if (x->depth >= MAX_DEPTH) {
         return err_corrupt(err, file_path(b->chunk->file), b->record->offset,
-                           "the block's chain is too long or runs in a circle");
+                           "the block's chain is too long or contains a cycle");
     }
     status = record_view(x, v, err);
     x->depth++;

@@ -264,7 +264,7 @@ ckd_status ckd_load_blob(void **data, size_t *size, ckd_load *load, const char *
                        (unsigned long long)load->view->manifest.checkpoint.step, name ? name : "");
     }
     if (b->record->raw_size > CKD_BLOB_MAX) {
-        return err_corrupt(err, file_path(b->chunk->file), b->record->offset, "a blob of more than 1 GiB");
+        return err_corrupt(err, file_path(b->chunk->file), b->record->offset, "the blob has more than 1 GiB");
     }
     void *to = malloc(b->record->raw_size + 1);
     if (!to) {

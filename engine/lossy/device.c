@@ -63,7 +63,7 @@ ckd_status lossy_device_check_scratch(const struct lossy_device *d, uint64_t use
     return used <= d->scratch_size
                ? CKD_OK
                : err_set(err, CKD_E_NOMEM,
-                         "an operation takes %llu bytes of a device's scratch, which has %llu",
+                         "an operation needs %llu bytes of a device's scratch memory, which has %llu",
                          (unsigned long long)used, (unsigned long long)d->scratch_size);
 }
 

@@ -201,7 +201,7 @@ static ckd_status check_files(const ckd_store *store, const manifest *m, ckd_err
         status = live_file_check(store, &m->files[i], err);
         if (status == CKD_E_NOT_FOUND || status == CKD_E_CORRUPT) {
             status = err_set(err, CKD_E_NOT_FOUND,
-                             "files of %s@%llu have been removed already; it cannot come back",
+                             "files of %s@%llu have been removed already; it cannot be restored",
                              m->checkpoint.run, (unsigned long long)m->checkpoint.step);
             err_in_file(err, status, path_chunk(store->path, &m->files[i].id, "").text);
         }

@@ -67,7 +67,8 @@ static ckd_status check_entry(const manifest_entry *x, const char *run, ckd_erro
     }
     return c->generation < UINT32_MAX
                ? CKD_OK
-               : err_set(err, CKD_E_UNSUPPORTED, "%s@%llu has the last generation that there is", run, step);
+               : err_set(err, CKD_E_UNSUPPORTED, "%s@%llu already has the largest possible generation number",
+                         run, step);
 }
 
 static ckd_status check_entries(const renaming *r, ckd_error *err) {
@@ -156,8 +157,9 @@ static uint64_t count_listed(const renaming *r) {
 /* earlier: the record of an earlier rename of the run, which recovery could not complete; NULL: there is none. */
 static ckd_status check_found(const renaming *r, const stored_setting *earlier, ckd_error *err) {
     if (earlier && earlier->status == CKD_OK && strcmp(earlier->rename.to, r->to) != 0) {
-        return err_set(err, CKD_E_STATE, "the run '%s' is being renamed to '%s'; rename it to that first",
-                       r->from, earlier->rename.to);
+        return err_set(err, CKD_E_STATE,
+                       "the run '%s' is being renamed to '%s'; rename it to that name first", r->from,
+                       earlier->rename.to);
     }
     return earlier || count_listed(r) ? CKD_OK
                                       : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
@@ -357,7 +359,7 @@ static ckd_status complete_all(ckd_store *store, const setting_list *all, ckd_er
         if (done == CKD_E_NOMEM) {
             status = err_from(err, done, &why);
         } else if (done != CKD_OK) {
-            store_message(store, "run '%s' was being renamed, which cannot be completed now: %s",
+            store_message(store, "the rename of run '%s' cannot be completed now: %s",
                           all->items[i].name.name, why.message);
         }
     }
@@ -394,7 +396,8 @@ static ckd_status carry_out(renaming *r, ckd_error *err) {
         memcpy(why.message, text, sizeof(text));
     }
     if (store_refresh_catalog_locked(r->store, NULL) != CKD_OK) {
-        store_message(r->store, "the catalog is behind the manifests");
+        store_message(r->store,
+                      "the catalog could not be updated; the next save or open for writing will update it");
     }
     return err_from(err, status, &why);
 }
@@ -449,7 +452,8 @@ static ckd_status check_names(const char *from, const char *to, ckd_error *err) 
     if (invalid) {
         return err_set(
             err, CKD_E_INVALID,
-            "'%.*s' is no run name: 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot or dash",
+            "'%.*s' is not a valid run name: use 1 to %d of A-Z a-z 0-9 . _ - ~, not starting with a dot "
+            "or dash",
             CKD_RUN_MAX, invalid, CKD_RUN_MAX);
     }
     return strcmp(from, to) != 0 ? CKD_OK

@@ -463,7 +463,7 @@ ckd_status trash_remove_replaced(uint64_t *left, ckd_store *store, checked_files
     ckd_error why = {0};
     ckd_status status = collect_in_parts(&a, timeout_ms, &why);
     if (status == CKD_E_STATE) { /* a repair needs them */
-        store_message(store, "files that were replaced stay for now: %s (%s)", why.message, why.file);
+        store_message(store, "replaced files are kept for now: %s (%s)", why.message, why.file);
         status = CKD_E_BUSY;
     }
     if (status != CKD_E_BUSY) {
@@ -524,7 +524,7 @@ ckd_status trash_collect_if_no_readers(ckd_store *store, ckd_error *err) {
         store_message(store, "the trash is not emptied: %s%s%s", why.message, why.file[0] ? ": " : "",
                       why.file);
     } else if (result.checkpoints) {
-        store_info(store, "removed %llu deleted checkpoint%s, whose time in the trash was over",
+        store_info(store, "removed %llu deleted checkpoint%s whose time in the trash was over",
                    (unsigned long long)result.checkpoints, result.checkpoints == 1 ? "" : "s");
     }
     return CKD_OK;

@@ -137,7 +137,7 @@ static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
                 "yet; save again when all loads have ended",
                 t->run, listed.run, (unsigned long long)t->step);
         }
-        err_set(&why, CKD_OK, "it contradicts itself, or another one has its id");
+        err_set(&why, CKD_OK, "it is inconsistent, or another checkpoint has its id");
     }
     status = err_set(
         err, status == CKD_E_UNSUPPORTED ? status : CKD_E_CORRUPT,

@@ -127,7 +127,7 @@ static ckd_status add_part(ckd_save *save, manifest *m, const ckd_part *bytes_of
     }
     for (size_t i = 0; i < m->file_count && status == CKD_OK; i++) {
         if (m->files[i].rank == p.rank) {
-            status = err_set(err, CKD_E_INVALID, "two parts of rank %u", (unsigned)p.rank);
+            status = err_set(err, CKD_E_INVALID, "there are two parts of rank %u", (unsigned)p.rank);
         }
     }
     for (size_t i = 0; i < p.dependency_count && status == CKD_OK; i++) {

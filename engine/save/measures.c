@@ -183,7 +183,7 @@ static ckd_status join(measures_entry *entries, size_t *count, const save_measur
             at++;
         }
         if (at == shard_count || shards[at].key != reported->key) {
-            return err_set(err, CKD_E_INVALID, "measures were told of a region that was not saved");
+            return err_set(err, CKD_E_INVALID, "measures were given for a region that was not saved");
         }
         entries[n++] = (measures_entry){shards[at].number, reported->figures};
     }

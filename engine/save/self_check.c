@@ -74,8 +74,9 @@ ckd_status self_check_run(ckd_save *save, const view *v, ckd_error *err) {
             atomic_store(&save->store->devices_differ, true);
             return err_set(
                 err, CKD_E_DEVICE,
-                "what a device coded of tensor '%s' does not load to the values that were saved (%.200s): "
-                "nothing was committed; save again: later saves of this store handle code on the host",
+                "tensor '%s' as coded by a device does not load to the values that were saved (%.200s): "
+                "nothing was committed; save again: later saves with this store handle are coded on the "
+                "host",
                 b->tensor->name, why.message);
         }
     }

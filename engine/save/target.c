@@ -18,7 +18,7 @@ static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
     }
     if (!valid) {
         return err_set(err, CKD_E_UNSUPPORTED,
-                       "a fidelity is not known to this version; it has: exact, near, coarse");
+                       "a fidelity is unknown to this version, which has exact, near and coarse");
     }
     if (o->role_fidelity[CKD_ROLE_OTHER] > CKD_EXACT) {
         return err_set(err, CKD_E_INVALID, "tensors of role other are always saved exactly");
@@ -35,7 +35,8 @@ static ckd_status check_fidelity(const ckd_save_options *o, ckd_error *err) {
                                o->target_ratio > 0)) {
         return err_set(
             err, CKD_E_INVALID,
-            "step_scale is 1/64 ... 64 (0: 1), and excludes a target, which sets the steps itself");
+            "step_scale is 1/64 ... 64 (0: 1), and cannot be combined with a target, which sets the steps "
+            "itself");
     }
     return !(o->max_error >= 0) || !(o->max_error < 1)
                ? err_set(err, CKD_E_INVALID,

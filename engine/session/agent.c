@@ -61,13 +61,14 @@ ckd_status session_agent_open(ckd_session *s, ckd_error *lost) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, err;
     const char *where = wanted(s);
     s->agent.link.fd = -1;
-    ckd_status status =
-        where ? connect_to(s, where, &why) : err_set(&why, CKD_E_NOT_FOUND, "it is not told to use an agent");
+    ckd_status status = where ? connect_to(s, where, &why)
+                              : err_set(&why, CKD_E_NOT_FOUND, "it was not told to use an agent");
     status = s->saver.ranks ? agree_on_agents(s, status, &why, &err) : err_from(&err, status, &why);
     if (status != CKD_OK) {
         (void)session_agent_leave(s, &why);
         if (where) {
-            store_message(s->saver.store, "no agent takes this session, it saves by itself: %s", err.message);
+            store_message(s->saver.store, "no agent takes this session, so it saves by itself: %s",
+                          err.message);
         }
     }
     return s->saver.ranks ? ranks_check(s->saver.ranks, lost) : CKD_OK;
@@ -81,8 +82,7 @@ static ckd_status say_goodbye(ckd_session *s, ckd_error *err) {
     ckd_status status = slots_ask(&answer, &reply, &s->agent.link, &goodbye, &why);
     slot_message_free(&answer);
     if (!s->agent.link.broken && status != CKD_OK) {
-        err_set(err, status,
-                "the agent could not save what only other nodes have, and goes on trying: %.400s",
+        err_set(err, status, "the agent could not save what only other nodes have, and keeps trying: %.400s",
                 why.message);
         store_message(s->saver.store, "%s", err->message);
         return status;
@@ -151,7 +151,8 @@ static ckd_status make_layout(ckd_session *s, ckd_error *err) {
 
 static ckd_status map_slots(ckd_session *s, slot_message *answer, uint32_t count, ckd_error *err) {
     if (answer->fd_count != count) {
-        return err_set(err, CKD_E_INVALID, "it gave %zu slots for %u", answer->fd_count, (unsigned)count);
+        return err_set(err, CKD_E_INVALID, "it gave %zu slots instead of %u", answer->fd_count,
+                       (unsigned)count);
     }
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
@@ -230,8 +231,8 @@ ckd_status session_agent_take_memory(bool *taken, ckd_session *s, uint32_t count
         status = s->agent.joint ? ranks_check(s->saver.ranks, lost) : CKD_OK;
         (void)session_agent_leave(s, &left); /* it has no states yet */
         session_agent_free(s, false);
-        store_message(s->saver.store, "the agent takes no snapshots of this session, it saves by itself: %s",
-                      err.message);
+        store_message(s->saver.store,
+                      "the agent takes no snapshots of this session, so it saves by itself: %s", err.message);
     }
     if (s->agent.count) {
         pthread_mutex_lock(&s->shared.mutex);
@@ -461,7 +462,7 @@ static ckd_status take_values(bool *found, ckd_session *s, const ckd_checkpoint 
     bytes_put(&request.body, &from->id, sizeof(from->id));
     ckd_status status = ask(&answer, &reply, s, &request, err);
     if (status == CKD_OK && answer.fd_count != 1) {
-        status = err_set(err, CKD_E_INVALID, "an answer without memory");
+        status = err_set(err, CKD_E_INVALID, "the answer came without memory");
     }
     if (status == CKD_OK) {
         bytes_put(&encoded, answer.body.data + sizeof(reply), answer.body.size - sizeof(reply));
@@ -493,7 +494,7 @@ static bool take_own_values(ckd_session *s, const ckd_checkpoint *from) {
         give_up(s, status, &err);
     } else if (status != CKD_OK && status != CKD_E_NOT_FOUND) {
         store_message(s->saver.store,
-                      "the values in the agent's memory are not used, the checkpoint is loaded: %s",
+                      "the values in the agent's memory are not used, so the checkpoint is loaded: %s",
                       err.message);
     }
     return status == CKD_OK && found;
@@ -543,7 +544,7 @@ void session_agent_doubt(ckd_session *s, uint64_t step) {
         snprintf(text, sizeof(text),
                  "training went wrong at step %" PRIu64
                  ", soon after a restart with the values of step %" PRIu64
-                 " in the agent's memory: the next restart does not take them from there",
+                 " in the agent's memory: the next restart does not use those",
                  step, from);
         s->store_options.on_message(s->store_options.message_context, text);
     }

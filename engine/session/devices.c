@@ -52,7 +52,7 @@ ckd_status session_device_slot(ckd_session *s, session_slot *slot, ckd_error *er
         pthread_mutex_lock(&s->saver.store_turn);
         store_message(
             s->saver.store,
-            "a snapshot needs %llu bytes of device memory, and less is free: it goes to host memory, and "
+            "a snapshot needs %llu bytes of device memory, but less is free: it goes to host memory, and "
             "training waits for the copy",
             (unsigned long long)size.refused);
         pthread_mutex_unlock(&s->saver.store_turn);

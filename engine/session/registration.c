@@ -98,7 +98,7 @@ static ckd_status add_item(ckd_session *s, session_item item, const char *name, 
         return status;
     }
     if (!item.data && item.bytes > 0) {
-        err_set(err, CKD_E_INVALID, "no memory is given to save from and to restore to");
+        err_set(err, CKD_E_INVALID, "no memory was given to save from and restore to");
         return err_in_tensor(err, CKD_E_INVALID, name);
     }
     item.tensor.name = name;
@@ -161,7 +161,8 @@ ckd_status ckd_session_add(ckd_session *s, const ckd_tensor *tensor, void *data,
         status = take_device(&item, err);
     }
     if (status == CKD_OK && in_group >= SNAPSHOT_AT_ONCE) {
-        status = err_set(err, CKD_E_INVALID, "a group is less than %u", (unsigned)SNAPSHOT_AT_ONCE);
+        status =
+            err_set(err, CKD_E_INVALID, "the number of a group must be below %u", (unsigned)SNAPSHOT_AT_ONCE);
     }
     if (status != CKD_OK) {
         return item.tensor.name ? err_in_tensor(err, status, item.tensor.name) : status;
@@ -177,7 +178,8 @@ ckd_status ckd_session_add_bytes(ckd_session *s, const char *name, void *data, s
     size_t length = name ? strnlen(name, CKD_NAME_MAX + 1) : 0;
     if (length < 1 || length > CKD_NAME_MAX || !utf8_valid(name, length) || size > CKD_BLOB_MAX) {
         return err_set(err, CKD_E_INVALID,
-                       "bytes have a name of 1 to %d bytes of UTF-8, and are at most 1 GiB", CKD_NAME_MAX);
+                       "registered bytes need a name of 1 to %d bytes of UTF-8, and are at most 1 GiB",
+                       CKD_NAME_MAX);
     }
     return add_item(s,
                     (session_item){.data = data, .bytes = size, .group = SNAPSHOT_AT_ONCE, .is_bytes = true},

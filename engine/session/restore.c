@@ -266,7 +266,7 @@ static ckd_status take_place(place *out, ckd_session *s, const uint8_t chosen[PL
     ckd_status status = store_refresh_catalog(s->saver.store, err);
     THEN(status, ckd_store_find(&out->from, s->saver.store, run, step, err));
     if (status == CKD_OK && !id_equal(&out->from.id, &id)) {
-        status = err_set(err, CKD_E_NOT_FOUND, "%s@%llu is another checkpoint here than on rank 0", run,
+        status = err_set(err, CKD_E_NOT_FOUND, "%s@%llu is not the same checkpoint here as on rank 0", run,
                          (unsigned long long)step);
     }
     return status;

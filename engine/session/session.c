@@ -62,7 +62,7 @@ static ckd_status check_options(const ckd_session_options *o, ckd_error *err) {
     if (o->ranks && (o->every_s > 0 || o->overhead > 0 || o->mtbf_s > 0 || o->when_busy != CKD_BUSY_BLOCK)) {
         return err_set(
             err, CKD_E_INVALID,
-            "each rank would measure something else and save at other steps: with ranks, use every_steps "
+            "ranks would measure different times and save at different steps: with ranks, use every_steps "
             "or ckd_session_save, and CKD_BUSY_BLOCK");
     }
     if (o->ranks && o->restore_older) {

@@ -41,7 +41,7 @@ static ckd_status place_items(slot_layout *l, ckd_error *err) {
     for (size_t i = 0; i < l->count; i++) {
         slot_item *item = &l->items[i];
         if (item->bytes > SLOT_BYTES_MAX - l->data_bytes) {
-            return err_set(err, CKD_E_INVALID, "a state of more than 2^50 bytes has no place in an agent");
+            return err_set(err, CKD_E_INVALID, "a state of more than 2^50 bytes does not fit into an agent");
         }
         item->place = l->data_bytes;
         item->page = l->pages;

@@ -36,7 +36,7 @@ ckd_status slot_message_receive(slot_message *out, int fd, ckd_error *err) {
     }
     if (head.magic != MAGIC || head.kind < SLOT_HELLO || head.kind > SLOT_REPLY || head.size > BODY_MAX) {
         slot_message_free(out);
-        return err_set(err, CKD_E_INVALID, "another process sent what is no message of an agent's");
+        return err_set(err, CKD_E_INVALID, "another process sent something other than an agent's message");
     }
     void *body = head.size ? bytes_extend(&out->body, (size_t)head.size) : NULL;
     status = head.size && !body ? err_nomem(err, (size_t)head.size, "a message") : CKD_OK;

@@ -255,7 +255,7 @@ static ckd_status load_head(part_head *out, void **data, ckd_load *load, ckd_err
     reader_string(&r, version, sizeof(version));
     uint32_t protocol = reader_u32(&r);
     if (r.failed || strcmp(version, ckd_version()) != 0 || protocol != SLOT_PROTOCOL) {
-        return err_set(err, CKD_E_UNSUPPORTED, "a part of a state from another version of ckptdelta");
+        return err_set(err, CKD_E_UNSUPPORTED, "a part of a state is from another version of ckptdelta");
     }
     out->rank = reader_u32(&r);
     out->world = reader_u32(&r);

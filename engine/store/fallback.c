@@ -32,7 +32,7 @@ ckd_status ckd_store_previous(ckd_checkpoint *out, ckd_store *store, const char 
                               ckd_error *err) {
     memset(out, 0, sizeof(*out));
     if (!run) {
-        return err_set(err, CKD_E_INVALID, "a run has to be named");
+        return err_set(err, CKD_E_INVALID, "a run must be named");
     }
     previous_query q = {out, run, step};
     ckd_status status = store_query(store, query_previous, &q, err);
@@ -71,7 +71,7 @@ static ckd_status report_newer(ckd_store *store, const manifest_name *name, cons
     bool exists = status == CKD_E_NOT_FOUND &&
                   manifests_new_generation(&generation, store, name->run, name->step, NULL) == CKD_E_EXISTS;
     if (exists && !renamed) {
-        err_set(&why, CKD_E_CORRUPT, "it contradicts itself");
+        err_set(&why, CKD_E_CORRUPT, "it is inconsistent");
         return newer_error(err, store, name, newest, "cannot be listed", &why);
     }
     return err_except(err, status, CKD_E_NOT_FOUND, &why); /* it was deleted meanwhile */
@@ -190,9 +190,10 @@ ckd_status store_check_unlisted(ckd_store *store, const char *run, ckd_error *er
         status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
         manifest_free(&m);
         if (status != CKD_OK && status != CKD_E_NOT_FOUND) { /* not deleted meanwhile */
-            err_set(err, status,
-                    "%s@%llu cannot be read, and nothing else of the run is listed, which is not new: %.300s",
-                    n->run, (unsigned long long)n->step, why.message);
+            err_set(
+                err, status,
+                "%s@%llu cannot be read, and nothing else of its run, which is not new, is listed: %.300s",
+                n->run, (unsigned long long)n->step, why.message);
             err_in_file(err, status, path_manifest(store->path, n->run, n->step, n->generation).text);
         }
         status = status == CKD_E_NOT_FOUND ? CKD_OK : status;
@@ -252,11 +253,10 @@ ckd_status ckd_store_healthy(ckd_checkpoint *out, ckd_store *store, const ckd_ch
     }
     *out = from;
     return status == CKD_E_NOT_FOUND
-               ? err_set(
-                     err, CKD_E_STATE,
-                     "all checkpoints of run '%s' are suspect, as values became NaN or infinite; to use the "
-                     "newest all the same, name its step, %llu",
-                     from.run, (unsigned long long)from.step)
+               ? err_set(err, CKD_E_STATE,
+                         "all checkpoints of run '%s' are suspect, as values became NaN or infinite; to use "
+                         "the newest anyway, name its step, %llu",
+                         from.run, (unsigned long long)from.step)
                : err_from(err, status, &why);
 }
 

@@ -223,23 +223,22 @@ static ckd_status open_lost(ckd_store *store, const ckd_error *why, ckd_error *e
     if (!found) {
         return err_corrupt(
             err, p.text, CKD_NO_OFFSET,
-            "the store's identity (data/store) cannot be used: %s; no other file of the store tells "
-            "its id: take data/store from a backup, or if nothing in '%s' is of worth, name a new "
-            "directory",
+            "the store's identity (data/store) cannot be used: %s; no other file of the store has its id: "
+            "take data/store from a backup, or if nothing in '%s' is of value, name a new directory",
             what, store->path);
     }
     if (store->mode == CKD_OPEN_CREATE) {
         return err_corrupt(
             err, p.text, CKD_NO_OFFSET,
-            "the store's identity (data/store) cannot be used: %s; what the store has is still "
-            "there: run ckptdelta repair %s, which writes the identity again",
+            "the store's identity (data/store) cannot be used: %s; the rest of the store is still there: "
+            "run ckptdelta repair %s, which writes the identity again",
             what, store->path);
     }
     atomic_store(&store->identity_lost, true);
     store_message(
         store,
-        "the store's identity (data/store) cannot be used: %s; the other files tell it, too, so this "
-        "goes on; run ckptdelta repair %s, which writes it again",
+        "the store's identity (data/store) cannot be used: %s; the id in the store's other files is used; "
+        "run ckptdelta repair %s, which writes it again",
         what, store->path);
     return CKD_OK;
 }

@@ -23,7 +23,7 @@ static holder_text holder_of(const char *path) {
     }
     if (h.stopped) {
         snprintf(out.text, sizeof(out.text),
-                 "process %lld (%s), which is stopped (kill -CONT %lld lets it go on)", (long long)h.process,
+                 "process %lld (%s), which is stopped (kill -CONT %lld resumes it)", (long long)h.process,
                  h.command, (long long)h.process);
     } else if (h.process == (int64_t)getpid()) {
         snprintf(out.text, sizeof(out.text), "another handle of this process%s", others);
@@ -48,10 +48,10 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
     }
     err_from(err, status, &why);
     if (status == CKD_E_BUSY && timeout_ms > 0) {
-        err_set(
-            err, status,
-            "the lock %s is held by %s and was not released within %u ms: let that process go on or end it, then try again",
-            p.text, holder_of(p.text).text, (unsigned)timeout_ms);
+        err_set(err, status,
+                "the lock %s is held by %s and was not released within %u ms: let that process continue, or "
+                "end it, then try again",
+                p.text, holder_of(p.text).text, (unsigned)timeout_ms);
         err_in_file(err, status, p.text);
     }
     return status;

@@ -154,8 +154,8 @@ void vanished_forget_found(const ckd_store *store) {
 ckd_status lost_row_refuse(const ckd_store *store, const ckd_checkpoint *c, ckd_error *err) {
     err_set(
         err, CKD_E_STATE,
-        "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta repair "
-        "first; where that cannot bring it back, remove this file to give it up",
+        "the manifest of %.128s@%llu is lost, and only a repair knows which files it needs: run ckptdelta "
+        "repair first; if that cannot bring it back, remove this file to give it up",
         c->run, (unsigned long long)c->step);
     return err_in_file(err, CKD_E_STATE, lost_file_path(store, c, VANISHED_END).text);
 }

@@ -15,7 +15,7 @@ ckd_status store_read_manifest(manifest *out, const ckd_store *store, const char
     if (status == CKD_OK && (strcmp(out->checkpoint.run, run) != 0 || out->checkpoint.step != step ||
                              out->checkpoint.generation != generation)) {
         status = err_corrupt(err, p.text, CKD_NO_OFFSET,
-                             "this file holds the manifest of %s@%llu, which its name contradicts",
+                             "this file holds the manifest of %s@%llu, which does not match its name",
                              out->checkpoint.run, (unsigned long long)out->checkpoint.step);
         manifest_free(out);
     }

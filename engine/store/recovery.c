@@ -173,19 +173,19 @@ static ckd_status clean_intent(recovery *r, const char *name, const intent *dead
         err_from(err, status, &why);
     }
     if (aside && status != CKD_OK && status != CKD_E_NOMEM) {
-        store_message(store,
-                      "what a writer of %s@%llu left stays for now, as it cannot be moved to data/q: %s",
-                      dead->run, (unsigned long long)dead->step, why.message);
+        store_message(
+            store, "leftovers of a writer of %s@%llu are kept for now, as they cannot be moved to data/q: %s",
+            dead->run, (unsigned long long)dead->step, why.message);
         return CKD_OK;
     }
     if (status == CKD_OK) {
-        store_message(store,
-                      later ? "what a writer of %s@%llu left stays for now, as the catalog cannot be read"
-                      : aside
-                          ? "a writer of %s@%llu died, and no catalog tells whether it had finished: what it "
-                            "left is in data/q; ckptdelta repair --purge removes it"
-                          : "cleaned up after a writer of %s@%llu that died",
-                      dead->run, (unsigned long long)dead->step);
+        store_message(
+            store,
+            later   ? "leftovers of a writer of %s@%llu are kept for now, as the catalog cannot be read"
+            : aside ? "a writer of %s@%llu died, and no catalog shows whether it had finished: its leftovers "
+                      "are in data/q; ckptdelta repair --purge removes them"
+                    : "cleaned up after a writer of %s@%llu that died",
+            dead->run, (unsigned long long)dead->step);
     }
     return status;
 }
@@ -202,7 +202,7 @@ static void put_intent_aside(recovery *r, const char *name, const ckd_error *why
                  damage_put_aside(&aside, r->store, DIR_INTENTS, name, &failed) == CKD_OK;
     r->any_damaged = r->any_damaged || moved;
     store_message(r->store,
-                  moved ? "an intent of a writer that died is damaged, and now in data/q: %s (%s)"
+                  moved ? "an intent of a writer that died is damaged, and was moved to data/q: %s (%s)"
                         : "an intent cannot be read and is left alone: %s (%s)",
                   why->message, path_of(r->store->path, DIR_INTENTS, name).text);
 }
@@ -227,7 +227,8 @@ static ckd_status visit_intent(recovery *r, const char *name, ckd_error *err) {
         status = r->named_read ? CKD_OK : read_named(&r->named, store, err);
         r->named_read = true;
         if (status == CKD_OK && r->named.unknown) {
-            store_message(store, "leftovers of a writer that died stay: a damaged manifest may name them");
+            store_message(store,
+                          "leftovers of a writer that died are kept: a damaged manifest may name them");
         } else if (status == CKD_OK) {
             status = clean_intent(r, name, &dead, err);
         }

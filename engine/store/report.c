@@ -78,7 +78,7 @@ static ckd_status check_runs(const ckd_report *r, ckd_error *err) {
     }
     return agree && at == r->checkpoint_count
                ? CKD_OK
-               : err_set(err, CKD_E_CORRUPT, "the catalog contradicts itself about its runs");
+               : err_set(err, CKD_E_CORRUPT, "the entries of the catalog about its runs are inconsistent");
 }
 
 static ckd_status fill_rows(filling *f, catalog *c, ckd_error *err) {

@@ -156,10 +156,10 @@ static bool is_fresh(const verified_times *m, const scrubbed_files *done, const 
 static ckd_status report_damage(const ckd_checkpoint *c, ckd_status status, ckd_error *why, ckd_error *err) {
     if (status == CKD_E_CORRUPT || status == CKD_E_UNSUPPORTED || status == CKD_E_NOT_FOUND) {
         char text[sizeof(why->message)];
-        snprintf(text, sizeof(text),
-                 "%s@%llu, which the newest that are left need, is damaged: %.200s; "
-                 "nothing was deleted",
-                 c->run, (unsigned long long)c->step, why->message);
+        snprintf(
+            text, sizeof(text),
+            "%s@%llu, which the newest remaining checkpoints need, is damaged: %.200s; nothing was deleted",
+            c->run, (unsigned long long)c->step, why->message);
         memcpy(why->message, text, sizeof(text));
         why->status = status = status == CKD_E_NOT_FOUND ? CKD_E_CORRUPT : status;
     }

@@ -66,7 +66,7 @@ static ckd_status decode(stored_setting *n, const ckd_id *store, const bytes *da
         return CKD_OK;
     }
     return err_corrupt(err, path, CKD_NO_OFFSET,
-                       "this file holds the setting of %s, which its name contradicts", within.name);
+                       "this file holds the setting of %s, which does not match its name", within.name);
 }
 
 /* Reads the content, and sets everything but the name. */
@@ -318,7 +318,7 @@ ckd_status settings_next(setting_name *out, stored_setting *before, const ckd_st
     if (before->name.generation == UINT32_MAX) {
         return err_set(
             err, CKD_E_INVALID,
-            "the setting of %s was changed too often (no generation number is left); delete it, then set it again",
+            "the setting of %s has no generation number left for a change; delete it, then set it again",
             name);
     }
     out->generation = before->name.generation + 1;

@@ -222,7 +222,7 @@ static ckd_status open_store(ckd_store **out, const char *root, ckd_open_mode mo
     if (status == CKD_OK && file_bars_directory(root)) {
         status = err_set(
             err, CKD_E_INVALID,
-            "'%s' is no ckptdelta store: it, or a part of its path, is a file where a directory should be",
+            "'%s' is not a ckptdelta store: it, or a part of its path, is a file instead of a directory",
             root);
     }
     if (status == CKD_OK && mode != CKD_OPEN_READ) {

@@ -350,9 +350,10 @@ ckd_status vanished_add_lost(const ckd_checkpoint *c, const ckd_store *store, da
     bool taken = manifests_new_generation(&next, store, c->run, c->step, NULL) == CKD_E_EXISTS;
     checkpoint_text(checkpoint, c->run, c->step, false);
     ckd_status found =
-        taken ? err_corrupt(&why, p.text, CKD_NO_OFFSET,
-                            "an earlier checkpoint of this name is lost, as its manifest is missing; the one "
-                            "that was saved later is not concerned")
+        taken ? err_corrupt(
+                    &why, p.text, CKD_NO_OFFSET,
+                    "an earlier checkpoint of this name is lost, as its manifest is missing; the one that "
+                    "was saved later is not affected")
               : err_corrupt(&why, p.text, CKD_NO_OFFSET,
                             "the manifest is lost: it is missing, and the checkpoint was not deleted");
     return damage_record(damage, found, &why, CKD_NO_OFFSET, taken ? "" : checkpoint, err);
@@ -398,8 +399,9 @@ ckd_status vanished_add_damage(const vanished *v, const ckd_store *store, damage
         ckd_error why = {.offset = CKD_NO_OFFSET};
         ckd_status found = err_corrupt(
             &why, path_chunk(store->path, &s->id, "").text, CKD_NO_OFFSET,
-            "no manifest names this chunk file: its checkpoint's manifest is lost, and with it run and step; "
-            "pull the checkpoint from a copy of the store, or remove the file if it is not needed");
+            "no manifest names this chunk file: its checkpoint's manifest is lost, and with it the run "
+            "and step; pull the checkpoint from a copy of the store, or remove the file if it is not "
+            "needed");
         bool reported = !v->incomplete && !s->explained && !s->spare;
         status = reported ? damage_record(damage, found, &why, CKD_NO_OFFSET, "", err) : CKD_OK;
     }
@@ -462,10 +464,11 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *ch
     THEN(status, drop_without_records(&v, store, &why));
     for (size_t i = 0; i < v.count && status == CKD_OK; i++) {
         const ckd_checkpoint *c = &v.items[i];
-        store_message(store,
-                      "the manifest of %s@%llu is gone, and nobody deleted the checkpoint: ckptdelta repair "
-                      "may bring it back",
-                      c->run, (unsigned long long)c->step);
+        store_message(
+            store,
+            "the manifest of %s@%llu is gone, but the checkpoint was not deleted: ckptdelta repair may "
+            "bring it back",
+            c->run, (unsigned long long)c->step);
     }
     for (size_t i = 0; i < v.doubtful_count && status == CKD_OK; i++) {
         report_doubt(store, &v.doubtful[i]);
@@ -497,10 +500,9 @@ static ckd_status refuse_for_now(const ckd_store *store, const rows *now, ckd_er
     if (now->why.status != CKD_E_CORRUPT) {
         return err_from(err, now->why.status, &now->why);
     }
-    err_set(
-        err, CKD_E_STATE,
-        "a writer died while it wrote the catalog, so it is unknown whether checkpoints are lost that need what "
-        "would be removed: open the store for writing again first");
+    err_set(err, CKD_E_STATE,
+            "a writer died while it wrote the catalog, so lost checkpoints may need what would be removed: "
+            "open the store for writing again first");
     return err_in_file(err, CKD_E_STATE, path_in(store->path, FILE_CATALOG).text);
 }
 

@@ -106,7 +106,7 @@ static ckd_status find_manifest(manifest *out, ckd_store *store, const ckd_id *i
     err_from(err, status, &why);
     if (status == CKD_OK && !id_equal(&out->checkpoint.id, id)) {
         manifest_free(out);
-        return err_set(err, CKD_E_CORRUPT, "%s@%llu is now another checkpoint than the one looked for",
+        return err_set(err, CKD_E_CORRUPT, "%s@%llu is no longer the checkpoint that was looked for",
                        found.run, (unsigned long long)found.step);
     }
     return status;

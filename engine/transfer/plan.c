@@ -337,10 +337,11 @@ static ckd_status check_places(const planning *p, ckd_error *err) {
     for (size_t i = 1; i < moved && status == CKD_OK; i++) {
         if (by_item_place(&sorted[i - 1], &sorted[i]) == 0) {
             bool restored = !transfer_moves(sorted[i - 1]) || !transfer_moves(sorted[i]);
-            status = conflict(sorted[i],
-                              restored ? "the name of one that would come back from the destination's trash"
-                                       : "the name of two of these checkpoints",
-                              err);
+            status = conflict(
+                sorted[i],
+                restored ? "the name of a checkpoint that would come back from the destination's trash"
+                         : "the name of two of these checkpoints",
+                err);
         }
     }
     free(sorted);

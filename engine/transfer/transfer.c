@@ -116,7 +116,7 @@ static ckd_status use_existing(transfer *t, transfer_file *f, const transfer_ite
     ckd_status status = transfer_check_destination(t, f, true, &why);
     if (is_damage(status, &why) && f->damaged) {
         return err_set(err, CKD_E_STATE,
-                       "another copy brought a chunk file of %s, which is damaged; copy again", item->source);
+                       "a chunk file of %s that another copy brought is damaged; copy again", item->source);
     }
     if (is_damage(status, &why)) {
         status = transfer_replace(t, f, err);
@@ -516,8 +516,7 @@ static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_co
     if (!to) {
         return o->dry_run ? CKD_OK
                           : err_set(err, CKD_E_INVALID,
-                                    "a copy needs a store to copy to; only with dry_run it "
-                                    "need not exist yet");
+                                    "a copy needs a destination store; only with dry_run may it be missing");
     }
     if (file_same(path_in(to->path, FILE_IDENTITY).text, path_in(from->path, FILE_IDENTITY).text)) {
         return err_set(err, CKD_E_INVALID, "'%s' and '%s' are the same store", from->path, to->path);

@@ -39,10 +39,10 @@ static advice by_status(const s3_request *r) {
     switch (r->status) {
     case 301:
     case 307:
-        return (advice){"", CKD_E_INVALID, "the bucket lies elsewhere: set its region or endpoint"};
+        return (advice){"", CKD_E_INVALID, "the bucket is elsewhere: set its region or endpoint"};
     case 401:
     case 403:
-        return (advice){"", CKD_E_READ_ONLY, "check the credentials and what they may do"};
+        return (advice){"", CKD_E_READ_ONLY, "check the credentials and their permissions"};
     case 404:
         return (advice){"", CKD_E_NOT_FOUND, NULL};
     case 416:
@@ -69,12 +69,13 @@ static const char *about_connection(CURLcode code) {
     switch (code) {
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
-        return "the server's certificate is not trusted: name the file of its authority in AWS_CA_BUNDLE";
+        return "the server's certificate is not trusted: name the file of its certificate authority in "
+               "AWS_CA_BUNDLE";
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:
         return "check the endpoint and the network";
     case CURLE_WRITE_ERROR:
-        return "the server sent other bytes than it was asked for, or more";
+        return "the server sent other bytes than were asked for, or more";
     default:
         return "try again later";
     }
@@ -89,7 +90,7 @@ static ckd_status fail_connection(const s3_request *r, const char *host, const c
     }
     s3_printable(detail, sizeof(detail), r->detail[0] ? r->detail : curl_easy_strerror(r->failure));
     ckd_status status = r->failure == CURLE_OUT_OF_MEMORY ? CKD_E_NOMEM : CKD_E_IO;
-    return err_set(err, status, "cannot %s: %.140s: %s gave no whole answer in %u attempts: %.120s; %s",
+    return err_set(err, status, "cannot %s: %.140s: %s gave no complete answer in %u attempts: %.120s; %s",
                    r->what, name, host, r->attempts, detail, about_connection(r->failure));
 }
 

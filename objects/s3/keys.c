@@ -71,9 +71,10 @@ static ckd_status from_files(s3_wallet *w, s3_keys *out, ckd_error *err) {
     } else if (status == CKD_OK && profile.process) {
         status = s3_process_keys(out, profile.process, err);
     } else if (status == CKD_OK && profile.other) {
-        status = err_set(err, CKD_E_UNSUPPORTED,
-                         "the profile takes a role or a single sign-on, which ckptdelta does not do: let "
-                         "`aws configure export-credentials --format process` be its credential_process");
+        status =
+            err_set(err, CKD_E_UNSUPPORTED,
+                    "the profile uses a role or a single sign-on, which ckptdelta does not support: set its "
+                    "credential_process to `aws configure export-credentials --format process`");
     }
     s3_profile_free(&profile);
     return status;
@@ -92,8 +93,9 @@ static ckd_status find_keys(s3_wallet *w, s3_keys *out, ckd_error *err) {
     if (variable("AWS_WEB_IDENTITY_TOKEN_FILE")) {
         return err_set(
             err, CKD_E_UNSUPPORTED,
-            "AWS_WEB_IDENTITY_TOKEN_FILE asks for a role by a web identity, which ckptdelta does not take: "
-            "let `aws configure export-credentials --format process` be the credential_process of a profile");
+            "AWS_WEB_IDENTITY_TOKEN_FILE asks for a role by a web identity, which ckptdelta does not "
+            "support: set the credential_process of a profile to `aws configure export-credentials "
+            "--format process`");
     }
     status = s3_container_keys(out, &container);
     if (status != CKD_E_NOT_FOUND) {

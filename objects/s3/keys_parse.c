@@ -54,8 +54,8 @@ ckd_status s3_keys_parse(s3_keys *out, const bytes *json, const char *where, ckd
     if (!id || !secret) {
         status = err_set(err, CKD_E_CORRUPT, "%.200s gave no AccessKeyId and SecretAccessKey in JSON", where);
     } else if (until && s3_time_parse(until) == 0) {
-        status =
-            err_set(err, CKD_E_CORRUPT, "%.200s gave credentials with an Expiration that is no time", where);
+        status = err_set(err, CKD_E_CORRUPT, "%.200s gave credentials with an Expiration that is not a time",
+                         where);
     } else {
         status = s3_keys_set(out, id, secret, token, err);
         if (status == CKD_OK && until) {

@@ -40,8 +40,7 @@ static s3_lane *lane_make(const s3_place *p) {
 ckd_status s3_lane_take(s3_place *p, s3_lane **out, ckd_error *err) {
     *out = NULL;
     if (getpid() != p->process) {
-        return err_set(err, CKD_E_STATE,
-                       "s3://%s was opened before a fork: a child has to open it for itself",
+        return err_set(err, CKD_E_STATE, "s3://%s was opened before a fork: a child must open it itself",
                        p->address.bucket);
     }
     pthread_mutex_lock(&p->mutex);

@@ -237,7 +237,7 @@ ckd_status s3_abort_uploads(void *place, uint64_t age_s, uint64_t *count, const 
         THEN(status, abort_old(p, &list, before, count, call, err));
         more = list.next_key != NULL;
         if (status == CKD_OK && more && !goes_on(after, &list)) {
-            status = err_set(err, CKD_E_CORRUPT, "the list of uploads of %s does not go on where it says",
+            status = err_set(err, CKD_E_CORRUPT, "the list of uploads of %s does not continue where it says",
                              p->host);
         }
         free(after[0]);

@@ -54,7 +54,7 @@ static ckd_status format_url(const s3_place *p, char *url, size_t size, const ch
     endpoint e;
     if (text && !endpoint_parse(&e, text)) {
         return err_set(err, CKD_E_INVALID,
-                       "\"%.100s\" is no endpoint of S3: write http://HOST:PORT or https://HOST/PATH",
+                       "\"%.100s\" is not an S3 endpoint: write http://HOST:PORT or https://HOST/PATH",
                        strchr(text, '@') ? "..." : text);
     }
     if (text && in_host && !fits_host(bucket)) {
@@ -95,7 +95,7 @@ static ckd_status set_from(s3_place *p, const object_options *o, const s3_profil
     const char *region = first_set(regions, 5), *ca = first_set(bundles, 2);
     if (!region_valid(region)) {
         return err_set(err, CKD_E_INVALID,
-                       "the region of S3 (AWS_REGION, or `region` of the profile) is no name of a region");
+                       "the S3 region (AWS_REGION, or `region` of the profile) is not valid");
     }
     p->region = strdup(region);
     p->ca_file = ca ? strdup(ca) : NULL;
@@ -157,7 +157,7 @@ static ckd_status check_curl(ckd_error *err) {
     const curl_version_info_data *v = curl_version_info(CURLVERSION_NOW);
     return v->version_num >= 0x075800 && (v->features & CURL_VERSION_SSL)
                ? CKD_OK
-               : err_set(err, CKD_E_UNSUPPORTED, "s3:// takes libcurl 7.88 or newer, with TLS; here is %s",
+               : err_set(err, CKD_E_UNSUPPORTED, "s3:// needs libcurl 7.88 or newer, with TLS, not %s",
                          v->version);
 }
 

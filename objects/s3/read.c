@@ -57,7 +57,7 @@ ckd_status s3_size(void *place, const char *key, uint64_t *size, const object_ca
     s3_place *p = place;
     s3_request r;
     ckd_status status = s3_request_make(&r, p, "HEAD", key, err);
-    r.what = "look at it";
+    r.what = "get its size";
     THEN(status, s3_send(p, &r, call, err));
     if (status == CKD_OK && !r.measured) {
         status = err_set(err, CKD_E_CORRUPT, "%s gave no size for %.300s", p->host, r.key);
@@ -87,7 +87,7 @@ static ckd_status send_list(s3_place *p, const s3_listed *asked, object_page *ou
     THEN(status, s3_listing_parse(out, asked, &r.answer, &next, err));
     s3_request_free(&r);
     if (next && *token && strcmp(next, *token) == 0) {
-        status = err_set(err, CKD_E_CORRUPT, "%s lists nothing again and again", p->host);
+        status = err_set(err, CKD_E_CORRUPT, "%s gave the same page of its list again", p->host);
     }
     free(*token);
     *token = next;

@@ -54,7 +54,7 @@ static ckd_status add_hash(s3_request *r, ckd_error *err) {
         return CKD_E_NOMEM;
     }
     if (r->body_size > 0 && !s3_sha256(hash, r->body, r->body_size)) {
-        return err_set(err, CKD_E_UNSUPPORTED, "libcrypto computes no SHA-256, which requests to S3 need");
+        return err_set(err, CKD_E_UNSUPPORTED, "libcrypto cannot compute SHA-256, which requests to S3 need");
     }
     return s3_request_header(r, "x-amz-content-sha256", hash, err);
 }

@@ -168,7 +168,7 @@ ckd_status s3_put_new(void *place, const char *key, const object_source *from, c
     if (status != CKD_OK && status != CKD_E_EXISTS && maybe && err) {
         size_t size = strlen(err->message);
         snprintf(err->message + size, sizeof(err->message) - size,
-                 "; the object may have been written all the same");
+                 "; the object may have been written anyway");
     }
     bytes_free(&scratch);
     return status;

@@ -102,10 +102,10 @@ ckd_status s3_xml_parse(const void *data, size_t size, s3_element_fn element, vo
     XML_SetStartDoctypeDeclHandler(parser, on_document_type);
     if (XML_Parse(parser, data, (int)size, XML_TRUE) != XML_STATUS_OK && d->status == CKD_OK) {
         enum XML_Error code = XML_GetErrorCode(parser);
-        d->status =
-            code == XML_ERROR_NO_MEMORY
-                ? err_nomem(err, size, "a parser")
-                : err_set(err, CKD_E_CORRUPT, "the server's answer is no XML: %s", XML_ErrorString(code));
+        d->status = code == XML_ERROR_NO_MEMORY
+                        ? err_nomem(err, size, "a parser")
+                        : err_set(err, CKD_E_CORRUPT, "the server's answer is not valid XML: %s",
+                                  XML_ErrorString(code));
     }
     ckd_status status = d->status;
     XML_ParserFree(parser);

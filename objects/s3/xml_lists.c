@@ -60,7 +60,7 @@ static ckd_status take_listing(void *context, const char *path, const char *text
     if (strcmp(path, "ListBucketResult/Contents/Size") == 0) {
         return read_number(&l->size, text)
                    ? CKD_OK
-                   : err_set(err, CKD_E_CORRUPT, "the server listed an object whose size is no number");
+                   : err_set(err, CKD_E_CORRUPT, "the server listed an object whose size is not a number");
     }
     if (strcmp(path, "ListBucketResult/Contents") == 0) {
         return end_item(l, err);
@@ -83,7 +83,7 @@ static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_list
     char *key = l->items[i].key;
     const char *prefix = asked->prefix, *last = i > 0 ? l->items[i - 1].key : asked->after;
     if (l->encoded && !s3_decode(key)) {
-        return err_set(err, CKD_E_CORRUPT, "the server listed a key that is not encoded as it says");
+        return err_set(err, CKD_E_CORRUPT, "the server listed a key that is not encoded as declared");
     }
     if (strncmp(key, asked->within, strlen(asked->within)) != 0) {
         return err_set(err, CKD_E_CORRUPT, "the server listed a key that does not begin with %s",
@@ -92,8 +92,8 @@ static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_list
     if (*last && strcmp(last, key) >= 0) {
         return err_set(
             err, CKD_E_UNSUPPORTED,
-            "the server lists %.150s after %.150s, but not in the order of bytes: it lists folder by folder, so a "
-            "name must not be that of a folder beside it, with a dot or a dash behind it",
+            "the server lists %.150s after %.150s, which is not the order of bytes: it lists folder by "
+            "folder, so no name may be that of a folder beside it followed by a dot or a dash",
             key, last);
     }
     const char *own = key + strlen(prefix);
@@ -124,7 +124,7 @@ ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const byte
     *token = NULL;
     ckd_status status = s3_xml_parse(answer->data, answer->size, take_listing, &l, err);
     if (status == CKD_OK && !l.whole) {
-        status = err_set(err, CKD_E_CORRUPT, "the server's answer is no list of objects");
+        status = err_set(err, CKD_E_CORRUPT, "the server's answer is not a list of objects");
     }
     for (size_t i = 0; i < l.count && status == CKD_OK; i++) {
         status = add_item(out, &l, i, asked, err);
@@ -200,7 +200,7 @@ ckd_status s3_uploads_parse(s3_uploads *out, const void *data, size_t size, ckd_
     upload_parser p = {.out = out};
     ckd_status status = s3_xml_parse(data, size, take_upload, &p, err);
     if (status == CKD_OK && !p.whole) {
-        status = err_set(err, CKD_E_CORRUPT, "the server's answer is no list of uploads");
+        status = err_set(err, CKD_E_CORRUPT, "the server's answer is not a list of uploads");
     }
     free_upload(&p.now);
     if (!p.truncated || !out->next_key || !*out->next_key || out->count == 0) {

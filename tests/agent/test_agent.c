@@ -257,7 +257,7 @@ static void test_training_goes_wrong_after_a_restart(void **state) {
         ckd_status status = restore_from_memory(go_wrong(cases[i].after), &err);
         assert_int_equal(status == CKD_OK, cases[i].trusted);
         assert_int_equal(times_said("training went wrong at step"), i < 2 ? i + 1 : 2);
-        assert_int_equal(times_said("are not used, the checkpoint is loaded"), i < 2 ? 2 * (i + 1) : 4);
+        assert_int_equal(times_said("are not used, so the checkpoint is loaded"), i < 2 ? 2 * (i + 1) : 4);
         stop_agent(agent);
     }
 }

@@ -340,7 +340,7 @@ static void test_one_rank_without_an_agent(void **state) {
     pid_t agent = start_agent(0);
     launch l = start(WORLD, 4, 1);
     await_end(&l);
-    assert_int_equal(times_said("rank 1: it is not told to use an agent"), WORLD - 1);
+    assert_int_equal(times_said("rank 1: it was not told to use an agent"), WORLD - 1);
     stored_check(*state, TRAINER_RUN, 4, ROWS);
     stop_agent(agent);
 }

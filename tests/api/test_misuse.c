@@ -535,7 +535,7 @@ static void test_paths_that_are_no_store(void **state) {
         snprintf(path, sizeof(path), "%s", store_path_of(*state, "file"));
         assert_int_equal(ckd_store_open(&store, path, mode, NULL, &err), CKD_E_INVALID);
         assert_null(store);
-        assert_non_null(strstr(err.message, "is no ckptdelta store"));
+        assert_non_null(strstr(err.message, "is not a ckptdelta store"));
         snprintf(path, sizeof(path), "%s/store", store_path_of(*state, "file"));
         assert_int_equal(ckd_store_open(&store, path, mode, NULL, &err), CKD_E_INVALID);
         if (mode != CKD_OPEN_CREATE) {

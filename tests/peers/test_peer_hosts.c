@@ -56,7 +56,7 @@ static void test_lists_with_mistakes(void **state) {
         {"a:1 rack=2\n", "domain=NAME"},
         {"a:1 domain=\n", "domain=NAME"},
         {"a:1\na:1\n", "in the list twice"},
-        {"b:1\n", "does not have a:1"},
+        {"b:1\n", "does not contain a:1"},
     };
     char path[600];
     peer_hosts h;

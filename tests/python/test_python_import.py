@@ -209,8 +209,8 @@ def test_what_is_no_checkpoint(tmp_path):
     with ckptdelta.open(tmp_path / "store") as store:
         for name, kind, text in (("random.pt", ckptdelta.UnsupportedError, "neither a file of torch.save"), ("__0_0.distcp", ckptdelta.UnsupportedError, "import its folder"),
                                  ("cut.pt", ckptdelta.CorruptError, "torch.load"), ("zero", ckptdelta.CorruptError, "has no file mp_rank_00_model_states.pt"),
-                                 ("deepspeed", ckptdelta.UnsupportedError, "no checkpoint of transformers, DeepSpeed"),
-                                 ("empty", ckptdelta.UnsupportedError, "no checkpoint"), ("none", ckptdelta.NotFoundError, "no such"),
+                                 ("deepspeed", ckptdelta.UnsupportedError, "not a checkpoint of transformers, DeepSpeed"),
+                                 ("empty", ckptdelta.UnsupportedError, "not a checkpoint"), ("none", ckptdelta.NotFoundError, "no such"),
                                  ("pipe", ckptdelta.UnsupportedError, "regular")):
             with pytest.raises(kind, match=text) as caught:
                 store.import_checkpoints(tmp_path / name, run="a", step=1)

@@ -210,7 +210,7 @@ def test_files_of_different_checkpoints(made, store, tmp_path):
     folder = copied(made, tmp_path, "z2_fp32")
     first, second = sorted(folder.glob("*optim_states.pt"))
     shutil.copy(second, folder / second.name.replace("rank_1", "rank_2"))
-    expect(store, folder, ckptdelta.CorruptError, "files of 3 ranks", "tells of 2")
+    expect(store, folder, ckptdelta.CorruptError, "files of 3 ranks", "says that there are 2")
     folder = copied(made, tmp_path / "step", "z2_fp32")
     shutil.copy(made / "z2_fp32" / "global_step2" / second.name, folder / second.name)
     expect(store, folder, ckptdelta.CorruptError, "different checkpoints", "step", second.name)

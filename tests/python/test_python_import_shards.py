@@ -75,7 +75,7 @@ def test_spoilt_shards(made, tmp_path):
     tensors = load_file(second)
     save_file({**tensors, "rows": tensors["rows"]}, second, {"DCP_SHARDING_INFO": json.dumps({"rows": {"saved_offsets": [0, 0]}})})
     first.write_bytes(kept)
-    expect("does not tell where")
+    expect("does not say where")
     offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
     save_file(tensors, second, {"DCP_SHARDING_INFO": json.dumps(offsets)})
     expect("have the same part of")

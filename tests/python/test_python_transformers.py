@@ -559,7 +559,7 @@ def test_what_cannot_be_exported(store, tmp_path):
     for options, kind, text in (
             ({}, ckptdelta.InvalidError, "no configuration of its model: pass the model or its config"),
             ({"like": llama()}, ckptdelta.MismatchError, "not those of a LlamaForCausalLM of this configuration: model.embed_tokens.weight is missing"),
-            ({"like": torch.nn.Linear(2, 2)}, ckptdelta.UnsupportedError, "a Linear is no model of transformers"),
+            ({"like": torch.nn.Linear(2, 2)}, ckptdelta.UnsupportedError, "a Linear is not a model of transformers"),
             ({"like": transformers.GPT2Config()}, ckptdelta.UnsupportedError, "names no model: pass the model"),
             ({"like": {"model_type": "no such"}}, ckptdelta.InvalidError, "cannot be read by transformers"),
             ({"like": model, "max_shard_size": "much"}, ckptdelta.InvalidError, "transformers cannot write the model"),

@@ -13,17 +13,17 @@ from ._rng import RandomState
 
 def whole_number(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < 1 << 63:
-        raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
+        raise InvalidError(f"{name} is {value!r}, but must be a number of at least 0")
     return int(value.__index__())
 
 
 def check_numbers(*, every: Any, every_s: Any, overhead: Any, max_lag: Any) -> None:
     for name, value, least in (("every", every, 1), ("max_lag", max_lag, 0)):
         if value is not None and whole_number(name, value) < least:
-            raise InvalidError(f"{name} is {value!r}, it must be at least {least}")
+            raise InvalidError(f"{name} is {value!r}, but must be at least {least}")
     for name, value in (("every_s", every_s), ("overhead", overhead)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1e15):
-            raise InvalidError(f"{name} is {value!r}, it must be a number of at least 0")
+            raise InvalidError(f"{name} is {value!r}, but must be a number of at least 0")
 
 
 def state_of(given: dict[str, Any], more: Mapping[str, Any], rng: bool) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def latest_in(path: Path, names: set[str], needed: bool) -> Path | None:
     if tag and Path(tag).name == tag and (path / tag).is_dir():
         return path / tag
     if needed:
-        raise CorruptError(f"{path / LATEST} tells of the folder {tag!r}, which is not there: without that file, what is beside it is imported alone",
+        raise CorruptError(f"{path / LATEST} names the folder {tag!r}, which is not there: without that file, what is beside it is imported alone",
                            file=str(path / LATEST))
     return None
 
@@ -166,10 +166,10 @@ def _check_ranks(path: Path, files: dict[int, Path], count: int, told_by: Path) 
         there = next(iter(files.values())).name
         name = re.sub(r"zero_pp_rank_\d+", f"zero_pp_rank_{missing[0]}", there)
         more = f", and those of {len(missing) - 1} more ranks" if len(missing) > 1 else ""
-        raise CorruptError(f"{path / name} is missing{more}: {told_by.name} tells of {count} ranks", file=str(path / name))
+        raise CorruptError(f"{path / name} is missing{more}: {told_by.name} says that there are {count} ranks", file=str(path / name))
     extra = [number for number in files if number >= count]
     if extra:
-        raise CorruptError(f"{path} has files of {len(files)} ranks, but {told_by.name} tells of {count}: are they of two checkpoints?",
+        raise CorruptError(f"{path} has files of {len(files)} ranks, but {told_by.name} says that there are {count}: are they of two checkpoints?",
                            file=str(files[extra[0]]))
 
 
@@ -269,7 +269,7 @@ def shapes_of(model: dict[str, Any], file: Path) -> list[Shapes]:
     told = model.get("param_shapes")
     told = [told] if isinstance(told, dict) else told
     if not isinstance(told, list) or not all(isinstance(group, dict) for group in told):
-        raise UnsupportedError(f"{file} does not tell param_shapes, the names and shapes of what is in the optimizer's buffers: {CONVERT}",
+        raise UnsupportedError(f"{file} has no param_shapes, the names and shapes of what is in the optimizer's buffers: {CONVERT}",
                                file=str(file))
     return [{name: tuple(shape) for name, shape in group.items()} for group in told]
 
@@ -322,7 +322,7 @@ def read_ranks(path: Path, unsafe: bool = False) -> dict[str, Any]:
     """
     model_files, optimizer_files = ({rank: file for (_, rank), file in files.items()} for files in rank_files(path))
     if 0 not in model_files:
-        raise CorruptError(f"{path} has no file mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt, which tells what is in "
+        raise CorruptError(f"{path} has no file mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt, which says what is in "
                            "the others", file=str(path))
     model = read_model(model_files[0], unsafe)
     rest = {key: value for key, value in model.items() if key not in OF_MODEL}
@@ -333,7 +333,7 @@ def read_ranks(path: Path, unsafe: bool = False) -> dict[str, Any]:
     ranks = _read_ranks(path, optimizer_files, unsafe)
     shapes = shapes_of(model, model_files[0])
     if len(shapes) != len(ranks[0].masters):
-        raise CorruptError(f"{ranks[0].file} has {len(ranks[0].masters)} buffers, but {model_files[0].name} tells of {len(shapes)}",
+        raise CorruptError(f"{ranks[0].file} has {len(ranks[0].masters)} buffers, but {model_files[0].name} has the shapes of {len(shapes)}",
                            file=str(ranks[0].file))
     states: dict[str, dict[str, Any]] = {}
     for number, group in enumerate(shapes):
@@ -368,7 +368,7 @@ def other_ranks(path: Path, files: dict[int, Path], model: dict[str, Any], unsaf
             sizes = [share.numel() for share in shares]
             cuts = _cut(3, {name: tuple(shape)}, sizes)
         except (ValueError, AttributeError) as error:
-            raise CorruptError(f"{path}: the frozen parameter {name} has not the same share on all ranks: {error}", file=str(path)) from error
+            raise CorruptError(f"{path}: the frozen parameter {name} does not have the same share on all ranks: {error}", file=str(path)) from error
         module[name] = joined(shares, cuts[name], tuple(shape))
     # Only rank 0 writes shared_params.
     told = set(OF_MODEL) | {"shared_params"}

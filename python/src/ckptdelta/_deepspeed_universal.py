@@ -25,7 +25,7 @@ def read(path: Path, unsafe: bool = False) -> dict[str, Any]:
     """
     files = rank_files(path, parallel=True)[0]
     if (0, 0) not in files:
-        raise CorruptError(f"{path} has no file mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt, which tells what is in "
+        raise CorruptError(f"{path} has no file mp_rank_00_model_states.pt or zero_pp_rank_0_mp_rank_00_model_states.pt, which says what is in "
                            "the others", file=str(path))
     parts = [read_model(files[rank], unsafe, pipeline=True) for rank in sorted(files) if rank[1] == 0]
     model = parts[0]
@@ -90,7 +90,7 @@ def _check_unknown(folder: Path, known: set[str]) -> None:
     """Refuses folders of unknown parameters. The model's buffers and frozen parameters may have folders as well."""
     unknown = sorted(child.name for child in folder.iterdir() if child.is_dir() and child.name not in known)
     if unknown:
-        raise CorruptError(f"{folder / unknown[0]} is of a parameter that no file of a model tells of", file=str(folder / unknown[0]))
+        raise CorruptError(f"{folder / unknown[0]} is of a parameter that no file of a model names", file=str(folder / unknown[0]))
 
 
 def _state(file: Path, shape: tuple[int, ...], unsafe: bool) -> tuple[Any, dict[str, Any]]:

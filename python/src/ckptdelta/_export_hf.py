@@ -56,7 +56,7 @@ def _empty_model(transformers: Any, like: Any, files: dict[str, Any]) -> Any:
     if _torch.is_module(like):
         model = _torch.unwrapped(like)
         if not isinstance(model, transformers.PreTrainedModel):
-            raise UnsupportedError(f"a {type(model).__name__} is no model of transformers, whose folders from_pretrained() reads", path="like")
+            raise UnsupportedError(f"a {type(model).__name__} is not a model of transformers, whose folders from_pretrained() reads", path="like")
         kind, config = type(model), model.config
         generation = getattr(model, "generation_config", None)
     else:

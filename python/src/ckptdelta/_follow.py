@@ -136,7 +136,7 @@ class Follow:
         return True
 
     def _turn(self) -> AbstractContextManager[bool]:
-        return self._turns.next(f"a callback or a signal handler called the follower of {self.into} in whose call it runs: only stop() may be called")
+        return self._turns.next(f"a callback or a signal handler called the follower of {self.into} from within its call: only stop() may be called")
 
     def _check(self) -> None:
         if self._closed:

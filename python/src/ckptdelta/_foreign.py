@@ -159,7 +159,7 @@ def _folder(path: Path) -> Foreign:
         return Foreign(path, "shards of torch.distributed.checkpoint", lambda unsafe: _of_shards(path, shards, unsafe), lambda state: False)
     if names & {*WEIGHTS, *INDEXES}:
         return Foreign(path, "transformers", lambda unsafe: read_trainer(path, unsafe), lambda state: order_as_model(path, state))
-    raise UnsupportedError(f"{path} is no checkpoint of transformers, DeepSpeed or torch.distributed.checkpoint: it has none of {METADATA_FILE}, "
+    raise UnsupportedError(f"{path} is not a checkpoint of transformers, DeepSpeed or torch.distributed.checkpoint: it has none of {METADATA_FILE}, "
                            f"*_model_states.pt, {', '.join((*WEIGHTS, *INDEXES))}", file=str(path))
 
 

@@ -276,8 +276,8 @@ def _cut_slots(cut: Cut, here: Mapping[str, Any] | None, parameter: Any, elsewhe
     for slot, value in here.items():
         if _torch.is_tensor(value) and value.dim():
             if value.shape != parameter.shape:
-                raise InvalidError(f"the optimizer keeps {slot} of {cut.name} in a shape of its own, which a flat parameter of "
-                                   "FullyShardedDataParallel cannot be taken apart by: use fully_shard (FSDP2)", path=f"optimizer.{slot}")
+                raise InvalidError(f"the optimizer keeps {slot} of {cut.name} in a shape of its own, by which a flat parameter of "
+                                   "FullyShardedDataParallel cannot be taken apart: use fully_shard (FSDP2)", path=f"optimizer.{slot}")
             found[slot] = cut.part(value, value)
         else:
             found[slot] = value

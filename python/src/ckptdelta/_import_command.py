@@ -35,12 +35,12 @@ def is_wanted(arguments: Sequence[str]) -> bool:
 def run(arguments: Sequence[str]) -> int:
     """Returns the exit status, which is that of the command: docs/cli.md lists them."""
     parser = argparse.ArgumentParser(prog="ckptdelta import", description=TEXT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", metavar="[STORE] PATH", nargs="+", help="the store, made if it is not there, or CKPTDELTA_STORE; what to import")
+    parser.add_argument("paths", metavar="[STORE] PATH", nargs="+", help="the store, created if it does not exist [default: CKPTDELTA_STORE]; what to import")
     parser.add_argument("-r", "--run", required=True, help="the run that they become steps of")
-    parser.add_argument("--step", type=int, metavar="N", help="of a single checkpoint [default: what it tells, else the last number in its name]")
+    parser.add_argument("--step", type=int, metavar="N", help="of a single checkpoint [default: the one it records, else the last number in its name]")
     parser.add_argument("--fidelity", choices=("exact", "near", "coarse"), default="exact", help="[default: exact]")
     parser.add_argument("--pickle", action="store_true", help="restore what only pickle can restore: this runs code from the files")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="save nothing, say what would be")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="save nothing; show what would be saved")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument("-v", "--verbose", action="store_true", help="print more")
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"ckptdelta: {error}", file=sys.stderr)
         return STATUS.get(getattr(error, "status", ""), 1)
     except KeyboardInterrupt:
-        print("ckptdelta: interrupted; what was saved stays, and the same command goes on", file=sys.stderr)
+        print("ckptdelta: interrupted; what was saved stays, and the same command continues", file=sys.stderr)
         return 130
     if args.json:
         print(json.dumps({"dry_run": args.dry_run, "checkpoints": done}))

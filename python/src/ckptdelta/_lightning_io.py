@@ -383,7 +383,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
                 self._due = float("inf")
                 store.collect()
         except (StateError, BusyError) as error:
-            logger.warning("%s: %s has no marker any more, but stays, or its files do: %s", store.path, found, error)
+            logger.warning("%s: %s has no marker any more, but it or its files stay: %s", store.path, found, error)
 
 
 # ------------------------------------------------------------------------------------------------------------- the parts

@@ -75,7 +75,7 @@ def path_of(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise UnsupportedError(f"{text} is not in the local file system: the marker of a checkpoint must be, such as with "
-                               "ModelCheckpoint(dirpath=...). The store itself is where CheckpointIO was told", file=text)
+                               "ModelCheckpoint(dirpath=...). The store itself is where CheckpointIO was told to put it", file=text)
     return Path(os.path.abspath(text))  # the working folder may be another one when a marker is looked for
 
 

@@ -117,7 +117,7 @@ def simplified(checkpoint: dict[str, Any], pickle: bool) -> dict[str, Any]:
 def original(stored: Any, pickle: bool) -> dict[str, Any]:
     """The checkpoint as it was. Errors: CorruptError; UnsupportedError (it needs pickle, or was written by a newer version)."""
     if not isinstance(stored, dict):
-        raise CorruptError("the checkpoint is no dict, so Lightning has not written it")
+        raise CorruptError("the checkpoint is not a dict, so Lightning has not written it")
     known = stored.pop(KEY, None)
     if known is None:
         return stored

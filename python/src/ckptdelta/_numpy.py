@@ -49,7 +49,7 @@ def dtype_named(name: str, path: str) -> Any:
     try:
         return numpy.dtype(name)
     except TypeError:
-        raise UnsupportedError(f"{path or 'the state'} is stored as {name}, which numpy has not", path=path) from None
+        raise UnsupportedError(f"{path or 'the state'} is stored as {name}, which numpy does not have", path=path) from None
 
 
 def _code(dtype: Any, path: str) -> tuple[str, int, str | None]:

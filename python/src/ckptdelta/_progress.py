@@ -59,7 +59,7 @@ class Reporter:
         """
         phases = {"evaluation": lib.CKD_PROGRESS_EVALUATION, "saving": lib.CKD_PROGRESS_SAVING}
         if name not in phases:
-            raise InvalidError(f"the phase is {name!r}, it must be 'evaluation' or 'saving'")
+            raise InvalidError(f"the phase is {name!r}, but must be 'evaluation' or 'saving'")
         with self._progress.phase(phases[name]):
             yield
 

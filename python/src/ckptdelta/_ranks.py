@@ -152,7 +152,7 @@ def ranks_of(group: Any, alone: bool) -> Ranks | None:
 def check_schedule(every: Any, every_s: Any, overhead: Any, restore_older: bool) -> None:
     """Errors: InvalidError (options that ranks would not apply in the same way)."""
     if every_s is not None or overhead is not None:
-        raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have each rank save at other steps: with several ranks, "
+        raise InvalidError(f"{'every_s' if every_s is not None else 'overhead'} would have the ranks save at different steps: with several ranks, "
                            "use every")
     if every is None:
         raise InvalidError("with several ranks, say how often to save: every=N (steps)", path="every")

@@ -183,7 +183,7 @@ def _check_optimizer(content: Node, depth: int) -> None:
         check_node(slots, depth + 1)
     for child in [*content["groups"], {"map": content["more"]}]:
         if tag_of(child) != "map":
-            raise ValueError("a group of an optimizer is no dict")
+            raise ValueError("a group of an optimizer is not a dict")
         check_node(child, depth + 1)
 
 

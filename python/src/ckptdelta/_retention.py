@@ -19,8 +19,8 @@ DAY = 24 * 3600.0
 class Policy:
     """Rules for the checkpoints of a run to keep. A checkpoint stays if any rule keeps it; a rule that is not set keeps nothing.
 
-    The newest two of a run, and those that are pinned or tagged, always stay. Suspect checkpoints do not count; if the newest of
-    a run is suspect, it stays until another one follows.
+    The two newest healthy checkpoints of a run, and those that are pinned or tagged, always stay. Suspect ones do not count; if
+    the newest of a run is suspect, it stays until a healthy one follows.
 
     Attributes:
         keep_last: this many of the newest steps.

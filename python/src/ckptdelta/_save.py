@@ -88,7 +88,7 @@ def options_of(o: Options) -> Prepared:
         try:
             setattr(options, name, getattr(o, name))
         except (TypeError, OverflowError):
-            raise InvalidError(f"{name} is not a number that it can be: {getattr(o, name)!r}") from None
+            raise InvalidError(f"{name} cannot be {getattr(o, name)!r}") from None
     lossy = {role: (options.role_fidelity[role] or options.fidelity) != lib.CKD_EXACT for role in ROLES.values()}
     lossy[lib.CKD_ROLE_OTHER] = False
     return Prepared(options, strings, lossy)

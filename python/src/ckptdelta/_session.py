@@ -113,7 +113,7 @@ class Session(Reporter):
         if readonly:
             raise ReadOnlyError(f"the store {store.path} was opened for reading: a session needs to write")
         if not 0 < timeout < 4e6:
-            raise InvalidError(f"timeout is {timeout!r}, it must be a number of seconds up to 4,000,000")
+            raise InvalidError(f"timeout is {timeout!r}, but must be a number of seconds up to 4,000,000")
         self._ranks, self._timeout = ranks_of(group, alone), timeout
         self._is_first = self._ranks is None or self._ranks.rank == 0  # it says what all ranks would say alike
         if self._ranks is not None:

@@ -68,7 +68,7 @@ def _add(wholes: dict[str, _Whole], file: Path, opened: Any) -> None:
         info = json.loads((opened.metadata() or {}).get(INFO, ""))
         offsets = {name: tuple(int(at) for at in info[name][OFFSETS]) for name in opened.keys()}
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{file} does not tell where its tensors lie ({INFO}): {error}", file=str(file)) from error
+        raise CorruptError(f"{file} does not say where its tensors are ({INFO}): {error}", file=str(file)) from error
     for name, at in offsets.items():
         part = opened.get_slice(name)
         shape = tuple(part.get_shape())

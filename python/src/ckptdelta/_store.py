@@ -94,7 +94,7 @@ class Store:
 
     def _turn(self) -> AbstractContextManager[bool]:
         """``with self._turn():`` is this thread's turn to use the handle."""
-        return self._turns.next("a callback called the store whose call it belongs to")
+        return self._turns.next("a callback called the store from within its call")
 
     @property
     def _handle(self) -> Any:
@@ -472,14 +472,14 @@ class Store:
         return found
 
     def prune(self, policy: Policy, *, run: str | None = None, dry_run: bool = False) -> Pruned:
-        """Deletes the checkpoints that a policy does not keep. The newest two of each run stay, and are verified before any deletion.
+        """Deletes the checkpoints that a policy does not keep. The two newest healthy ones of each run stay, and are verified first.
 
         Args:
             policy: the rules.
             run: None: every run by itself.
             dry_run: delete nothing; only return the result.
 
-        Errors: InvalidError (it keeps nothing), NotFoundError (the run), CorruptError (one of the newest two is damaged, or the
+        Errors: InvalidError (it keeps nothing), NotFoundError (the run), CorruptError (one of these two is damaged, or the
         dependencies are not known; nothing was deleted), and those of delete().
         """
         call = Call()

@@ -188,7 +188,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any = None, *args: Any, **kwargs: Any) -> None:
         if trial is not None or getattr(self, "hp_search_backend", None) is not None:
-            raise UnsupportedError("a search for hyper-parameters makes many trainings, and a run is one: search with save_strategy='no'")
+            raise UnsupportedError("a search for hyperparameters starts many trainings, but a run is a single one: search with save_strategy='no'")
         self.store_flos()
         self._note_best()
         self._ranks = self._gathered({"rng": parts.random_state(self.args.world_size > 1), "loss": self._pending_loss()})
@@ -288,7 +288,7 @@ class StoreMixin(_Trainer):  # type: ignore[misc]
         assert self._resumed is not None
         state = self._resumed.random_state(self.args.process_index, self.args.world_size)
         if state is None:
-            logger.warning("%s has no random state of rank %d of %d: later random numbers are others", self._resumed.checkpoint,
+            logger.warning("%s has no random state of rank %d of %d: later random numbers will differ", self._resumed.checkpoint,
                            self.args.process_index, self.args.world_size)
         else:
             parts.set_random_state(state)

@@ -248,7 +248,7 @@ class Saves:
         self.wait()
         at = self.placed(name)
         if at is None:
-            raise NotFoundError(f"{name} is no checkpoint of a store")
+            raise NotFoundError(f"{name} is not a checkpoint of a store")
         return self.store.find(run=at[0], step=at[1])
 
     def has(self, step: int) -> bool:

@@ -353,7 +353,7 @@ def test_a_branch_is_named(store, into):
     store.save(1, state(1, 1))
     store.save(2, state(1, 2))
     store.save(2, state(7, 2), run_name="a~2")
-    assert "goes on as 'a~2'" in follow(store, into, "--run", "a", expect_message="a~2").err
+    assert "continues as 'a~2'" in follow(store, into, "--run", "a", expect_message="a~2").err
     check(store, into, 2)
 
 
@@ -395,7 +395,7 @@ def test_one_follower_for_a_folder(store, into):
     store.save(1, state(1, 1))
     with Follower(store.path, into):
         wait_until(lambda: step_of(into) == 1, "step 1 was not applied")
-        assert "another process follows" in follow(store, into, expect=FAILED).err
+        assert "another process already follows" in follow(store, into, expect=FAILED).err
 
 
 @pytest.mark.parametrize("shards", [False, True])

@@ -262,7 +262,7 @@ def test_save_names_its_checkpoint_as_an_argument(named, monkeypatch):
     assert [c["step"] for c in named.checkpoints() if c["run"] == "d"] == [1]
     for args in (["c@10", "--step", 10], ["c@10", "--run", "c"], ["c@latest"], ["c@x"], ["@best"]):
         named.call("save", *args, named.file(state(1)), expect=USAGE)
-    assert "'latest' is none; name it as in c@100" in named.call("save", "c@latest", named.file(state(1)), expect=USAGE).err
+    assert "'latest' is not one; name it as in c@100" in named.call("save", "c@latest", named.file(state(1)), expect=USAGE).err
     assert "RUN@STEP" in named.call("save", named.file(state(1)), expect=USAGE).err
 
 
@@ -441,7 +441,7 @@ def test_standard_input_and_output_are_used_once(store, tmp_path):
     file = store.file(state(1))
     content = file.read_bytes()
     for args in (["-", "--blob", "a=-"], [file, "--blob", "a=-", "--blob", "b=-"], ["-", "-"]):
-        assert b"standard input is read once" in piped(["save", store.path, "a@1", *args], content, expect=USAGE).stderr
+        assert b"standard input can be read only once" in piped(["save", store.path, "a@1", *args], content, expect=USAGE).stderr
     assert not store.path.exists() or not store.checkpoints()
     piped(["save", store.path, "a@1", file, "--blob", "a=-", "--blob", f"b={file}"], b"text")
     for args in (["-o", "-", "--blob", "a=-"], ["--blob", "a=-", "--blob", "b=-"]):

@@ -15,7 +15,7 @@ import pytest
 import support_safetensors as st
 from support_cli import COMMAND, CORRUPT, DONE, NOT_FOUND, Store, run, store  # noqa: F401
 
-GONE = "is gone, and nobody deleted the checkpoint"
+GONE = "is gone, but the checkpoint was not deleted"
 
 
 def walk(count, seed=1):

@@ -69,7 +69,7 @@ def test_a_dry_run_changes_nothing(filled):
 
 def test_renames_that_are_refused(filled):
     assert "no run 'x'; it has: a, b" in filled.call("rename", "x", "y", expect=NOT_FOUND).err
-    assert "no run name" in filled.call("rename", "a", "c/d", expect=USAGE).err
+    assert "not a valid run name" in filled.call("rename", "a", "c/d", expect=USAGE).err
     assert "has the name 'a' already" in filled.call("rename", "a", "a", expect=USAGE).err
     assert "name the run and its new name" in filled.call("rename", "a", expect=USAGE).err
     assert "'d' is one too many" in filled.call("rename", "a", "c", "d", expect=USAGE).err

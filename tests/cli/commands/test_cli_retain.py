@@ -232,7 +232,7 @@ def test_nothing_is_deleted_while_ancestors_of_the_newest_are_damaged(store):
     intact = base.read_bytes()
     base.write_bytes(intact[:len(intact) // 2] + bytes([intact[len(intact) // 2] ^ 1]) + intact[len(intact) // 2 + 1:])
     refused = store.call("prune", "--keep-last", 1, expect=CORRUPT)
-    assert "which the newest that are left need, is damaged" in refused.err and "nothing was deleted" in refused.err
+    assert "which the newest remaining checkpoints need, is damaged" in refused.err and "nothing was deleted" in refused.err
     assert steps(store) == [1, 2, 3, 4, 5]
     base.write_bytes(intact)
     assert store.json("prune", "--keep-last", 1)["deleted"] == 3 and steps(store) == [4, 5]

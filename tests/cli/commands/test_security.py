@@ -142,8 +142,8 @@ def test_a_catalog_that_is_a_link_is_left_alone(store, tmp_path):
         before = target.read_bytes() if target.exists() else None
         (store.path / "catalog.db").unlink()
         (store.path / "catalog.db").symlink_to(target)
-        assert f"a@{step - 1}" in store.call("show", expect_message="no regular file").out
-        store.save(step, tensors(step), expect_message="no regular file")
+        assert f"a@{step - 1}" in store.call("show", expect_message="not a regular file").out
+        store.save(step, tensors(step), expect_message="not a regular file")
         assert (target.read_bytes() if target.exists() else None) == before
         assert not (store.path / "catalog.db").is_symlink()
 

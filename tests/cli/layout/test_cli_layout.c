@@ -234,7 +234,7 @@ static void test_cuts(void **state) {
         {"sizes=4,4 size=5", 2, 5, " 0:0+4 ~0| 0:4+1 ~3"},
         {"sizes=4,4 size=9", 2, 9, "text:2: 9 elements cannot be padded that way"},
         {"parts=a,b", 2, 8, " 0:0+2 0:4+2| 0:2+2 0:6+2"},
-        {"parts=a,b", 2, 7, "text:2: dimension 1 has 7 elements, which are not those of parts="},
+        {"parts=a,b", 2, 7, "text:2: dimension 1 has 7 elements, which do not match parts="},
         {"parts=a:6:2,b:2:2 cut=chunk", 3, 8, " 0:0+2 0:6+2| 0:2+2 0:8+0| 0:4+2 0:8+0"},
         {"parts=a:6,b:2 as={part}", 2, 0, " 0:0+3 1:0+1| 0:3+3 1:1+1"},
         {"parts=a:6,b:3 groups=3 cut=chunk as={part}", 2, 0, " 0:0+2 1:0+1 0:2+2 1:1+1| 0:4+2 1:2+1"},

@@ -726,7 +726,7 @@ static void test_no_bundle_in_a_bundle(void **state) {
         put_bundle(path, &payload, CHUNK_BUNDLES);
         bytes_free(&payload);
         assert_int_equal(check_all(path, &err), kind == 5 ? CKD_E_CORRUPT : CKD_OK);
-        assert_true(kind != 5 || strstr(err.message, "a bundle holds a bundle"));
+        assert_true(kind != 5 || strstr(err.message, "a bundle contains another bundle"));
     }
 }
 

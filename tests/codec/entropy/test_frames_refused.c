@@ -243,7 +243,7 @@ static void refused(const parts *p, ckd_status want, const char *message) {
     assert_int_equal(decode(values, N, NULL, &s, message), want);
 }
 
-#define NO_FRAME "header makes no sense"
+#define NO_FRAME "header is invalid"
 
 static void test_valid_stream(void **state) {
     (void)state;

@@ -379,11 +379,11 @@ static void test_refused(void **state) {
     ckd_tensor d = description(&t[0], &other);
     refused(store, &d, CKD_E_DEVICE, "there is no such device");
     emulated_devices = 2;
-    refused(store, &d, CKD_E_INVALID, "said to lie on device 1, but lies on device 0");
+    refused(store, &d, CKD_E_INVALID, "declared to be on device 1, but is on device 0");
     emulated_devices = 1;
     d = description(&t[0], &on_device);
     d.data = t[0].host;
-    refused(store, &d, CKD_E_INVALID, "but lies in host memory");
+    refused(store, &d, CKD_E_INVALID, "but is in host memory");
     d.data = NULL;
     refused(store, &d, CKD_E_INVALID, "neither data nor a read function");
     /* The backend cannot be opened. */

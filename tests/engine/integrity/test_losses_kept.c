@@ -348,7 +348,7 @@ static void test_recovery_of_committed_files(void **state) {
     file_set_fault_hook(fail_here, &f);
     open_and_close(*state);
     file_set_fault_hook(NULL, NULL);
-    assert_null(strstr(messages, "stays for now"));
+    assert_null(strstr(messages, "are kept for now"));
     assert_int_equal(files_in(*state, "data/i"), 0);
     check_steps(*state, 0, 3);
 }
@@ -363,7 +363,7 @@ static void test_recovery_cannot_read_the_catalog(void **state) {
         file_set_fault_hook(fail_here, &f);
         open_and_close(dir);
         file_set_fault_hook(NULL, NULL);
-        assert_non_null(strstr(messages, "stays for now, as the catalog cannot be read"));
+        assert_non_null(strstr(messages, "are kept for now, as the catalog cannot be read"));
         assert_int_equal(files_in(dir, "data/c"), 3);
         assert_int_equal(files_in(dir, "data/i"), 1);
         check_named(dir, SCENE_RUN "@2");
@@ -396,7 +396,7 @@ static void test_recovery_without_a_catalog(void **state) {
             write_whole_file(store_path_of(dir, "catalog.db"), noise, sizeof(noise));
         }
         open_and_close(dir);
-        assert_non_null(strstr(messages, "is in data/q"));
+        assert_non_null(strstr(messages, "are in data/q"));
         assert_int_equal(files_in(dir, "data/c"), 2);
         assert_int_equal(files_in(dir, "data/q"), 1);
         assert_int_equal(files_in(dir, "data/i"), 0);
@@ -486,11 +486,11 @@ static void test_leftovers_that_cannot_be_moved_stay(void **state) {
     file_set_fault_hook(fail_here, &f);
     open_and_close(*state);
     file_set_fault_hook(NULL, NULL);
-    assert_non_null(strstr(messages, "stays for now, as it cannot be moved to data/q"));
+    assert_non_null(strstr(messages, "are kept for now, as they cannot be moved to data/q"));
     assert_int_equal(files_in(*state, "data/c"), 3);
     assert_int_equal(files_in(*state, "data/i"), 1);
     open_and_close(*state); /* the new catalog does not tell either */
-    assert_non_null(strstr(messages, "no catalog tells whether it had finished"));
+    assert_non_null(strstr(messages, "no catalog shows whether it had finished"));
     assert_int_equal(files_in(*state, "data/c"), 2);
     assert_int_equal(files_in(*state, "data/q"), 1);
     assert_int_equal(files_in(*state, "data/i"), 0);

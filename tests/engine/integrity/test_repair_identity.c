@@ -208,7 +208,7 @@ static void test_nothing_is_cut_off(void **state) {
     expect_no_open(*state, CKD_OPEN_CREATE, CKD_E_CORRUPT, "run ckptdelta repair");
     write_whole_file(store_path_of(*state, "data/deletions"), "?", 1);
     for (ckd_open_mode mode = CKD_OPEN_READ; mode <= CKD_OPEN_CREATE; mode++) {
-        expect_no_open(*state, mode, CKD_E_CORRUPT, "no other file of the store tells its id");
+        expect_no_open(*state, mode, CKD_E_CORRUPT, "no other file of the store has its id");
     }
     lose(*state, "data/deletions");
     expect_no_open(*state, CKD_OPEN_READ, CKD_E_NOT_FOUND, "no ckptdelta store");

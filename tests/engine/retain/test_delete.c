@@ -559,7 +559,7 @@ static void test_undelete_without_files_is_refused(void **state) {
     assert_int_equal(before, list.count);
     dir_list_free(&list);
     assert_int_equal(ckd_store_undelete(store, &id, 1, &err), CKD_E_NOT_FOUND);
-    assert_non_null(strstr(err.message, "cannot come back"));
+    assert_non_null(strstr(err.message, "cannot be restored"));
     ckd_store_close(store);
 }
 

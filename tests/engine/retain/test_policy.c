@@ -360,7 +360,7 @@ static void test_nothing_is_deleted_while_the_newest_are_damaged(void **state) {
     file_set_fault_hook(NULL, NULL);
     assert_string_not_equal(victim, "");
     assert_int_equal(steps_of(store, "a"), 31);
-    assert_non_null(strstr(messages, "a@4, which the newest that are left need, is damaged"));
+    assert_non_null(strstr(messages, "a@4, which the newest remaining checkpoints need, is damaged"));
     save_base(store, "a", 5); /* step 4 is still one of the newest two */
     assert_int_equal(steps_of(store, "a"), 63);
     save_base(store, "a", 6);
@@ -430,7 +430,7 @@ static void test_files_are_verified_once(void **state) {
     /* Step 1 could go, but the file of step 0 has not been verified and is damaged. */
     save_on_zero(store, 3, path);
     assert_int_equal(steps_of(store, SCENE_RUN), 15);
-    assert_non_null(strstr(messages, "which the newest that are left need, is damaged"));
+    assert_non_null(strstr(messages, "which the newest remaining checkpoints need, is damaged"));
     must(ckd_store_prune(NULL, store, &p, NULL, &err), &err);
     assert_int_equal(steps_of(store, SCENE_RUN), 13);
 
@@ -451,7 +451,7 @@ static void test_files_are_verified_once(void **state) {
     set_policy(store, NULL, 1, 1);
     save_on_zero(store, 6, path);
     assert_int_equal(steps_of(store, SCENE_RUN), 121);
-    assert_non_null(strstr(messages, "which the newest that are left need, is damaged"));
+    assert_non_null(strstr(messages, "which the newest remaining checkpoints need, is damaged"));
     ckd_store_close(store);
 }
 
@@ -498,7 +498,7 @@ static void test_damage_since_the_verification(void **state) {
         messages[0] = '\0';
         save_base(store, runs[k], 4);
         assert_int_equal(steps_of(store, runs[k]), 31);
-        assert_non_null(strstr(messages, "@3, which the newest that are left need, is damaged"));
+        assert_non_null(strstr(messages, "@3, which the newest remaining checkpoints need, is damaged"));
     }
     ckd_store_close(store);
 }
@@ -722,7 +722,7 @@ static void test_useless_compactions_are_not_repeated(void **state) {
     ckd_store_close(store);
     for (uint64_t step = 1; step <= 60; step++) {
         uint64_t rewrites = save_drifting(*state, &d, step);
-        told += strstr(messages, "deleted checkpoints, more than 25%") != NULL;
+        told += strstr(messages, "of its chunk files, more than the 25%") != NULL;
         store = open_store(*state, CKD_OPEN_READ);
         bool above = dead_percent(store, SCENE_RUN) > CKD_COMPACT_SHARE;
         ckd_store_close(store);
@@ -928,7 +928,7 @@ static void test_prune_verifies_the_current_newest(void **state) {
     flip_file_of(store, *state, 3);
     ckd_policy p = policy_of(NULL, 1, 0);
     assert_int_equal(prune_during_deletions(&plan, store, beside, 4, 6, &p, &err), CKD_E_CORRUPT);
-    assert_non_null(strstr(err.message, "a@3, which the newest that are left need, is damaged"));
+    assert_non_null(strstr(err.message, "a@3, which the newest remaining checkpoints need, is damaged"));
     assert_int_equal(steps_of(store, "a"), 15);
     ckd_store_close(beside);
     ckd_store_close(store);

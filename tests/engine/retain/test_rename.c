@@ -250,9 +250,9 @@ static void test_refusals(void **state) {
     expect(store, SCENE_RUN, "b", CKD_E_EXISTS, "has a run 'b' already");
     expect(store, "nobody", "d", CKD_E_NOT_FOUND, "no run 'nobody'");
     expect(store, SCENE_RUN, SCENE_RUN, CKD_E_INVALID, "already");
-    expect(store, SCENE_RUN, "", CKD_E_INVALID, "no run name");
-    expect(store, SCENE_RUN, "-", CKD_E_INVALID, "no run name");
-    expect(store, SCENE_RUN, longest, CKD_E_INVALID, "no run name");
+    expect(store, SCENE_RUN, "", CKD_E_INVALID, "not a valid run name");
+    expect(store, SCENE_RUN, "-", CKD_E_INVALID, "not a valid run name");
+    expect(store, SCENE_RUN, longest, CKD_E_INVALID, "not a valid run name");
     expect(store, SCENE_RUN, "c", CKD_E_EXISTS, "both have a policy");
     ckd_rename_options dry = CKD_RENAME_OPTIONS_INIT;
     uint64_t count = 0;

@@ -232,11 +232,11 @@ static void repair_by_older_files(const char *dir, bool packs) {
     size_t manifests = folder_count(dir, DIR_MANIFESTS);
     outcome r = repair(store, 1);
     assert_true(r.repaired == 1 && r.left == 0);
-    assert_non_null(strstr(messages, "can be listed again by its files from before a compaction"));
+    assert_non_null(strstr(messages, "can be listed again with its files from before a compaction"));
     assert_int_equal(folder_count(dir, DIR_MANIFESTS), manifests);
     r = repair(store, 0);
     assert_true(r.repaired == 1 && r.left == 0);
-    assert_non_null(strstr(messages, "is listed again by its files from before a compaction"));
+    assert_non_null(strstr(messages, "is listed again with its files from before a compaction"));
     assert_true(folder_count(dir, DIR_MANIFESTS) > manifests);
     scene_check(store, 0, STEPS);
     r = repair(store, 0);

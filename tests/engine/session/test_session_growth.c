@@ -86,7 +86,7 @@ static atomic_uint complaints; /* that more stays than the policy allows */
 
 static void on_message(void *context, const char *message) {
     (void)context;
-    complaints += strstr(message, "deleted checkpoints, more than") != NULL;
+    complaints += strstr(message, "of its chunk files, more than the") != NULL;
 }
 
 static ckd_session *session_for(const char *dir, state_of *s) {

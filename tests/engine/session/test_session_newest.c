@@ -231,7 +231,7 @@ static void test_the_lock_is_held(void **state) {
     must(lock_acquire(&lock, p.text, LOCK_EXCLUSIVE, true, 0, &err), &err);
     assert_int_equal(ckd_session_restore(&from, s, CKD_LATEST, &err), CKD_E_BUSY);
     assert_int_equal(from.step, 0);
-    assert_non_null(strstr(err.message, "let that process go on or end it, then try again"));
+    assert_non_null(strstr(err.message, "let that process continue, or end it, then try again"));
     trainer_check(t, 9);
     lock_release(lock);
     must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);

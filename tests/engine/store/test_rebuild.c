@@ -200,7 +200,7 @@ static void check_replaced(const char *dir, const char *name, void (*make)(const
     (void)remove(store_path_of(dir, "catalog.db.old"));
     make(path, elsewhere);
     assert_int_equal(open_store(&store, dir, CKD_OPEN_READ), CKD_OK); /* a reader does not block on a pipe */
-    assert_non_null(strstr(messages, "is no regular file"));
+    assert_non_null(strstr(messages, "is not a regular file"));
     check_listed(store, STEPS);
     assert_int_equal(ckd_store_verify(&result, store, NULL, NULL), CKD_OK);
     assert_int_equal(result->damage_count, 1);

@@ -79,7 +79,7 @@ static void let_go(pid_t child) {
 
 static void assert_names(const char *text, pid_t child) {
     char stopped[96];
-    snprintf(stopped, sizeof(stopped), "which is stopped (kill -CONT %d lets it go on)", (int)child);
+    snprintf(stopped, sizeof(stopped), "which is stopped (kill -CONT %d resumes it)", (int)child);
     if (!strstr(text, stopped)) {
         fail_msg("'%s' is not in '%s'", stopped, text);
     }

@@ -222,4 +222,4 @@ def test_a_server_that_says_nothing_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         failed = Store("s3://bucket/p", endpoint).try_run("size", "k", STALL_MS=1000, ATTEMPTS=1)
-        assert failed.status == "IO" and "no whole answer" in failed.err
+        assert failed.status == "IO" and "no complete answer" in failed.err

@@ -228,7 +228,7 @@ def test_a_list_of_uploads_that_does_not_go_on_ends(markers):
             f"<IsTruncated>true</IsTruncated>{markers}</ListMultipartUploadsResult>").encode()
     with Fake(lambda request: (200, {}, body) if request.method == "GET" else (204, {}, b"")) as fake:
         failed = store(fake).try_run("abort", 0, DEADLINE_MS=30000)
-        assert failed.status == "CORRUPT" and "does not go on" in failed.err
+        assert failed.status == "CORRUPT" and "does not continue" in failed.err
         assert len([r for r in fake.requests if r.method == "GET"]) == 2
 
 

@@ -339,7 +339,7 @@ def test_a_signal_while_the_agent_is_waited_for(job, attempts):
         finally:
             os.unlink(path)
         waits.close()
-    assert "does not wait any longer" in err and err.count("the agent: ") == attempts
+    assert "no longer waits" in err and err.count("the agent: ") == attempts
     assert [a["reason"] for a in job.attempts()] == ["exit status 1"] * attempts
 
 

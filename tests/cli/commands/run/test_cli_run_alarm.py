@@ -8,9 +8,9 @@ from test_cli_run_hang import PROGRESS, trainer
 from test_cli_run_nan import trainer as trainer_of_values
 
 METRIC, UNCHANGED, SIZE, TIME, REPLICA = range(1, 6)
-TEXTS = {METRIC: "a metric is unlike those of the steps before", UNCHANGED: "weights do not change any more",
+TEXTS = {METRIC: "a metric is unlike those of the steps before", UNCHANGED: "weights no longer change",
          SIZE: "a delta is much larger than those before", TIME: "a save took much longer than those before",
-         REPLICA: "ranks do not have the same values any more, and should"}
+         REPLICA: "ranks no longer have the same values, but should"}
 
 # Two saves before the alarm at step 3, and two from then on. The first attempt then waits to be ended.
 RAISES = """

@@ -95,7 +95,7 @@ def test_without_act_a_bad_host_is_only_named(cluster):
     cluster.spares.write_text("c\ns\n")
     err = check_on(cluster, "b")
     assert sorted(cluster.calls()) == ["rsh a exit 0", "rsh b exit 0", "rsh c exit 0"]
-    assert "host b is bad: its check ended with 3; it stays, as there is no spare and no other host can be missed" in err
+    assert "host b is bad: its check ended with 3; it stays, as there is no spare and the job cannot do without it" in err
     assert "host b is bad: its check ended with 3; with --act, spare s takes its place in hosts" in check_on(cluster, "b", "--spares", "spares")
     assert "host b is bad: its check ended with 3; with --act, it is taken out of hosts" in check_on(cluster, "b", "--min-hosts", "2")
     assert cluster.hosts.read_text() == HOSTS
