@@ -10,8 +10,8 @@ once and stay in DIR (by default bench/series). The learning rate decides how ma
 - sparse: a list of 4-byte positions and new values, as sparse safetensors have them.
 - pulse: gaps between positions in variable length, and new values, each through zstd -3.
 
-Bytes are those of a version; for ours all files that the store got (chunk files, manifest, catalog), and what the follower read
-of payloads. Times are processor time, one thread, medians over versions: `encode` makes the update from the two versions in memory (ours: the
+Bytes are means over versions. For ours they are the version's chunk files; beside them stand the payloads that the follower
+read, and by how much the store grew, with manifests, catalog and anchors. Times are processor time, one thread, medians over versions: `encode` makes the update from the two versions in memory (ours: the
 whole command), `apply` turns the old version in memory into the new one (ours: the whole command, which also copies the file,
 syncs it and reads back what it wrote). With --copies N each tensor is there N times, so that fixed costs weigh as little
 as in a larger model. The results go to FILE as JSON, by default bench/results/bench_publish.json.
@@ -126,10 +126,12 @@ def ours(store, into, file, step):
     size = size_of(store)
     encode, _ = command("publish", store, f"r@{step}", file, "--threads", "1", "--quiet")
     grown = size_of(store) - size
+    listed = json.loads(command("list", store, "--run", "r", "--json")[1])["checkpoints"]
+    stored = next(c["stored_bytes"] for c in listed if c["step"] == step)
     apply, said = command("follow", store, "--run", "r", "--into", into, "--once", "--json")
     if dict_of(into / "model.safetensors") != dict_of(file):
         raise SystemExit(f"bench_publish.py: version {step} was not applied")
-    return {"bytes": grown, "read": json.loads(said)["read_bytes"], "encode": encode, "apply": apply}
+    return {"bytes": stored, "read": json.loads(said)["read_bytes"], "grown": grown, "encode": encode, "apply": apply}
 
 
 def dict_of(file):
@@ -165,8 +167,8 @@ def run_series(name, files, folder, copies):
     print(file=sys.stderr)
     shutil.rmtree(folder / "late", ignore_errors=True)
     _, late = command("follow", store, "--run", "r", "--into", folder / "late", "--once", "--json")
-    middle = lambda way, key: statistics.median(r[key] for r in found[way])
-    result = {way: {key: middle(way, key) for key in found[way][0]} for way in WAYS}
+    of = {"encode": statistics.median, "apply": statistics.median}
+    result = {way: {key: of.get(key, statistics.mean)(r[key] for r in found[way]) for key in found[way][0]} for way in WAYS}
     return {"series": name, "versions": len(files), "model_bytes": int(now.nbytes), "changed": statistics.mean(changed), "base_bytes": base["bytes"],
             "late_bytes": json.loads(late)["read_bytes"], "ways": result}
 
@@ -179,7 +181,7 @@ def print_table(r):
     for way, m in r["ways"].items():
         print(f"| {way} | {m['bytes']:,.0f} | {m['bytes'] / r['ways']['xor-3']['bytes']:.2f} | {m['bytes'] / r['ways']['pulse']['bytes']:.2f} | "
               f"{size / m['encode'] / 1e9:.2f} | {size / m['apply'] / 1e9:.2f} |")
-    print(f"payloads that the follower read: {r['ways']['ours']['read']:,.0f}")
+    print(f"payloads that the follower read: {r['ways']['ours']['read']:,.0f}; the store grew by {r['ways']['ours']['grown']:,.0f}")
 
 
 def main():

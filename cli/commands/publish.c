@@ -1,6 +1,13 @@
-/* ckptdelta publish: the weights of a model, as a version that others follow. */
+/*
+ * ckptdelta publish: the weights of a model, as a version that others follow.
+ *
+ * A version is always a delta on the one before, so that a follower reads nothing else. When loads of such a chain become
+ * too expensive, the version is saved once more, as a base in a run of anchors, and the next version is a delta on that.
+ * The values are the same, so followers notice no difference; somebody who joins late begins at the anchor.
+ */
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +16,12 @@
 
 /* Policy of a run that publish begins. */
 #define KEEP_LAST 20
-/* Somebody who joins late reads at most so many times the bytes of a base. */
-#define LOAD_COST 2.0
+/* An anchor is made when a load costs more than so many bases, or builds on so many versions. */
+#define LOAD_COST    10.0
+#define DEPTH_MAX    100u
+#define UNBOUNDED    1e6 /* load cost of a version: anchors bound it */
+#define ANCHORS      ".anchors"
+#define ANCHORS_KEPT 1
 
 enum { OPT_STEP = 0x200, OPT_TAG, OPT_EXCLUDE, OPT_KEEP_LAST, OPT_KEEP_WITHIN, OPT_LOAD_COST };
 
@@ -27,7 +38,8 @@ static const struct argp_option options_table[] = {
     {"keep-within", OPT_KEEP_WITHIN, "TIME", 0,
      "So do those that are at most TIME older than the newest, for example 6h", 3},
     {"max-load-cost", OPT_LOAD_COST, "X", 0,
-     "A follower that joins late reads at most as much as X bases [default: 2]", 4},
+     "Make an anchor, from which late followers begin, when a load costs more than X loads of a base [default: 10]",
+     4},
     {0},
 };
 
@@ -35,7 +47,8 @@ static const char doc[] =
     "Store the weights in all FILEs as a version of a model, for programs that follow it (ckptdelta follow, Follow in Python, ckd_follow in C). "
     "A follower that has the version before reads only what changed since. The values stay bit for bit. "
     "State of an optimizer is left out. The store is created if it does not exist."
-    "\vThe first version of a run also gives the run a policy that deletes old versions. Nothing else than publish should save to such a run. "
+    "\vEach version is a delta on the one before. Now and then a version is also saved as a base, in the run RUN.anchors: followers that join late begin there. "
+    "The first version of a run also gives the run a policy that deletes old versions. Nothing but publish should save to such a run. "
     "A follower whose version is deleted goes to the newest one all the same. "
     "If the step exists with the same content, publish succeeds and changes nothing.\n"
     "\n"
@@ -52,6 +65,8 @@ typedef struct arguments {
     size_t excluded_count;
     uint64_t keep_last, keep_within_s;
     bool has_rules;
+    double load_cost;
+    char anchors[CKD_RUN_MAX + 1]; /* run of the anchors */
 } arguments;
 
 /* ---- arguments ---- */
@@ -81,12 +96,25 @@ static error_t parse_rules(int key, char *arg, struct argp_state *state) {
         a->has_rules = true;
         return 0;
     case OPT_LOAD_COST:
-        if (!cli_parse_double(&a->saving.save.max_load_cost, arg) || !(a->saving.save.max_load_cost >= 1)) {
+        if (!cli_parse_double(&a->load_cost, arg) || !(a->load_cost >= 1)) {
             argp_error(state, "--max-load-cost is a number of at least 1, not '%s'", arg);
         }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void check_inputs(arguments *a, struct argp_state *state) {
+    for (size_t i = 0; i < a->file_count; i++) {
+        if (strcmp(a->files[i], "-") == 0) {
+            argp_error(state, "publish may read its FILEs twice, so none can be standard input");
+        }
+    }
+    int length = snprintf(a->anchors, sizeof(a->anchors), "%s" ANCHORS, a->saving.save.run);
+    if (length >= (int)sizeof(a->anchors)) {
+        argp_error(state, "the name of a published run has at most %d bytes",
+                   CKD_RUN_MAX - (int)strlen(ANCHORS));
     }
 }
 
@@ -121,7 +149,7 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
             argp_error(state, "name the safetensors FILEs to publish");
         }
         cli_saving_check_complete(s, state);
-        cli_saving_check_standard_input(s, a->files, a->file_count, state);
+        check_inputs(a, state);
         return 0;
     default:
         return parse_rules(key, arg, state);
@@ -164,9 +192,45 @@ static ckd_status choose(const arguments *a, cli_inputs *inputs, ckd_error *err)
     return CKD_OK;
 }
 
-/* ---- afterwards ---- */
+/* ---- anchors ---- */
 
-/* *out: the run has a policy of its own. *first: the version is the run's only checkpoint. */
+/* The parent is the anchor of the newest version, if it has one; else the version itself, as for any save. */
+static void choose_parent(arguments *a) {
+    ckd_store *store;
+    ckd_checkpoint newest, anchor;
+    cli_saving *s = &a->saving;
+    if (ckd_store_open(&store, s->common.store, CKD_OPEN_READ, NULL, NULL) != CKD_OK) {
+        return; /* there is none yet, or the save says what is wrong */
+    }
+    if (ckd_store_find(&newest, store, s->save.run, CKD_LATEST, NULL) == CKD_OK &&
+        ckd_store_find(&anchor, store, a->anchors, CKD_LATEST, NULL) == CKD_OK &&
+        anchor.step == newest.step && newest.step < s->save.step) {
+        memcpy(s->parent.run, a->anchors, sizeof(a->anchors));
+        s->parent.step = anchor.step;
+        s->has_parent = true;
+    }
+    ckd_store_close(store);
+}
+
+/* Saves the version once more, as a base. After a failure the next version is due for an anchor, too. */
+static ckd_status make_anchor(const arguments *a, cli_inputs *inputs) {
+    cli_saving saving = a->saving;
+    saving.common.quiet = true;
+    saving.common.json = false;
+    saving.save.run = a->anchors;
+    saving.save.base = 1;
+    saving.has_parent = false;
+    if (cli_saving_run(&saving, inputs) == CLI_DONE) {
+        return CKD_OK;
+    }
+    cli_note("%s@%" PRIu64 " is published without an anchor; the next version will get one",
+             a->saving.save.run, a->saving.save.step);
+    return CKD_E_NOT_FOUND;
+}
+
+/* ---- policies ---- */
+
+/* *has_policy: the run has one of its own. *first: it has only one checkpoint. */
 static ckd_status look_at_run(bool *has_policy, bool *first, ckd_store *store, const char *name,
                               ckd_error *err) {
     ckd_policy_list *policies = NULL;
@@ -183,6 +247,18 @@ static ckd_status look_at_run(bool *has_policy, bool *first, ckd_store *store, c
     return status;
 }
 
+static ckd_status store_policy(ckd_store *store, const char *run, uint64_t keep_last, uint64_t keep_within_s,
+                               ckd_error *err) {
+    ckd_policy policy = CKD_POLICY_INIT;
+    policy.run = run;
+    policy.keep_last = (uint32_t)keep_last;
+    policy.keep_within_s = keep_within_s;
+    policy.automatic = 1;
+    policy.undo_s = 0;
+    policy.compact_share = CKD_NO_COMPACTION; /* a follower's values are in no chain that is coded again */
+    return ckd_store_set_policy(store, &policy, err);
+}
+
 /* Gives the run its policy: the first time, and whenever options say so. A run of a trainer gets none by itself. */
 static ckd_status set_policy(const arguments *a, ckd_store *store, ckd_error *err) {
     bool has_policy, first;
@@ -190,28 +266,31 @@ static ckd_status set_policy(const arguments *a, ckd_store *store, ckd_error *er
     if (status != CKD_OK || (!a->has_rules && (has_policy || !first))) {
         return status;
     }
-    ckd_policy policy = CKD_POLICY_INIT;
-    policy.run = a->saving.save.run;
-    policy.keep_last = (uint32_t)(a->keep_last ? a->keep_last : a->has_rules ? 1 : KEEP_LAST);
-    policy.keep_within_s = a->keep_within_s;
-    policy.automatic = 1;
-    policy.undo_s = 0;
-    policy.compact_share = CKD_NO_COMPACTION; /* a follower's values are in no chain that is coded again */
-    return ckd_store_set_policy(store, &policy, err);
+    uint64_t keep_last = a->keep_last ? a->keep_last : a->has_rules ? 1 : KEEP_LAST;
+    return store_policy(store, a->saving.save.run, keep_last, a->keep_within_s, err);
 }
 
-static ckd_status move_tag(const arguments *a, ckd_store *store, ckd_error *err) {
-    ckd_checkpoint version;
-    ckd_status status = ckd_store_find(&version, store, a->saving.save.run, a->saving.save.step, err);
-    return status == CKD_OK ? ckd_store_set_tag(store, a->tag, &version.id, 1, err) : status;
+static ckd_status set_policy_of_anchors(const arguments *a, ckd_store *store, ckd_error *err) {
+    bool has_policy, first;
+    ckd_status status = look_at_run(&has_policy, &first, store, a->anchors, err);
+    return status == CKD_OK && first && !has_policy ? store_policy(store, a->anchors, ANCHORS_KEPT, 0, err)
+                                                    : status;
 }
 
-static int finish(const arguments *a) {
+/* ---- afterwards ---- */
+
+static int finish(const arguments *a, cli_inputs *inputs) {
     ckd_store *store = NULL;
+    ckd_checkpoint version = {0};
     ckd_error err;
     ckd_status status = cli_open_store(&store, &a->saving.common, CKD_OPEN_WRITE, &err);
-    THEN(status, a->tag ? move_tag(a, store, &err) : CKD_OK);
+    THEN(status, ckd_store_find(&version, store, a->saving.save.run, a->saving.save.step, &err));
+    THEN(status, a->tag ? ckd_store_set_tag(store, a->tag, &version.id, 1, &err) : CKD_OK);
     THEN(status, set_policy(a, store, &err));
+    bool due = status == CKD_OK && (version.load_cost > a->load_cost || version.depth >= DEPTH_MAX);
+    if (due && make_anchor(a, inputs) == CKD_OK) {
+        status = set_policy_of_anchors(a, store, &err);
+    }
     ckd_store_close(store);
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }
@@ -221,9 +300,9 @@ int cmd_publish(int argc, char **argv) {
         {&cli_common_argp, 0, 0, 0}, {&cli_threads_argp, 0, 0, 0}, {&cli_staging_argp, 0, 0, 0}, {0}};
     static const struct argp argp = {
         options_table, parse, "[STORE] [RUN@STEP] FILE.safetensors...", doc, children, 0, 0};
-    arguments a = {.saving = CLI_SAVING_INIT("publish")};
+    arguments a = {.saving = CLI_SAVING_INIT("publish"), .load_cost = LOAD_COST};
     a.saving.publishes = true;
-    a.saving.save.max_load_cost = LOAD_COST;
+    a.saving.save.max_load_cost = UNBOUNDED;
     a.saving.save.on_duplicate = CKD_DUPLICATE_SAME_OK;
     a.files = calloc(2 * (size_t)argc, sizeof(*a.files));
     ckd_error err;
@@ -236,10 +315,16 @@ int cmd_publish(int argc, char **argv) {
     cli_inputs inputs;
     ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
     THEN(status, choose(&a, &inputs, &err));
-    int code = status == CKD_OK ? cli_saving_run(&a.saving, &inputs) : cli_fail(&err);
+    int code;
+    if (status == CKD_OK) {
+        choose_parent(&a);
+        code = cli_saving_run(&a.saving, &inputs);
+        code = code == CLI_DONE ? finish(&a, &inputs) : code;
+    } else {
+        code = cli_fail(&err);
+    }
     cli_inputs_close(&inputs);
     cli_saving_free(&a.saving);
-    code = code == CLI_DONE ? finish(&a) : code;
     free(a.files);
     return code;
 }

@@ -65,6 +65,29 @@ def test_old_versions_are_deleted_and_followers_go_on(store, tmp_path):
     store.call("verify")
 
 
+def test_anchors_cost_followers_nothing(store, tmp_path):
+    """With a low bound there are anchors, which late followers read, and others do not."""
+    kept = ["--max-load-cost", "1.3", "--keep-last", "3", "-q"]
+    for version in range(1, 12):
+        publish(store, version, *kept)
+        listed = {(c["run"], c["step"]): c for c in store.checkpoints()}
+        applied = follow(store, tmp_path / "model")
+        if version > 1:
+            assert applied["read_bytes"] <= listed["policy", version]["stored_bytes"] < listed["policy", version]["raw_bytes"] / 20
+        same_as_published(tmp_path / "model", version)
+    anchors = [step for run_name, step in listed if run_name == "policy.anchors"]
+    assert len(anchors) == 2 and max(anchors) > 4
+    assert all(c["load_cost"] < 1.8 and c["kind"] == "delta" for (name, _), c in listed.items() if name == "policy")
+    late = follow(store, tmp_path / "late")
+    assert late["read_bytes"] < 1.3 * listed["policy.anchors", max(anchors)]["stored_bytes"]
+    same_as_published(tmp_path / "late", 11)
+    assert {(p["run"], p["keep_last"]) for p in policies(store)} == {("policy", 3), ("policy.anchors", 1)}
+    store.call("verify")
+    for _ in range(2):  # again, and with an anchor of the same step
+        publish(store, 11, *kept)
+    assert {(c["run"], c["step"]) for c in store.checkpoints()} == set(listed)
+
+
 def test_the_first_version_makes_the_policy(store):
     publish(store, 1)
     assert [(p["run"], p["keep_last"], p["keep_within_s"], p["automatic"], p["undo_s"]) for p in policies(store)] == [("policy", 20, 0, 1, 0)]
@@ -109,7 +132,8 @@ def test_the_same_version_again(store):
 
 
 @pytest.mark.parametrize("args, said", [
-    ((), "name the safetensors FILEs"), (("policy@1",), "name the safetensors FILEs"), (("FILE",), "RUN@STEP, or --run and --step"),
+    ((), "name the safetensors FILEs"), (("policy@1",), "name the safetensors FILEs"), (("policy@1", "-"), "standard input"),
+    (("x" * 121 + "@1", "FILE"), "at most 120 bytes"), (("FILE",), "RUN@STEP, or --run and --step"),
     (("policy@1", "FILE", "--keep-last", "0"), "--keep-last is a number from 1"), (("policy@1", "FILE", "--keep-within", "soon"), "--keep-within"),
     (("policy@1", "FILE", "--max-load-cost", ".5"), "--max-load-cost is a number of at least 1"), (("policy@latest", "FILE"), "latest"),
     (("policy@1", "FILE", "--step", "2"), "named twice")])
