@@ -202,7 +202,7 @@ def test_a_damaged_journal(told):
 
 
 def test_a_long_journal(store):
-    """Ten thousand attempts become a summary; of forty thousand, the first ones are left out. Memory is bounded."""
+    """Ten thousand attempts become a summary; of forty thousand, the first ones are left out."""
     store.save(10, state(1, 1), run_name="gpt")
     lines = []
     for i in range(1, 10001):
