@@ -63,7 +63,7 @@ static const struct argp_option option_table[] = {
     {"micro-batches", O_MICRO_BATCHES, "N", 0, "train_pipeline: parts of a batch on their way together (8)",
      2},
     {"fault", O_FAULT, "KIND@N", 0,
-     "fail on purpose at step N: nan; not in train_mpi: spike, freeze; in train_pipeline alone: stuck. For tests",
+     "fail on purpose at step N: nan, zero; not in train_mpi: spike, freeze; in train_pipeline alone: stuck. For tests",
      2},
     {"threads", O_THREADS, "N", 0, "changes the speed, never a bit of the result (one per core)", 2},
     {"text", O_TEXT, "FILE", 0, "train on FILE instead of $TEXT or text found in /usr", 2},
@@ -249,7 +249,7 @@ static error_t parse_saving(int key, char *text, struct argp_state *state) {
         break;
     case O_FAULT:
         if (gpt_fault_parse(&o->fault, text))
-            argp_error(state, "--fault is spike, freeze, stuck or nan, and @STEP; not %s", text);
+            argp_error(state, "--fault is spike, freeze, stuck, nan or zero, and @STEP; not %s", text);
         break;
     case O_RANKS_WAIT:
         o->ranks_wait_s = whole(state, text, 1, 86400);

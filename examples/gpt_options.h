@@ -12,7 +12,8 @@ typedef enum gpt_fault_kind {
     GPT_FAULT_SPIKE,  /* the learning rate of the step is 30 times as high */
     GPT_FAULT_FREEZE, /* the weights are not updated any more */
     GPT_FAULT_STUCK,  /* only those of rank 1 are not */
-    GPT_FAULT_NAN     /* a weight becomes NaN */
+    GPT_FAULT_NAN,    /* a weight becomes NaN */
+    GPT_FAULT_ZERO    /* a matrix of weights becomes zeros */
 } gpt_fault_kind;
 typedef struct gpt_fault {
     gpt_fault_kind kind;
@@ -43,7 +44,7 @@ typedef struct gpt_options {
     int resume;             /* from resume_run at resume_step */
     const char *resume_run; /* NULL: same as run */
     uint64_t resume_step;   /* CKD_LATEST: the newest */
-    gpt_fault fault;        /* train_mpi has nan only */
+    gpt_fault fault;        /* train_mpi has nan and zero only */
     const char *dump;       /* directory of raw tensors; NULL: none */
     uint64_t dump_steps[GPT_DUMP_STEPS_MAX];
     size_t dump_step_count; /* 0: dump at every save_every steps */

@@ -68,9 +68,10 @@ typedef enum ckd_alarm {
     CKD_ALARM_UNCHANGED = 2, /* weights no longer change, or a delta has hardly any changes */
     CKD_ALARM_SIZE = 3,      /* a delta is much larger than earlier ones */
     CKD_ALARM_TIME = 4,      /* a save took much longer than earlier ones */
-    CKD_ALARM_REPLICA = 5    /* ranks that should have the same values no longer do */
+    CKD_ALARM_REPLICA = 5,   /* ranks that should have the same values no longer do */
+    CKD_ALARM_CHANGE = 6     /* a tensor changes much more than it used to, compared with the others */
 } ckd_alarm;
-/* Returns "metric", "unchanged", "size", "time", "replica"; static. NULL: none, or unknown. */
+/* Returns "metric", "unchanged", "size", "time", "replica", "change"; static. NULL: none, or unknown. */
 CKD_API const char *ckd_alarm_name(ckd_alarm alarm);
 /* Reports an alarm to the supervisor. Sessions do this by themselves. */
 CKD_API void ckd_progress_alarm(ckd_alarm alarm, uint64_t step);

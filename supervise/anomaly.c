@@ -72,7 +72,8 @@ void anomalies_look(anomalies *a, const candidates *now) {
 
 /* A delta that is too large, or a save that takes long, does not mean that training went wrong. */
 static bool acts(ckd_alarm alarm) {
-    return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED || alarm == CKD_ALARM_REPLICA;
+    return alarm == CKD_ALARM_METRIC || alarm == CKD_ALARM_UNCHANGED || alarm == CKD_ALARM_REPLICA ||
+           alarm == CKD_ALARM_CHANGE;
 }
 
 static const char *describe(ckd_alarm alarm) {
@@ -87,6 +88,8 @@ static const char *describe(ckd_alarm alarm) {
         return "a save took much longer than those before";
     case CKD_ALARM_REPLICA:
         return "ranks no longer have the same values, but should";
+    case CKD_ALARM_CHANGE:
+        return "a tensor changes much more than it used to, compared with the others";
     case CKD_ALARM_NONE:
         break;
     }

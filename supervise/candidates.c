@@ -10,8 +10,7 @@ void candidate_ref(char ref[SUPERVISE_REF_MAX], const ckd_checkpoint *c) {
     snprintf(ref, SUPERVISE_REF_MAX, "%s@%" PRIu64, c->run, c->step);
 }
 
-/* Is it the run, or a branch of it: RUN~2, ...? */
-static bool is_of_run(const char *name, const char *run) {
+bool supervise_is_of_run(const char *name, const char *run) {
     size_t length = strlen(run);
     if (strncmp(name, run, length) != 0) {
         return false;
@@ -32,7 +31,7 @@ static void merge(candidates *out, const ckd_checkpoint_list *list, const char *
             const ckd_checkpoint *c = &list->items[i];
             bool last_left =
                 i + 1 == list->count || used[i + 1] || strcmp(list->items[i + 1].run, c->run) != 0;
-            if (!used[i] && last_left && is_of_run(c->run, run) &&
+            if (!used[i] && last_left && supervise_is_of_run(c->run, run) &&
                 (best == SIZE_MAX || c->created_ns >= list->items[best].created_ns)) {
                 best = i;
             }

@@ -17,6 +17,7 @@
 
 #define JOURNAL        "attempts.jsonl"
 #define LINE_MAX_BYTES ((size_t)1 << 20)
+#define OPEN_MAX       1024             /* attempts without an end that are kept, to be passed on with it */
 #define FIRST_LOCK     ((off_t)1 << 40) /* far past the end: a lock may cover bytes that do not exist */
 
 /* ------------------------------------------------------------------------------------------------------ locking */
@@ -194,19 +195,19 @@ ckd_status journal_start(journal *j, const attempt *a, char *const *command, ckd
 ckd_status journal_end(journal *j, const attempt *a, ckd_error *err) {
     json_t *code = json_integer(a->code);
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:b, s:s, s:s}",
+        "{s:s, s:s, s:I, s:o, s:i, s:O?, s:O?, s:O?, s:b, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:b, s:s, s:s}",
         "event", "end", "run", a->run, "attempt", (json_int_t)a->number, "time", time_of(a->end_ns), "end",
         (int)a->end, "exit", a->end == ATTEMPT_EXITED ? code : NULL, "signal",
         a->end == ATTEMPT_KILLED ? code : NULL, "errno", a->end == ATTEMPT_REFUSED ? code : NULL, "hung",
         a->hung, "anomaly", text_or_null(a->anomaly), "unhealthy", a->unhealthy, "stopped_by",
         a->stopped_by ? json_integer(a->stopped_by) : json_null(), "last_step", step_or_null(a->last_step),
         "first_trained", step_or_null(a->first_trained), "last_trained", step_or_null(a->last_trained),
-        "resume_s", seconds_or_null(a->resume_ns), "hang", text_or_null(a->hang), "first_save_s",
-        seconds_or_null(a->first_save_ns), "status", a->status < 0 ? json_null() : json_integer(a->status),
-        "bad_hosts", list_or_null(a->bad_hosts), "excluded", list_or_null(a->excluded), "alarms",
-        (json_int_t)a->alarms, "alarm", text_or_null(a->alarm), "alarm_step",
-        step_or_null(a->alarms ? a->alarm_step : SUPERVISE_NO_STEP), "alarm_acts", a->alarm_acts, "reason",
-        a->reason, "verdict", a->verdict);
+        "resume_s", seconds_or_null(a->resume_ns), "trained_s", seconds_or_null(a->trained_ns), "hang",
+        text_or_null(a->hang), "first_save_s", seconds_or_null(a->first_save_ns), "status",
+        a->status < 0 ? json_null() : json_integer(a->status), "bad_hosts", list_or_null(a->bad_hosts),
+        "excluded", list_or_null(a->excluded), "alarms", (json_int_t)a->alarms, "alarm",
+        text_or_null(a->alarm), "alarm_step", step_or_null(a->alarms ? a->alarm_step : SUPERVISE_NO_STEP),
+        "alarm_acts", a->alarm_acts, "reason", a->reason, "verdict", a->verdict);
     json_decref(code);
     return append(j, line, err);
 }
@@ -299,6 +300,7 @@ static void read_end(attempt *a, const json_t *line) {
     a->first_trained = read_step(line, "first_trained");
     a->last_trained = read_step(line, "last_trained");
     a->resume_ns = read_seconds(line, "resume_s");
+    a->trained_ns = read_seconds(line, "trained_s");
     a->first_save_ns = read_seconds(line, "first_save_s");
     read_text(a->hang, sizeof(a->hang), line, "hang");
     a->status = (int)read_integer(line, "status", -1);
@@ -306,6 +308,12 @@ static void read_end(attempt *a, const json_t *line) {
     read_text(a->verdict, sizeof(a->verdict), line, "verdict");
     read_words(&a->bad_hosts, line, "bad_hosts");
     read_words(&a->excluded, line, "excluded");
+}
+
+static void free_words(attempt *a) {
+    free(a->hosts);
+    free(a->bad_hosts);
+    free(a->excluded);
 }
 
 static attempt *find(attempt_list *list, const char *run, uint64_t number) {
@@ -356,8 +364,39 @@ static ckd_status take_line(attempt_list *list, const char *text, size_t size, c
     return status;
 }
 
+/* ---- one after the other ---- */
+
+/* The attempts whose end was not read yet. */
+typedef struct passing {
+    attempt_list open;
+    supervise_visit visit;
+    void *context;
+} passing;
+
+static ckd_status pass_on(passing *p, size_t at, ckd_error *err) {
+    attempt a = p->open.items[at];
+    p->open.count--;
+    memmove(&p->open.items[at], &p->open.items[at + 1], (p->open.count - at) * sizeof(a));
+    ckd_status status = p->visit(p->context, &a, err);
+    free_words(&a);
+    return status;
+}
+
+/* A run has one attempt at a time: the next one means that the end of the last one was never recorded. */
+static ckd_status pass_complete(passing *p, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = p->open.count; i-- > 0 && status == CKD_OK;) {
+        const attempt *a = &p->open.items[i], *newest = &p->open.items[p->open.count - 1];
+        bool followed = a != newest && strcmp(a->run, newest->run) == 0;
+        if (a->end != ATTEMPT_RUNNING || followed || (i == 0 && p->open.count > OPEN_MAX)) {
+            status = pass_on(p, i, err);
+        }
+    }
+    return status;
+}
+
 /* A line longer than LINE_MAX_BYTES is cut off. It then counts as damaged, like any line that is not a JSON object. */
-static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, ckd_error *err) {
+static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, passing *p, ckd_error *err) {
     char *text = malloc(LINE_MAX_BYTES);
     ckd_status status = text ? CKD_OK : supervise_error(err, CKD_E_NOMEM, "out of memory");
     while (status == CKD_OK && fgets(text, (int)LINE_MAX_BYTES, from)) {
@@ -366,35 +405,52 @@ static ckd_status read_lines(attempt_list *out, FILE *from, const char *run, ckd
         if (size > 0 && text[size - 1] != '\n' && feof(from)) {
             out->damaged = damaged; /* torn, or being written */
         }
+        THEN(status, p ? pass_complete(p, err) : CKD_OK);
     }
     free(text);
     return status;
 }
 
-ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err) {
-    *out = (attempt_list){0};
+static ckd_status read_journal(attempt_list *out, const char *store, const char *run, passing *p,
+                               ckd_error *err) {
     char path[4200];
     snprintf(path, sizeof(path), "%s/" JOURNAL, store);
     FILE *from = fopen(path, "re");
     if (!from) {
         return errno == ENOENT ? CKD_OK : supervise_error_sys(err, errno, "cannot open %s", path);
     }
-    ckd_status status = read_lines(out, from, run, err);
+    ckd_status status = read_lines(out, from, run, p, err);
     if (status == CKD_OK && ferror(from)) {
         status = supervise_error_sys(err, errno, "cannot read %s", path);
     }
     fclose(from);
+    return status;
+}
+
+ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err) {
+    *out = (attempt_list){0};
+    ckd_status status = read_journal(out, store, run, NULL, err);
     if (status != CKD_OK) {
         supervise_attempts_free(out);
     }
     return status;
 }
 
+ckd_status supervise_attempts_each(size_t *damaged, const char *store, supervise_visit visit, void *context,
+                                   ckd_error *err) {
+    passing p = {.visit = visit, .context = context};
+    ckd_status status = read_journal(&p.open, store, NULL, &p, err);
+    while (status == CKD_OK && p.open.count > 0) {
+        status = pass_on(&p, 0, err);
+    }
+    *damaged = p.open.damaged;
+    supervise_attempts_free(&p.open);
+    return status;
+}
+
 void supervise_attempts_free(attempt_list *list) {
     for (size_t i = 0; i < list->count; i++) {
-        free(list->items[i].hosts);
-        free(list->items[i].bad_hosts);
-        free(list->items[i].excluded);
+        free_words(&list->items[i]);
     }
     free(list->items);
     *list = (attempt_list){0};

@@ -67,7 +67,7 @@ size_t progress_read(ckd_progress_slot out[PROGRESS_SLOTS], const progress *p) {
 void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns) {
     ckd_progress_slot *slots = calloc(PROGRESS_SLOTS, sizeof(*slots));
     size_t count = slots ? progress_read(slots, p) : 0;
-    uint64_t first_ns = UINT64_MAX;
+    uint64_t first_ns = UINT64_MAX, last_ns = 0;
     for (size_t i = 0; i < count; i++) {
         const ckd_progress_slot *slot = &slots[i];
         if (slot->steps == 0) {
@@ -80,9 +80,11 @@ void progress_sum_up(attempt *a, const progress *p, uint64_t begun_ns) {
         if (a->last_trained == SUPERVISE_NO_STEP || slot->step > a->last_trained) {
             a->last_trained = slot->step;
         }
+        last_ns = slot->step_ns > last_ns ? slot->step_ns : last_ns;
     }
     if (first_ns != UINT64_MAX && first_ns > begun_ns) {
         a->resume_ns = first_ns - begun_ns;
+        a->trained_ns = last_ns > first_ns ? last_ns - first_ns : 0;
     }
     free(slots);
 }

@@ -59,8 +59,9 @@ typedef struct attempt {
      * it. SUPERVISE_NO_STEP: not known.
      */
     uint64_t first_trained, last_trained, reached;
-    uint64_t resume_ns; /* from its start to its first step; 0: not known */
-    int status;         /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
+    uint64_t resume_ns;  /* from its start to its first step; 0: not known */
+    uint64_t trained_ns; /* from its first step to its last one; 0: not known */
+    int status;          /* the supervisor's exit status, if it ended with this attempt; -1: it went on */
     char reason[SUPERVISE_TEXT_MAX];  /* how it ended */
     char verdict[SUPERVISE_TEXT_MAX]; /* what the supervisor did then */
     /* Names, separated by spaces; NULL: not known. The memory belongs to the list. */
@@ -78,6 +79,19 @@ typedef struct attempt_list {
 /* Reads the journal of a store. run: NULL: all. Without a journal the list is empty. Errors: IO, NOMEM. */
 ckd_status supervise_attempts(attempt_list *out, const char *store, const char *run, ckd_error *err);
 void supervise_attempts_free(attempt_list *list);
+
+/*
+ * Reads the journal of a store, and passes each attempt on: one that ended when its end is read, any other when the next
+ * attempt of its run is, or at the journal's end. Memory does not grow with the journal. The attempt is valid during the
+ * call; a status that is not CKD_OK ends the reading and is returned. damaged: lines that are not readable. Errors: IO,
+ * NOMEM.
+ */
+typedef ckd_status (*supervise_visit)(void *context, const attempt *a, ckd_error *err);
+ckd_status supervise_attempts_each(size_t *damaged, const char *store, supervise_visit visit, void *context,
+                                   ckd_error *err);
+
+/* Is it the run, or a branch of it: RUN~2, ...? */
+bool supervise_is_of_run(const char *name, const char *run);
 
 typedef enum supervise_hang {
     SUPERVISE_HANG_AUTO = 0, /* by the steps that sessions report, with limits learned from them */

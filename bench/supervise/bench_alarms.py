@@ -24,7 +24,7 @@ PIPELINE = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", "trai
 # name, trainer, fault, what notices it
 ROWS = (("healthy", SINGLE, None, None), ("healthy, 4 stages", PIPELINE, None, None), ("loss spike", SINGLE, "spike", "a metric"),
         ("frozen optimizer", SINGLE, "freeze", "weights no longer change"), ("NaN in a weight", SINGLE, "nan", "suspect"),
-        ("one stage of 4 stuck", PIPELINE, "stuck", "weights no longer change"))
+        ("a matrix becomes zeros", SINGLE, "zero", "a tensor changes"), ("one stage of 4 stuck", PIPELINE, "stuck", "weights no longer change"))
 
 
 def train(args, trainer, fault, seed):

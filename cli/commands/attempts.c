@@ -88,7 +88,7 @@ static json_t *json_attempt(const attempt *a) {
     json_t *end = cli_json_text(a->end_ns ? cli_text_time(a->end_ns).text : NULL);
     double seconds = a->end_ns > a->start_ns ? (double)(a->end_ns - a->start_ns) / 1e9 : 0;
     return json_pack(
-        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:o, s:o}",
+        "{s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:o, s:o, s:o}",
         "run", cli_json_text(a->run), "attempt", (json_int_t)a->number, "host", json_words(a->host), "pid",
         json_if(a->pid > 0, a->pid), "start", start, "end", end, "seconds",
         ended ? json_real(seconds) : json_null(), "exit", json_if(a->end == ATTEMPT_EXITED, a->code),
@@ -102,7 +102,8 @@ static json_t *json_attempt(const attempt *a) {
         json_seconds(a->resume_ns), "suspect", json_words(a->suspect), "hosts", json_list(a->hosts),
         "bad_hosts", json_list(a->bad_hosts), "excluded", json_list(a->excluded), "anomaly",
         json_words(a->anomaly), "unhealthy", a->unhealthy, "alarms", (json_int_t)a->alarms, "alarm",
-        json_words(a->alarm), "alarm_step", cli_json_step(a->alarm_step));
+        json_words(a->alarm), "alarm_step", cli_json_step(a->alarm_step), "trained_s",
+        json_seconds(a->trained_ns));
 }
 
 static ckd_status print_json(const attempt_list *list, ckd_error *err) {

@@ -21,7 +21,7 @@ static const struct argp_option options_table[] = {
 };
 
 static const char doc[] =
-    "Report how many bytes the checkpoints of a store would take as full copies (logical), and how many the store takes (stored: all of its files, catalog and manifests included): by run and its growth, by role, by fidelity; with -v also by time, tensor and checkpoint. With --keep-...: what `prune` would free. Changes nothing."
+    "Report how many bytes the checkpoints of a store would take as full copies (logical), and how many the store takes (stored: all of its files, catalog and manifests included): by run and its growth, by role, by fidelity; with -v also by time, tensor and checkpoint. Also what attempts of `ckptdelta run` came to. With --keep-...: what `prune` would free. Changes nothing."
     "\v--keep-... and --until apply to each run separately; --run chooses one.\n"
     "\n"
     "Examples:\n"

@@ -13,4 +13,7 @@ ckd_status report_charts(FILE *to, const report_data *d, ckd_error *err);
 void report_heat_maps(FILE *to, const report_data *d);
 ckd_status report_lineage(FILE *to, const report_data *d, ckd_error *err);
 
+/* Attempts and saves of supervised runs over time, a figure for each of the runs with most attempts. */
+void report_draw_lives(FILE *to, const report_data *d);
+
 #endif

@@ -299,6 +299,10 @@ ckd_status report_data_make(report_data *d, const report_query *q, ckd_store *st
     if (d->timeline->count) {
         qsort(d->timeline->items, d->timeline->count, sizeof(*d->timeline->items), by_end);
     }
+    status = report_lives_read(d, err);
+    if (status != CKD_OK) {
+        return status;
+    }
     add_elements(d);
     add_growths(d);
     add_projections(d, q);
@@ -315,6 +319,7 @@ void report_data_free(report_data *d) {
     ckd_trash_free(d->trash);
     ckd_timeline_free(d->timeline);
     report_details_free(&d->details);
+    report_lives_free(&d->lives);
     cli_prices_free(d->prices);
     free(d->by_time);
     free(d->by_size);

@@ -178,11 +178,25 @@ static ckd_status print_lists(FILE *to, const report_data *d, ckd_error *err) {
                             : status;
 }
 
+/* Runs that were never supervised have no attempts. */
+static ckd_status print_lives(FILE *to, const report_data *d, ckd_error *err) {
+    char about[160];
+    const report_lives *l = &d->lives;
+    if (l->life_count == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = section(to, "Attempts", what_is_left_out(about, RUNS_MAX, l->life_count, "first"),
+                                report_attempts(d, RUNS_MAX), err);
+    report_draw_lives(to, d);
+    return status;
+}
+
 static ckd_status print_page(FILE *to, const report_data *d, ckd_error *err) {
     print_title(to, d);
     print_headline(to, d);
     print_tiles(to, d);
     ckd_status status = d->report->checkpoint_count ? report_charts(to, d, err) : CKD_OK;
+    THEN(status, print_lives(to, d, err));
     THEN(status, print_sums(to, d, err));
     THEN(status, print_outlook(to, d, err));
     THEN(status, print_lists(to, d, err));

@@ -174,13 +174,34 @@ static json_t *json_writing(const report_data *d) {
                      (json_int_t)w.written_bytes, "stored_bytes", (json_int_t)w.stored_bytes);
 }
 
+static json_t *json_lives(const report_data *d) {
+    json_t *array = json_array();
+    for (size_t i = 0; i < d->lives.life_count; i++) {
+        const report_life *l = &d->lives.items[i];
+        const life_attempt *last = &l->attempts[l->count - 1];
+        cli_json_append(
+            &array,
+            json_pack("{s:o, s:I, s:I, s:o, s:o, s:f, s:o, s:o, s:I, s:o, s:I, s:s, s:o, s:o}", "run",
+                      cli_json_text(l->attempts->run), "attempts", (json_int_t)l->count, "reported",
+                      (json_int_t)l->reported, "start", cli_json_text(cli_text_time(l->begin_ns).text), "end",
+                      cli_json_text(last->end_ns ? cli_text_time(l->end_ns).text : NULL), "wall_s",
+                      (double)(l->end_ns - l->begin_ns) / 1e9, "useful_s", cli_json_double(l->useful_s),
+                      "goodput", cli_json_double(report_goodput(l)), "steps_lost", (json_int_t)l->steps_lost,
+                      "resume_s", cli_json_double(l->resume_s), "suspect", (json_int_t)l->suspects, "ended",
+                      report_life_end_name(last->end), "reason",
+                      cli_json_text(last->reason[0] ? last->reason : NULL), "verdict",
+                      cli_json_text(last->verdict[0] ? last->verdict : NULL)));
+    }
+    return array;
+}
+
 ckd_status report_print_json(const report_data *d, ckd_error *err) {
     const ckd_report *r = d->report;
     ckd_checkpoint_list all = {r->checkpoint_count, r->by_checkpoint};
     return cli_json_print_list(
         json_pack(
             "{s:i, s:I, s:o, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, "
-            "s:o, s:o, s:o, s:o, s:o, s:n}",
+            "s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:n}",
             "schema", 1, "checkpoints", (json_int_t)r->checkpoint_count, "written", json_writing(d),
             "raw_bytes", (json_int_t)r->raw_bytes, "stored_bytes", (json_int_t)r->stored_bytes, "ratio",
             cli_json_ratio(r->raw_bytes, r->stored_bytes), "full_instead",
@@ -192,6 +213,7 @@ ckd_status report_print_json(const report_data *d, ckd_error *err) {
             "by_role", json_roles(d), "by_fidelity", json_fidelities(r), "by_tensor", json_tensors(d),
             "by_time", json_periods(d), "growth", json_growths(d), "projection", json_projections(d),
             "pruning", json_prune(d), "trash", json_trash(d), "prices", json_prices(d->prices), "cost",
-            json_cost(d), "by_checkpoint"),
+            json_cost(d), "supervised", json_lives(d), "attempts_left_out", (json_int_t)d->lives.left_out,
+            "by_checkpoint"),
         "by_checkpoint", &all, &all, err);
 }

@@ -78,6 +78,59 @@ typedef struct report_details {
         weight_error; /* one per checkpoint: largest relative L2 error of a weight; NaN: exact, or not read */
 } report_details;
 
+/* How an attempt of `ckptdelta run` ended. */
+typedef enum life_end {
+    LIFE_RUNNING = 0, /* or its supervisor has died, and none has followed */
+    LIFE_DONE = 1,
+    LIFE_STOPPED = 2,   /* a signal asked the supervisor to stop */
+    LIFE_FAILED = 3,    /* of itself */
+    LIFE_HUNG = 4,      /* ended because it stood still */
+    LIFE_UNHEALTHY = 5, /* ended because of a suspect checkpoint or an alarm */
+    LIFE_LOST = 6       /* its supervisor died */
+} life_end;
+#define LIFE_ENDS 7
+
+/* An attempt, as much as is kept of it. */
+typedef struct life_attempt {
+    char *run;
+    char *reason, *verdict; /* how it ended, and what the supervisor did then; "": not known */
+    char *hosts;            /* shortened; "": not known */
+    uint64_t number;
+    life_end end;
+    uint64_t begin_ns, end_ns;      /* since 1970; end_ns of one that runs is 0 */
+    uint64_t resume_ns, trained_ns; /* from its start to its first step, and from there to its last one */
+    uint64_t from_step;             /* of the checkpoint that it started from; CKD_LATEST: none */
+    uint64_t first, last;           /* steps that its processes reported; CKD_LATEST: not known */
+    uint64_t kept; /* no later attempt started from an earlier step than this; CKD_LATEST: none */
+} life_attempt;
+
+typedef struct life_save {
+    uint64_t step, created_ns;
+    bool suspect;
+} life_save;
+
+/* A run that `ckptdelta run` supervised. */
+typedef struct report_life {
+    const life_attempt *attempts; /* in the order of their starts */
+    size_t count;
+    life_save *saves; /* of the run and its branches, by time; also deleted ones whose times are recorded */
+    size_t save_count, suspects;
+    size_t reported; /* attempts whose processes reported steps */
+    /* from the first start to the last end; if the last attempt is running, to its newest save */
+    uint64_t begin_ns, end_ns;
+    double useful_s;     /* see docs/run.md, as for goodput; NaN: not known */
+    double resume_s;     /* median of the attempts that started from a checkpoint; NaN: not known */
+    uint64_t steps_lost; /* steps that were made and had to be made again */
+} report_life;
+
+/* The journal, read once. */
+typedef struct report_lives {
+    life_attempt *attempts; /* by run */
+    size_t count, left_out; /* the first ones of a long journal are left out */
+    report_life *items;     /* one per run, those with most attempts first */
+    size_t life_count;
+} report_lives;
+
 /* The runs whose curves are drawn: those with most checkpoints. Indexes into by_run, in its order. */
 typedef struct report_shown {
     size_t runs[HTML_SERIES_MAX];
@@ -98,6 +151,7 @@ typedef struct report_data {
     uint64_t *written;      /* one per checkpoint: bytes that its save wrote; 0: not known */
     ckd_timeline *timeline; /* recorded save durations, by time */
     report_details details;
+    report_lives lives;
     ckd_prune *prune;   /* NULL: no policy was given, and none is stored */
     bool stored;        /* `prune` is about the stored policies */
     ckd_trash *trash;   /* NULL: unreadable */
@@ -125,6 +179,17 @@ void report_data_free(report_data *d);
 ckd_status report_details_read(report_data *d, ckd_store *store, ckd_error *err);
 void report_details_free(report_details *details);
 report_shown report_shown_runs(const report_data *d);
+
+/*
+ * Reads the journal of `ckptdelta run`; the timeline must be there. A journal that cannot be read is noted and left out.
+ * Errors: NOMEM.
+ */
+ckd_status report_lives_read(report_data *d, ckd_error *err);
+void report_lives_free(report_lives *lives);
+/* Returns the share of useful time in the whole; NaN: not known. */
+double report_goodput(const report_life *life);
+/* "failed" */
+const char *report_life_end_name(life_end end);
 
 /* Returns the request cost of uploading all files once; NaN: no price. */
 double report_upload_cost(const report_data *d);

@@ -31,6 +31,31 @@ cli_table *report_runs(const report_data *d, size_t max) {
     return t;
 }
 
+static void seconds_cell(cli_table *t, double seconds) {
+    cli_table_cell(t, "%s", isnan(seconds) ? "-" : cli_text_duration(seconds).text);
+}
+
+cli_table *report_attempts(const report_data *d, size_t max) {
+    cli_table *t = cli_table_new(
+        "RUN|>ATTEMPTS|>GOODPUT|>USEFUL|>OF|>STEPS LOST|>TIME TO RESUME|>SUSPECT|LAST ATTEMPT|VERDICT");
+    for (size_t i = 0; i < d->lives.life_count && i < max; i++) {
+        const report_life *l = &d->lives.items[i];
+        const life_attempt *last = &l->attempts[l->count - 1];
+        double goodput = report_goodput(l);
+        cli_table_cell(t, "%s", l->attempts->run);
+        cli_table_cell(t, "%zu", l->count);
+        cli_table_cell(t, isnan(goodput) ? "-" : "%.1f %%", 100 * goodput);
+        seconds_cell(t, l->useful_s);
+        seconds_cell(t, (double)(l->end_ns - l->begin_ns) / 1e9);
+        cli_table_cell(t, l->reported < l->count ? "%" PRIu64 "+" : "%" PRIu64, l->steps_lost);
+        seconds_cell(t, l->resume_s);
+        cli_table_cell(t, "%zu", l->suspects);
+        cli_table_cell(t, "%s", last->reason[0] ? last->reason : report_life_end_name(last->end));
+        cli_table_cell(t, "%s", last->verdict[0] ? last->verdict : "-");
+    }
+    return t;
+}
+
 cli_table *report_roles(const report_data *d) {
     cli_table *t = cli_table_new("ROLE|>CHECKPOINTS|>LOGICAL|>STORED|>RATIO|>BITS/ELEMENT");
     for (size_t i = 0; i < d->report->role_count; i++) {

@@ -12,6 +12,7 @@
  * first runs).
  */
 cli_table *report_runs(const report_data *d, size_t max);
+cli_table *report_attempts(const report_data *d, size_t max);
 cli_table *report_roles(const report_data *d);
 cli_table *report_growths(const report_data *d, size_t max); /* per run, by role */
 cli_table *report_fidelities(const report_data *d);

@@ -137,6 +137,7 @@ ckd_status report_print_text(const report_data *d, bool projected, bool verbose,
     if (status == CKD_OK && verbose) {
         status = print_details(d, err);
     }
+    THEN(status, d->lives.life_count ? print_table(report_attempts(d, SIZE_MAX), err) : CKD_OK);
     if (status == CKD_OK && (has_retention(d) || d->prices)) {
         putchar('\n');
         report_say_pruning(stdout, d);

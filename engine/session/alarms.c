@@ -8,9 +8,12 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/hash.h"
 #include "engine/session/session.h"
+#include "kernels/kernels.h"
 
 #define WEIGHTS_MAX     (UINT64_C(16) << 20) /* bytes of the weights that are compared */
 #define WEIGHTS_SLICE   4096
@@ -31,7 +34,7 @@ __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ck
     if (s->reports) {
         ckd_progress_alarm(what, step);
     }
-    if (what == CKD_ALARM_METRIC || what == CKD_ALARM_REPLICA) {
+    if (what == CKD_ALARM_METRIC || what == CKD_ALARM_REPLICA || what == CKD_ALARM_CHANGE) {
         session_agent_doubt(s, step);
     }
     if (s->saver.ranks) {
@@ -129,6 +132,100 @@ static void judge_weights(ckd_session *s, const session_slot *slot) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------- changes of weights */
+
+static uint64_t elements_of(const session_item *item) {
+    size_t size = ckd_dtype_size(item->tensor.dtype);
+    return size > 0 ? item->bytes / size : 0;
+}
+
+static bool is_watched(const session_item *item) {
+    ckd_dtype dtype = item->tensor.dtype;
+    bool floats = dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16 || dtype == CKD_F64;
+    return is_weight(item) && floats && !item->on_device && elements_of(item) >= CHANGE_SAMPLE;
+}
+
+typedef struct sized_item {
+    size_t item;
+    uint64_t bytes;
+} sized_item;
+
+/* The larger one first. */
+static int by_size(const void *a, const void *b) {
+    const sized_item *x = a, *y = b;
+    if (x->bytes != y->bytes) {
+        return x->bytes < y->bytes ? 1 : -1;
+    }
+    return (x->item > y->item) - (x->item < y->item);
+}
+
+/* Chooses the largest weights. False if there are too few, or if memory is short. */
+static bool make_changes(changes *c, const ckd_session *s) {
+    sized_item *all = calloc(s->item_count + 1, sizeof(*all));
+    size_t count = 0;
+    for (size_t i = 0; all && i < s->item_count; i++) {
+        if (is_watched(&s->items[i])) {
+            all[count++] = (sized_item){i, s->items[i].bytes};
+        }
+    }
+    if (count > CHANGES_MAX) {
+        qsort(all, count, sizeof(*all), by_size);
+        count = CHANGES_MAX;
+    }
+    bool made = count >= CHANGE_TENSORS && changes_make(c, count);
+    for (size_t i = 0; made && i < count; i++) {
+        c->tensors[i].item = all[i].item;
+    }
+    free(all);
+    return made;
+}
+
+static void read_sample(double out[CHANGE_SAMPLE], const session_item *item, const void *values) {
+    ckd_dtype dtype = item->tensor.dtype;
+    size_t size = ckd_dtype_size(dtype);
+    for (size_t slice = 0; slice < CHANGE_SLICES; slice++) {
+        const uint8_t *at = (const uint8_t *)values + change_slice(elements_of(item), slice) * size;
+        double *to = out + slice * CHANGE_SLICE;
+        float floats[CHANGE_SLICE];
+        if (dtype == CKD_F64) {
+            memcpy(to, at, CHANGE_SLICE * sizeof(*to));
+        } else if (kernels_cpu()->widen(floats, dtype, at, CHANGE_SLICE)) {
+            for (size_t i = 0; i < CHANGE_SLICE; i++) {
+                to[i] = (double)floats[i];
+            }
+        }
+    }
+}
+
+/* Raises an alarm if a tensor of weights has changed much more than it used to, compared with the others. */
+static void judge_changes(ckd_session *s, const session_slot *slot) {
+    changes *c = &s->saver.alarms.changes;
+    change_alarm alarm;
+    if (!c->tensors && !make_changes(c, s)) {
+        return;
+    }
+    for (size_t i = 0; i < c->count; i++) {
+        double now[CHANGE_SAMPLE] = {0};
+        const session_item *item = &s->items[c->tensors[i].item];
+        read_sample(now, item, snapshot_read(slot->snapshot, c->tensors[i].item));
+        c->found[i] = change_replace(c->samples + i * CHANGE_SAMPLE, now);
+    }
+    bool comparable = c->has_samples;
+    c->has_samples = true;
+    if (comparable && changes_judge(&alarm, c)) {
+        const char *name = s->items[c->tensors[alarm.tensor].item].tensor.name;
+        char more[48] = "";
+        if (alarm.others > 0) {
+            snprintf(more, sizeof(more), "; so did %zu more", alarm.others);
+        }
+        alarm_raise(
+            s, CKD_ALARM_CHANGE, slot->step,
+            "since the last save, %.150s has changed %.3g times as much as the median tensor; up to %.3g "
+            "would be normal%s",
+            name, alarm.ratio, alarm.reading.limit, more);
+    }
+}
+
 /* ----------------------------------------------------------------------------------------- the size and the time */
 
 /*
@@ -186,6 +283,7 @@ void session_judge_save(ckd_session *s, const session_slot *slot, const ckd_chec
         session_agent_doubt(s, slot->step);
     }
     judge_weights(s, slot);
+    judge_changes(s, slot);
     judge_size(s, slot, saved);
     size_t kind = saved->kind == CKD_DELTA; /* a base takes much longer than a delta */
     if (times->handed_ns) {
@@ -205,4 +303,9 @@ void session_alarms_restored(ckd_session *s, uint64_t step) {
     s->trainer.alarms = (metric_alarms){.observed = step}; /* an earlier step has a higher loss */
     a->last_step = 0;
     a->has_weights = a->has_changed = a->unchanged = false;
+    a->changes.has_samples = false;
+}
+
+void session_alarms_free(ckd_session *s) {
+    changes_free(&s->saver.alarms.changes);
 }

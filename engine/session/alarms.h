@@ -2,6 +2,7 @@
 #ifndef ENGINE_SESSION_ALARMS_H
 #define ENGINE_SESSION_ALARMS_H
 
+#include "engine/session/changes.h"
 #include "engine/session/sensors.h"
 #include "include/ckptdelta.h"
 
@@ -22,6 +23,7 @@ typedef struct save_alarms {
     uint64_t weights;                                      /* hash of a sample of the weights at that save */
     uint64_t since_step;                                   /* of the first save with these weights */
     bool has_weights, has_changed, unchanged;
+    changes changes; /* of large weights */
 } save_alarms;
 
 /* The times of one save, on the monotonic clock. */
@@ -32,6 +34,7 @@ typedef struct save_times {
 
 /* Called after a restore of this step: the next save does not continue from the last one. */
 void session_alarms_restored(struct ckd_session *s, uint64_t step);
+void session_alarms_free(struct ckd_session *s);
 /* Judges the metric of a step, once. */
 void session_judge_metric(struct ckd_session *s, uint64_t step, double metric);
 /* Judges a durable save. Its snapshot is complete. */

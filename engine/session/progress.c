@@ -179,16 +179,13 @@ ckd_progress_phase ckd_progress_enter(ckd_progress_phase phase) {
 }
 
 const char *ckd_alarm_name(ckd_alarm alarm) {
-    static const char *const names[] = {[CKD_ALARM_METRIC] = "metric",
-                                        [CKD_ALARM_UNCHANGED] = "unchanged",
-                                        [CKD_ALARM_SIZE] = "size",
-                                        [CKD_ALARM_TIME] = "time",
-                                        [CKD_ALARM_REPLICA] = "replica"};
-    return alarm > CKD_ALARM_NONE && alarm <= CKD_ALARM_REPLICA ? names[alarm] : NULL;
+    static const char *const names[] = {
+        [CKD_ALARM_METRIC] = "metric", [CKD_ALARM_UNCHANGED] = "unchanged", [CKD_ALARM_SIZE] = "size",
+        [CKD_ALARM_TIME] = "time",     [CKD_ALARM_REPLICA] = "replica",     [CKD_ALARM_CHANGE] = "change"};
+    return alarm > CKD_ALARM_NONE && alarm <= CKD_ALARM_CHANGE ? names[alarm] : NULL;
 }
 
-_Static_assert((int)CKD_ALARM_REPLICA <= (int)CKD_PROGRESS_ALARMS,
-               "a slot has a step for each kind of alarm");
+_Static_assert((int)CKD_ALARM_CHANGE <= (int)CKD_PROGRESS_ALARMS, "a slot has a step for each kind of alarm");
 _Static_assert(sizeof(ckd_progress_slot) % 64 == 0, "slots share no cache line");
 
 void ckd_progress_alarm(ckd_alarm alarm, uint64_t step) {

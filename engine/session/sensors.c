@@ -16,6 +16,8 @@ const sensor_rule sensor_size = {.window = SENSOR_WINDOW,
                                  .below = 0.9};
 const sensor_rule sensor_time = {
     .window = SENSOR_WINDOW, .warm_up = 6, .high = true, .deviations = 16, .above = 4, .distance = 1};
+const sensor_rule sensor_change = {
+    .window = 24, .warm_up = 8, .high = true, .deviations = 16, .above = 4, .distance = 8};
 
 static bool has_one_of(const char *name, const char *const *words, size_t count) {
     for (size_t i = 0; i < count; i++) {

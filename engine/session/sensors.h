@@ -53,7 +53,7 @@ bool sensor_observe(sensor_reading *reading, sensor_history *history, const sens
 double sensor_median(const sensor_history *history);
 
 /* The figures that a session watches. docs/run.md has the figures, and DECISIONS.md the reasons. */
-extern const sensor_rule sensor_size, sensor_time;
+extern const sensor_rule sensor_size, sensor_time, sensor_change;
 /*
  * Chooses the rule by the name of the metric. A loss is bad if it is high, an accuracy if it is low, and any other
  * metric on both sides.

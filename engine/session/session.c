@@ -219,6 +219,7 @@ static void free_memory(ckd_session *s, bool in_child) {
         free(s->items[i].weight);
     }
     cached_values_free(s, in_child);
+    session_alarms_free(s);
     session_agent_free(s, in_child);
     free(s->sources);
     free(s->device_sources);

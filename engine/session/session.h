@@ -10,6 +10,7 @@
  *   progress.c       tells `ckptdelta run` about steps and phases
  *   agent.c          snapshots in an agent's memory, saves by the agent
  *   alarms.c         figures that are unlike those before
+ *   changes.c        of these, how much tensors change: pure arithmetic, like sensors.c
  *
  * Invariants:
  * 1. While a slot is staged, the trainer's thread and the copy threads write its snapshot. From then on the saver reads

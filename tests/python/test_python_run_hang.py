@@ -77,6 +77,7 @@ def test_an_evaluation_is_no_hang(tmp_path):
 time.sleep(4)  # the session is closed: no more steps are expected
 """, "--hang-floor", "2s")
     assert not attempt["hung"] and attempt["last_trained"] == 60
+    assert 8 < attempt["trained_s"] < attempt["seconds"] - 4
 
 
 def test_tensors_that_are_registered_again(tmp_path):

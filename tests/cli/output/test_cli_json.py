@@ -88,6 +88,7 @@ def test_all_documented_objects_are_printed(full):
     checked(full.json("verify"), "verify", seen)
     checked(run("run", full.path, "gpt", "-q", "--json", "--", "true").json(), "run", seen)
     assert checked(full.json("attempts"), "attempts", seen)["attempts"]
+    assert checked(full.json("report"), "report", seen)["supervised"]
     assert checked(full.json("scrub"), "scrub", seen)["files"]
     for command in "copy", "push":
         checked(full.json(command, full.folder / "copied"), command, seen)

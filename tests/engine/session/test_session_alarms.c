@@ -288,13 +288,139 @@ static void test_times(void **state) {
     end(c);
 }
 
+/* ---- changes of tensors ---- */
+
+enum { LAYERS = 6, BROKEN = 3, WIDTH = 1000 };
+
+typedef struct layers {
+    watched told;
+    ckd_dtype dtype;
+    uint16_t halves[LAYERS][WIDTH];
+    float floats[LAYERS][WIDTH];
+    double doubles[LAYERS][WIDTH];
+} layers;
+
+static void *values_of(layers *l, int layer) {
+    return l->dtype == CKD_BF16  ? (void *)l->halves[layer]
+           : l->dtype == CKD_F64 ? (void *)l->doubles[layer]
+                                 : (void *)l->floats[layer];
+}
+
+/* Changes a layer by about this share of its values. */
+static void train_layer(layers *l, int layer, double share) {
+    for (size_t i = 0; i < WIDTH; i++) {
+        l->told.seed = l->told.seed * 6364136223846793005u + 1442695040888963407u;
+        double factor = 1 + share * ((double)(l->told.seed >> 40) * 0x1p-23 - 1);
+        double value = l->doubles[layer][i] *= factor;
+        l->floats[layer][i] = (float)value;
+        uint32_t bits;
+        memcpy(&bits, &l->floats[layer][i], sizeof(bits));
+        l->halves[layer][i] = (uint16_t)(bits >> 16);
+    }
+}
+
+static layers *begin_layers(const char *dir, ckd_dtype dtype) {
+    static layers l;
+    ckd_error err = {0};
+    l = (layers){.told = {.seed = 1}, .dtype = dtype};
+    ckd_session_options o = session_options();
+    ckd_store_options store = *o.store;
+    store.on_message = note;
+    store.message_context = &l.told;
+    o.store = &store;
+    o.every_steps = 1;
+    must(ckd_session_open(&l.told.session, store_path_of(dir, ""), &o, &err), &err);
+    for (int i = 0; i < LAYERS; i++) {
+        char name[32];
+        ckd_tensor tensor = CKD_TENSOR_INIT;
+        snprintf(name, sizeof(name), "layers.%d.weight", i);
+        tensor.name = name;
+        tensor.dtype = dtype;
+        tensor.ndim = 1;
+        tensor.shape = (uint64_t[]){WIDTH};
+        for (size_t k = 0; k < WIDTH; k++) {
+            l.doubles[i][k] = 1 + (double)k / WIDTH;
+        }
+        must(ckd_session_add(l.told.session, &tensor, values_of(&l, i), 0, &err), &err);
+    }
+    return &l;
+}
+
+static ckd_session_state step_layers(layers *l, double share, double broken) {
+    ckd_error err = {0};
+    ckd_session_state now;
+    for (int i = 0; i < LAYERS; i++) {
+        train_layer(l, i, i == BROKEN ? broken : share);
+    }
+    must(ckd_session_step(l->told.session, ++l->told.step, &err), &err);
+    must(ckd_session_wait(l->told.session, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&now, l->told.session);
+    return now;
+}
+
+/* One layer that changes more than before, and only it, in each dtype of floats. */
+static void test_changes(void **state) {
+    static const ckd_dtype dtypes[] = {CKD_F32, CKD_F64, CKD_BF16};
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        char dir[4096];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        layers *l = begin_layers(dir, dtypes[i]);
+        ckd_session_state now = {.alarms = 0};
+        for (int k = 0; k < 12; k++) {
+            now = step_layers(l, 0.02, 0.02);
+        }
+        assert_int_equal(now.alarms, 0);
+        now = step_layers(l, 0.02, 0.4);
+        check_alarm(&l->told, &now, CKD_ALARM_CHANGE,
+                    "step 13: since the last save, layers.3.weight has changed ");
+        now = step_layers(l, 0.02, 0.4);
+        assert_int_equal(now.alarms, 1);
+        end(&l->told);
+    }
+}
+
+/* What a restore changes is no step of training. */
+static void test_changes_by_a_restore(void **state) {
+    layers *l = begin_layers(*state, CKD_F32);
+    ckd_session_state now = {.alarms = 0};
+    ckd_error err = {0};
+    for (int k = 0; k < 4; k++) {
+        now = step_layers(l, 0.02, 0.9);
+    }
+    for (int k = 0; k < 30; k++) {
+        now = step_layers(l, 0.02, 0.02);
+    }
+    assert_int_equal(now.alarms, 0);
+    must(ckd_session_restore(NULL, l->told.session, 1, &err), &err);
+    for (int i = 0; i < LAYERS; i++) {
+        for (size_t k = 0; k < WIDTH; k++) {
+            l->doubles[i][k] = (double)l->floats[i][k];
+        }
+    }
+    l->told.step = 1;
+    now = step_layers(l, 0.02, 0.02);
+    assert_int_equal(now.alarms, 0);
+    for (int k = 0; k < 3; k++) {
+        now = step_layers(l, 0.02, 0.02);
+    }
+    now = step_layers(l, 0.02, 0.4); /* it still knows what is normal */
+    assert_int_equal(now.last_alarm, CKD_ALARM_CHANGE);
+    end(&l->told);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_metric),   tempdir_test(test_no_number),
-        tempdir_test(test_observed), tempdir_test(test_unchanged_weights),
-        tempdir_test(test_restored), tempdir_test(test_raised_by_the_trainer),
-        tempdir_test(test_sizes),    tempdir_test(test_a_save_between_others),
+        tempdir_test(test_metric),
+        tempdir_test(test_no_number),
+        tempdir_test(test_observed),
+        tempdir_test(test_unchanged_weights),
+        tempdir_test(test_restored),
+        tempdir_test(test_raised_by_the_trainer),
+        tempdir_test(test_sizes),
+        tempdir_test(test_a_save_between_others),
         tempdir_test(test_times),
+        tempdir_test(test_changes),
+        tempdir_test(test_changes_by_a_restore),
     };
     return cmocka_run_group_tests_name("session alarms", tests, NULL, NULL);
 }

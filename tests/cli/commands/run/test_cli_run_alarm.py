@@ -7,10 +7,11 @@ from support_run import GAVE_UP, STOPPED, exists, job, until  # noqa: F401
 from test_cli_run_hang import PROGRESS, trainer
 from test_cli_run_nan import trainer as trainer_of_values
 
-METRIC, UNCHANGED, SIZE, TIME, REPLICA = range(1, 6)
+METRIC, UNCHANGED, SIZE, TIME, REPLICA, CHANGE = range(1, 7)
 TEXTS = {METRIC: "a metric is unlike those of the steps before", UNCHANGED: "weights no longer change",
          SIZE: "a delta is much larger than those before", TIME: "a save took much longer than those before",
-         REPLICA: "ranks no longer have the same values, but should"}
+         REPLICA: "ranks no longer have the same values, but should",
+         CHANGE: "a tensor changes much more than it used to, compared with the others"}
 
 # Two saves before the alarm at step 3, and two from then on. The first attempt then waits to be ended.
 RAISES = """
@@ -50,7 +51,7 @@ def test_without_any(job):  # noqa: F811
     assert alarms(job) == [(0, None, None, False)]
 
 
-@pytest.mark.parametrize("alarm", [METRIC, UNCHANGED, REPLICA])
+@pytest.mark.parametrize("alarm", [METRIC, UNCHANGED, REPLICA, CHANGE])
 @pytest.mark.parametrize("back, start", [(None, "gpt@2"), (2, "gpt@1"), (9, "gpt@1")])
 def test_rewind(job, alarm, back, start):  # noqa: F811
     """Checkpoints that were made at the step of the alarm or later are passed over."""
