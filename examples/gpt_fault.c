@@ -26,7 +26,7 @@ gpt_adamw gpt_fault_adamw(const gpt_options *o, uint64_t step, int rank) {
     const gpt_fault *f = &o->fault;
     gpt_adamw adamw = o->adamw;
     if (f->kind == GPT_FAULT_SPIKE && step == f->step)
-        adamw.lr *= 30, adamw.min_lr *= 30;
+        adamw.lr *= 100, adamw.min_lr *= 30;
     if ((f->kind == GPT_FAULT_FREEZE || (f->kind == GPT_FAULT_STUCK && rank == 1)) && step >= f->step)
         adamw.lr = adamw.min_lr = 0;
     return adamw;

@@ -9,7 +9,7 @@ enum { GPT_DUMP_STEPS_MAX = 64, GPT_EVAL_BATCHES_MAX = 4096 };
 /* From a step on, or in it, training does not work as it should (gpt_fault.c). */
 typedef enum gpt_fault_kind {
     GPT_FAULT_NONE,
-    GPT_FAULT_SPIKE,  /* the learning rate of the step is 30 times as high */
+    GPT_FAULT_SPIKE,  /* the learning rate of the step is 100 times as high */
     GPT_FAULT_FREEZE, /* the weights are not updated any more */
     GPT_FAULT_STUCK,  /* only those of rank 1 are not */
     GPT_FAULT_NAN,    /* a weight becomes NaN */

@@ -31,7 +31,9 @@ def train(args, trainer, fault, seed):
     """Returns the messages of `run` about alarms, and the last attempt."""
     with tempfile.TemporaryDirectory() as folder:
         store, command = f"{folder}/store", [args.build / word if word.startswith("train_") else word for word in trainer]
-        command += [*MODEL, "--seed", seed, "--steps", args.steps, "--store", store, "--background", "copy"]
+        text = Path(folder, "text")  # the same on every machine
+        text.write_bytes(b"".join(page.read_bytes() for page in sorted((ROOT / "docs").glob("*.md"))))
+        command += [*MODEL, "--text", text, "--seed", seed, "--steps", args.steps, "--store", store, "--background", "copy"]
         command += ["--fault", f"{fault}@{args.at}"] if fault else []
         command += ["--micro-batches", 4] if trainer is PIPELINE else []
         environment = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}

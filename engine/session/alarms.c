@@ -55,24 +55,46 @@ void ckd_session_alarm(ckd_session *s, ckd_alarm alarm, uint64_t step, const cha
 
 /* ---------------------------------------------------------------------------------------------------- the metric */
 
+/* Judges a figure and the mean of the last ones, each once. A change that both show is one alarm. */
+static bool is_unlike_others(sensor_reading *r, double *figure, metric_alarms *a, const sensor_rule *rule) {
+    bool lasts = a->means.alarmed, single = sensor_observe(r, &a->metric, rule, *figure);
+    a->since = single ? 0 : a->since + 1;
+    a->counted = isfinite(*figure) ? a->counted + 1 : 0;
+    a->last[a->counted % METRIC_MEAN] = *figure;
+    double sum = 0;
+    for (size_t i = 0; i < METRIC_MEAN; i++) {
+        sum += a->last[i];
+    }
+    sensor_reading mean;
+    bool recent = a->counted >= METRIC_MEAN && sensor_observe(&mean, &a->means, rule, sum / METRIC_MEAN);
+    if (recent && a->since >= METRIC_MEAN) {
+        *r = mean;
+        *figure = sum / METRIC_MEAN;
+        return true;
+    }
+    return single && (!lasts || r->verdict == SENSOR_NO_NUMBER);
+}
+
 void session_judge_metric(ckd_session *s, uint64_t step, double metric) {
     metric_alarms *a = &s->trainer.alarms;
     sensor_reading r;
+    double figure = metric;
     const char *name = s->metric_name[0] ? s->metric_name : "metric";
     sensor_rule rule = sensor_metric(name);
     if (step <= a->observed) {
         return;
     }
     a->observed = step;
-    if (!sensor_observe(&r, &a->metric, &rule, metric)) {
+    if (!is_unlike_others(&r, &figure, a, &rule)) {
         return;
     }
     if (r.verdict == SENSOR_NO_NUMBER) {
         alarm_raise(s, CKD_ALARM_METRIC, step, "%s is %g", name, metric);
     } else {
         alarm_raise(s, CKD_ALARM_METRIC, step,
-                    "%s is %.6g, and the median of the steps before is %.6g; %s %.6g would be normal", name,
-                    metric, r.median, r.verdict == SENSOR_HIGH ? "up to" : "from", r.limit);
+                    "%s%s is %.6g, and the median of the steps before is %.6g; %s %.6g would be normal",
+                    a->since >= METRIC_MEAN ? "the mean of the last 4 values of " : "", name, figure,
+                    r.median, r.verdict == SENSOR_HIGH ? "up to" : "from", r.limit);
     }
 }
 

@@ -9,9 +9,14 @@
 struct ckd_session;
 struct session_slot;
 
+#define METRIC_MEAN 4 /* steps: their mean varies half as much as one figure */
+
 /* Only the trainer's thread uses this. */
 typedef struct metric_alarms {
-    sensor_history metric;
+    sensor_history metric, means; /* figures; means of the last METRIC_MEAN of them */
+    double last[METRIC_MEAN];
+    uint64_t counted;  /* finite figures in a row */
+    uint64_t since;    /* figures since the last alarm about a single one */
     uint64_t observed; /* the last step whose metric was judged; 0: none */
     bool has_metric;   /* the trainer has set a metric since the last step */
 } metric_alarms;

@@ -111,6 +111,27 @@ static void test_metric(void **state) {
     }
 }
 
+/* No figure is far from the others, but the mean of four is. */
+static void test_metric_that_stays_high(void **state) {
+    watched *c = begin(*state, 1000);
+    ckd_session_state now;
+    for (int k = 0; k < 80; k++) {
+        now = step(c, 1, 3 + 0.1 * ((k * 7) % 11 - 5) / 5);
+        assert_int_equal(now.alarms, 0);
+    }
+    int passed = 0;
+    for (; passed < 8 && now.alarms == 0; passed++) {
+        now = step(c, 1, 3.6 + 0.1 * ((passed * 7) % 11 - 5) / 5);
+    }
+    assert_in_range(passed, 2, METRIC_MEAN);
+    check_alarm(c, &now, CKD_ALARM_METRIC, "the mean of the last 4 values of loss is 3.");
+    for (int k = passed; k < 20; k++) { /* the same change */
+        now = step(c, 1, 3.6 + 0.1 * ((k * 7) % 11 - 5) / 5);
+    }
+    assert_int_equal(now.alarms, 1);
+    end(c);
+}
+
 /* A metric that is no number needs no history. A step without one is no such step. */
 static void test_no_number(void **state) {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
@@ -411,6 +432,7 @@ static void test_changes_by_a_restore(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_metric),
+        tempdir_test(test_metric_that_stays_high),
         tempdir_test(test_no_number),
         tempdir_test(test_observed),
         tempdir_test(test_unchanged_weights),
