@@ -70,7 +70,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     agent *a = c->agent;
     pthread_mutex_lock(&a->mutex);
     holding *h = holding_add(a, &hello, c->fd, c->watch);
-    status = h ? holdings_settle(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
+    status = h ? holdings_await_settled(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
     if (h && status != CKD_OK) {
         holding_remove(a, h);
     } else {

@@ -68,7 +68,7 @@ static bool same_rank(const holding *a, const holding *b) {
     return a->rank == b->rank && a->world == b->world;
 }
 
-ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
+ckd_status holdings_await_settled(agent *a, const holding *own, ckd_error *err) {
     for (;;) {
         bool waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {

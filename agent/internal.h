@@ -198,7 +198,7 @@ void holding_remove(agent *a, holding *h);
  * Waits until the holdings of this run's dead trainers are settled. Releases the mutex meanwhile. Errors: BUSY (a state
  * of one of them cannot be made durable at present).
  */
-ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
+ckd_status holdings_await_settled(agent *a, const holding *own, ckd_error *err);
 /*
  * Gives the session `count` slots of this layout: those of the same rank of a dead launch, or new ones, which take over
  * the layout. Locks the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
