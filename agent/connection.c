@@ -267,11 +267,13 @@ static bool take_status(const connection *c) {
     slot_agent about = {.process = getpid(),
                         .memory_bytes = a->used_bytes,
                         .budget_bytes = a->options.memory_bytes,
-                        .since_ns = a->since_ns};
+                        .since_ns = a->since_ns,
+                        .huge_pages = a->options.huge_pages};
     bytes_put(&out.body, &about, sizeof(about));
     for (const holding *h = a->holdings; h; h = h->next) {
         bytes_put(&out.body, &h->shown, sizeof(h->shown));
         about.sessions++;
+        about.huge_bytes += h->set ? h->set->huge_bytes : 0;
     }
     pthread_mutex_unlock(&a->mutex);
     if (a->tier) {

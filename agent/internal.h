@@ -35,9 +35,9 @@ typedef struct slot_set {
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
     uint32_t count;
-    ckd_id done[SLOTS_MAX]; /* by slot: the checkpoint that was saved, or given up for good */
-    uint64_t saved_ns;      /* copied_ns of the last saved state, of this or an earlier trainer */
-    uint64_t bytes;
+    ckd_id done[SLOTS_MAX];     /* by slot: the checkpoint that was saved, or given up for good */
+    uint64_t saved_ns;          /* copied_ns of the last saved state, of this or an earlier trainer */
+    uint64_t bytes, huge_bytes; /* huge_bytes: in huge pages */
 } slot_set;
 
 /* A session, connected or not. The thread of its connection changes it; others read it under the agent's mutex. */
@@ -163,6 +163,7 @@ typedef struct agent {
     tier *tier;          /* NULL: neither other nodes nor a disk */
     /* a message said that sessions of ranks are not copied, because some agent knows no other nodes */
     bool ranks_reported;
+    bool huge_reported; /* a message said that ordinary pages are used, too */
 } agent;
 
 typedef struct connection {
