@@ -171,6 +171,9 @@ static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     THEN(status, ranks_agree(c->ranks, own, &why, NULL, 0, &all));
     c->copying = status == CKD_OK;
     if (c->copying) {
+        status = rank_nodes_watch(&c->nodes, a->tier, c->ranks, c->holding->world, &all);
+    }
+    if (status == CKD_OK) {
         status = agree_on_disk(c, &all);
     }
     if (status != CKD_E_UNSUPPORTED) {
@@ -437,6 +440,7 @@ void *connection_main(void *context) {
         (void)answer_status(c, CKD_OK, NULL);
     }
     ranks_break_off(c->ranks); /* another rank's thread may wait for this one's part */
+    free(c->nodes);
     ckd_store_close(c->store);
     local_close(c->watch);
     local_close(c->fd);

@@ -6,6 +6,7 @@
  *   holding.c       the memory of a session: the budget, and memory that restarts take over
  *   durable.c       saves of states in memory, and of states that a trainer left behind
  *   state_copies.c  copies of a state on other nodes and on the disk
+ *   rank_nodes.c    the nodes of ranks: an exchange ends when one of them is gone
  *   record.c        the states that a killed agent held
  *   control.c       the client side: ckd_agent_ask, ckd_agent_drain
  *   tier.c          this node's states as files in memory, which other nodes copy
@@ -166,16 +167,20 @@ typedef struct agent {
     bool huge_reported; /* a message said that ordinary pages are used, too */
 } agent;
 
+/* The nodes of a group's ranks; rank_nodes.c. */
+typedef struct rank_nodes rank_nodes;
+
 typedef struct connection {
     agent *agent;
     int fd, watch;
     ckd_store *store; /* opened with the first memory */
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
-    holding *holding; /* NULL: a query, or no hello yet */
-    bool copying;     /* of ranks: all their agents copy states to other nodes */
-    bool on_disk;     /* of ranks: all their agents have a local disk */
-    bool storing;     /* a deferred state is being stored */
+    rank_nodes *nodes; /* NULL: not known */
+    holding *holding;  /* NULL: a query, or no hello yet */
+    bool copying;      /* of ranks: all their agents copy states to other nodes */
+    bool on_disk;      /* of ranks: all their agents have a local disk */
+    bool storing;      /* a deferred state is being stored */
 } connection;
 
 /* ---- agent.c ---- */
@@ -244,6 +249,14 @@ bool holding_is_recent(const connection *c);
  */
 ckd_status holding_copy(bool *enough, ckd_checkpoint *out, connection *c, const shared_slot *s,
                         const slot_content *content, ckd_error *err);
+
+/* ---- rank_nodes.c ---- */
+/*
+ * Finds out which rank is on which node. From then on, an exchange of this group ends when the node of a rank that it
+ * waits for is gone. *out, which may be NULL, is released with free when the group has been left. Collective. Errors:
+ * those of ranks_collect.
+ */
+ckd_status rank_nodes_watch(rank_nodes **out, tier *t, ckd_ranks *ranks, uint32_t world, ckd_error *err);
 
 /* ---- tier.c ---- */
 /* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */
