@@ -115,9 +115,23 @@ static ckd_status look_at_store(agent *a, ckd_error *err) {
     return status;
 }
 
+/* An empty pool is found out now, and not when the first session asks for memory. */
+static ckd_status check_huge_pages(const agent *a, ckd_error *err) {
+    shared_memory one = {.fd = -1};
+    if (a->options.huge_pages > CKD_HUGE_PAGES_ON) {
+        return err_set(err, CKD_E_INVALID, "there is no kind %u of huge pages",
+                       (unsigned)a->options.huge_pages);
+    }
+    ckd_status status =
+        a->options.huge_pages == CKD_HUGE_PAGES_ON ? shared_memory_make(&one, 1, HUGE_PAGES_ON, err) : CKD_OK;
+    shared_memory_release(&one, false);
+    return status;
+}
+
 static ckd_status begin(agent *a, ckd_error *err) {
     struct stat st;
-    ckd_status status = look_at_store(a, err);
+    ckd_status status = check_huge_pages(a, err);
+    THEN(status, look_at_store(a, err));
     THEN(status, local_notifier(&a->stop, err));
     THEN(status, tier_open(a, err));
     THEN(status, local_listen(&a->listener, a->socket, err));

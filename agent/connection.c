@@ -70,7 +70,7 @@ static bool take_hello(connection *c, const slot_message *m) {
     agent *a = c->agent;
     pthread_mutex_lock(&a->mutex);
     holding *h = holding_add(a, &hello, c->fd, c->watch);
-    status = h ? holdings_settle(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
+    status = h ? holdings_await_settled(a, h, &err) : err_nomem(&err, sizeof(*h), "a session");
     if (h && status != CKD_OK) {
         holding_remove(a, h);
     } else {
@@ -171,6 +171,9 @@ static ckd_status agree_on_copies(connection *c, ckd_error *err) {
     THEN(status, ranks_agree(c->ranks, own, &why, NULL, 0, &all));
     c->copying = status == CKD_OK;
     if (c->copying) {
+        status = rank_nodes_watch(&c->nodes, a->tier, c->ranks, c->holding->world, &all);
+    }
+    if (status == CKD_OK) {
         status = agree_on_disk(c, &all);
     }
     if (status != CKD_E_UNSUPPORTED) {
@@ -267,11 +270,13 @@ static bool take_status(const connection *c) {
     slot_agent about = {.process = getpid(),
                         .memory_bytes = a->used_bytes,
                         .budget_bytes = a->options.memory_bytes,
-                        .since_ns = a->since_ns};
+                        .since_ns = a->since_ns,
+                        .huge_pages = a->options.huge_pages};
     bytes_put(&out.body, &about, sizeof(about));
     for (const holding *h = a->holdings; h; h = h->next) {
         bytes_put(&out.body, &h->shown, sizeof(h->shown));
         about.sessions++;
+        about.huge_bytes += h->set ? h->set->huge_bytes : 0;
     }
     pthread_mutex_unlock(&a->mutex);
     if (a->tier) {
@@ -435,6 +440,7 @@ void *connection_main(void *context) {
         (void)answer_status(c, CKD_OK, NULL);
     }
     ranks_break_off(c->ranks); /* another rank's thread may wait for this one's part */
+    free(c->nodes);
     ckd_store_close(c->store);
     local_close(c->watch);
     local_close(c->fd);

@@ -62,7 +62,9 @@ static ckd_status take_state(ckd_agent_state **out, const slot_message *answer, 
                                .kept_bytes = about.kept_bytes,
                                .local_bytes = about.local_bytes,
                                .local_written_bytes = about.local_written_bytes,
-                               .local_behind = about.local_behind};
+                               .local_behind = about.local_behind,
+                               .huge_pages = (ckd_huge_pages)about.huge_pages,
+                               .huge_bytes = about.huge_bytes};
     snprintf(state->local, sizeof(state->local), "%s", about.local);
     snprintf(state->local_trouble, sizeof(state->local_trouble), "%s", about.local_trouble);
     state->peers = (ckd_agent_peer *)(state->sessions + about.sessions);

@@ -371,9 +371,12 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query 
     slot_layout layout = {.count = 0};
     shared_slot part = {.layout = &layout};
     ckd_ranks *ranks = NULL;
+    rank_nodes *nodes = NULL;
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = join_twice(&ranks, t, shared, q, err);
+    THEN(status, rank_nodes_watch(&nodes, t, ranks, q->world, err));
     if (status != CKD_OK) {
+        ranks_break_off(ranks);
         return status;
     }
     ckd_status own = check_trash(shared, &q->checkpoint, &why);
@@ -382,6 +385,7 @@ static ckd_status store_part(bool *bad, tier *t, ckd_store *shared, const query 
     THEN(status, ranks_agree(ranks, own, &why, NULL, 0, err));
     THEN(status, save_part(shared, ranks, &part, q->newest_ns, err));
     ranks_break_off(ranks);
+    free(nodes);
     slot_part_free(&part, &layout);
     return own == CKD_OK ? status : err_from(err, own, &why);
 }

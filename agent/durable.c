@@ -230,8 +230,8 @@ typedef enum save_outcome {
 } save_outcome;
 
 /*
- * *k: the slot to save; on return the slot that the ranks have chosen. out: its step is set even after a failure. A
- * state whose trainer lives is copied to other nodes.
+ * *k: the slot to save; on return the slot that the ranks have chosen. out: its step and its id are set even after a
+ * failure. A state whose trainer lives is copied to other nodes.
  */
 static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *c, uint32_t *k,
                             ckd_error *err) {
@@ -267,6 +267,7 @@ static ckd_status save_slot(ckd_checkpoint *out, save_outcome *end, connection *
     why.status = status; /* `why` may be of an attempt before the one that succeeded */
     end_save(c, *k, &content.request, status == CKD_OK ? out->created_ns : 0, &why, done);
     out->step = content.request.options.step;
+    out->id = content.request.options.checkpoint_id;
     slot_content_free(&content);
     return err_from(err, status, &why);
 }
@@ -320,10 +321,15 @@ static bool next_left(uint32_t *slot, connection *c) {
     return found;
 }
 
+/* Whether sessions of ranks have saved by themselves what their agents could not save together. */
+static bool is_saved_by_ranks(const connection *c, const ckd_id *id) {
+    return c->ranks && c->agent->tier && restart_is_stored(c->agent->tier, id);
+}
+
 /* Errors: those of a save that may succeed later. */
 static ckd_status save_left(connection *c, ckd_error *err) {
     for (uint32_t k; next_left(&k, c);) {
-        ckd_checkpoint saved;
+        ckd_checkpoint saved = {.step = 0};
         save_outcome end;
         ckd_status status = save_slot(&saved, &end, c, &k, err);
         if (status == CKD_OK && !c->holding->shown.connected && !c->holding->goodbye) {
@@ -338,8 +344,10 @@ static ckd_status save_left(connection *c, ckd_error *err) {
                       "durable when the job starts again, from the memory of its nodes: %s",
                       (unsigned long long)saved.step, c->holding->shown.run, err->message);
         } else if (status != CKD_OK && end == SAVE_DONE) {
-            agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
-                      (unsigned long long)saved.step, c->holding->shown.run, err->message);
+            if (!is_saved_by_ranks(c, &saved.id)) {
+                agent_say(c->agent, "step %llu of run '%s' cannot be made durable, and is lost: %s",
+                          (unsigned long long)saved.step, c->holding->shown.run, err->message);
+            }
         } else if (status != CKD_OK && (end == SAVE_FAILED || !c->ranks)) {
             return status;
         }

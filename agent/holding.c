@@ -68,7 +68,7 @@ static bool same_rank(const holding *a, const holding *b) {
     return a->rank == b->rank && a->world == b->world;
 }
 
-ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err) {
+ckd_status holdings_await_settled(agent *a, const holding *own, ckd_error *err) {
     for (;;) {
         bool waiting = false;
         for (const holding *h = a->holdings; h; h = h->next) {
@@ -158,18 +158,25 @@ static bool make_room(agent *a, uint64_t need) {
     return true;
 }
 
-static ckd_status make_set(slot_set **out, slot_layout *layout, uint32_t count, ckd_error *err) {
+static huge_pages pages_of(const agent *a) {
+    return (huge_pages)a->options.huge_pages; /* the kinds have the same numbers */
+}
+
+static ckd_status make_set(slot_set **out, slot_layout *layout, uint32_t count, huge_pages huge,
+                           ckd_error *err) {
     slot_set *set = calloc(1, sizeof(*set));
     if (!set) {
         return err_nomem(err, sizeof(*set), "slots");
     }
     set->layout = *layout;
     *layout = (slot_layout){.count = 0};
-    set->bytes = count * set->layout.size;
     ckd_status status = CKD_OK;
     for (uint32_t i = 0; i < count && status == CKD_OK; i++) {
+        shared_memory *memory = &set->slots[i].memory;
         set->slots[i].layout = &set->layout;
-        status = shared_memory_make(&set->slots[i].memory, set->layout.size, err);
+        status = shared_memory_make(memory, set->layout.size, huge, err);
+        set->bytes += memory->size;
+        set->huge_bytes += memory->huge_bytes;
         set->count += status == CKD_OK;
     }
     if (status != CKD_OK) {
@@ -180,13 +187,28 @@ static ckd_status make_set(slot_set **out, slot_layout *layout, uint32_t count, 
     return CKD_OK;
 }
 
+static void report_ordinary_pages(agent *a, const slot_set *set) {
+    pthread_mutex_lock(&a->mutex);
+    bool reports = pages_of(a) != HUGE_PAGES_OFF && set->huge_bytes < set->bytes && !a->huge_reported;
+    a->huge_reported |= reports;
+    pthread_mutex_unlock(&a->mutex);
+    if (reports) {
+        agent_say(
+            a,
+            "only %llu of %llu MiB are in huge pages, the rest is in ordinary ones: the pool has too few "
+            "free (sysctl vm.nr_hugepages)",
+            (unsigned long long)(set->huge_bytes >> 20), (unsigned long long)(set->bytes >> 20) + 1);
+    }
+}
+
 ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32_t count, ckd_error *err) {
     if (h->set || count < 1 || count > SLOTS_MAX) {
         return err_set(err, CKD_E_INVALID, "a session asks once for 1 to %d slots", SLOTS_MAX);
     }
-    uint64_t need = count * layout->size;
+    uint64_t need = count * shared_memory_bytes(layout->size, pages_of(a));
     pthread_mutex_lock(&a->mutex);
     slot_set *set = take_over(a, h, layout, count);
+    need = set ? set->bytes : need;
     bool room = make_room(a, need);
     a->used_bytes += room ? need : 0;
     pthread_mutex_unlock(&a->mutex);
@@ -203,13 +225,17 @@ ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32
     if (set) {
         sort_slots(set);
     } else {
-        status = make_set(&set, layout, count, err);
+        status = make_set(&set, layout, count, pages_of(a), err);
     }
+    uint64_t taken = status == CKD_OK ? set->bytes : 0; /* fewer than needed, if ordinary pages are used */
     pthread_mutex_lock(&a->mutex);
     h->set = status == CKD_OK ? set : NULL;
-    h->shown.memory_bytes = h->set ? need : 0;
-    a->used_bytes -= h->set ? 0 : need;
+    h->shown.memory_bytes = taken;
+    a->used_bytes -= need - taken;
     pthread_mutex_unlock(&a->mutex);
+    if (status == CKD_OK) {
+        report_ordinary_pages(a, set);
+    }
     return status;
 }
 

@@ -6,6 +6,7 @@
  *   holding.c       the memory of a session: the budget, and memory that restarts take over
  *   durable.c       saves of states in memory, and of states that a trainer left behind
  *   state_copies.c  copies of a state on other nodes and on the disk
+ *   rank_nodes.c    the nodes of ranks: an exchange ends when one of them is gone
  *   record.c        the states that a killed agent held
  *   control.c       the client side: ckd_agent_ask, ckd_agent_drain
  *   tier.c          this node's states as files in memory, which other nodes copy
@@ -35,9 +36,9 @@ typedef struct slot_set {
     slot_layout layout;
     shared_slot slots[SLOTS_MAX];
     uint32_t count;
-    ckd_id done[SLOTS_MAX]; /* by slot: the checkpoint that was saved, or given up for good */
-    uint64_t saved_ns;      /* copied_ns of the last saved state, of this or an earlier trainer */
-    uint64_t bytes;
+    ckd_id done[SLOTS_MAX];     /* by slot: the checkpoint that was saved, or given up for good */
+    uint64_t saved_ns;          /* copied_ns of the last saved state, of this or an earlier trainer */
+    uint64_t bytes, huge_bytes; /* huge_bytes: in huge pages */
 } slot_set;
 
 /* A session, connected or not. The thread of its connection changes it; others read it under the agent's mutex. */
@@ -163,7 +164,11 @@ typedef struct agent {
     tier *tier;          /* NULL: neither other nodes nor a disk */
     /* a message said that sessions of ranks are not copied, because some agent knows no other nodes */
     bool ranks_reported;
+    bool huge_reported; /* a message said that ordinary pages are used, too */
 } agent;
+
+/* The nodes of a group's ranks; rank_nodes.c. */
+typedef struct rank_nodes rank_nodes;
 
 typedef struct connection {
     agent *agent;
@@ -171,10 +176,11 @@ typedef struct connection {
     ckd_store *store; /* opened with the first memory */
     ckd_ranks
         *ranks; /* with the threads of the other ranks' connections, here and on other nodes; NULL: none */
-    holding *holding; /* NULL: a query, or no hello yet */
-    bool copying;     /* of ranks: all their agents copy states to other nodes */
-    bool on_disk;     /* of ranks: all their agents have a local disk */
-    bool storing;     /* a deferred state is being stored */
+    rank_nodes *nodes; /* NULL: not known */
+    holding *holding;  /* NULL: a query, or no hello yet */
+    bool copying;      /* of ranks: all their agents copy states to other nodes */
+    bool on_disk;      /* of ranks: all their agents have a local disk */
+    bool storing;      /* a deferred state is being stored */
 } connection;
 
 /* ---- agent.c ---- */
@@ -198,7 +204,7 @@ void holding_remove(agent *a, holding *h);
  * Waits until the holdings of this run's dead trainers are settled. Releases the mutex meanwhile. Errors: BUSY (a state
  * of one of them cannot be made durable at present).
  */
-ckd_status holdings_settle(agent *a, const holding *own, ckd_error *err);
+ckd_status holdings_await_settled(agent *a, const holding *own, ckd_error *err);
 /*
  * Gives the session `count` slots of this layout: those of the same rank of a dead launch, or new ones, which take over
  * the layout. Locks the mutex itself. Errors: NOMEM (the budget), INVALID, those of shared_memory_make.
@@ -243,6 +249,14 @@ bool holding_is_recent(const connection *c);
  */
 ckd_status holding_copy(bool *enough, ckd_checkpoint *out, connection *c, const shared_slot *s,
                         const slot_content *content, ckd_error *err);
+
+/* ---- rank_nodes.c ---- */
+/*
+ * Finds out which rank is on which node. From then on, an exchange of this group ends when the node of a rank that it
+ * waits for is gone. *out, which may be NULL, is released with free when the group has been left. Collective. Errors:
+ * those of ranks_collect.
+ */
+ckd_status rank_nodes_watch(rank_nodes **out, tier *t, ckd_ranks *ranks, uint32_t world, ckd_error *err);
 
 /* ---- tier.c ---- */
 /* Errors: those of peer_hosts_read, peer_secret_read and peer_node_begin, and of the folder. */

@@ -14,12 +14,21 @@
 
 typedef struct shared_memory {
     int fd;
-    uint8_t *at; /* NULL: there is none */
-    size_t size; /* whole pages */
+    uint8_t *at;       /* NULL: there is none */
+    size_t size;       /* whole pages */
+    size_t huge_bytes; /* how much of it is huge pages; known to the process that made it */
 } shared_memory;
 
+typedef enum huge_pages {
+    HUGE_PAGES_OFF,
+    HUGE_PAGES_TRY, /* from the system's pool; else the kernel joins ordinary pages as far as it can */
+    HUGE_PAGES_ON   /* from the pool only */
+} huge_pages;
+
 /* Makes memory of at least `size` bytes, all zero, and maps it for reading. Errors: NOMEM, NOSPACE, IO. */
-ckd_status shared_memory_make(shared_memory *out, uint64_t size, ckd_error *err);
+ckd_status shared_memory_make(shared_memory *out, uint64_t size, huge_pages huge, ckd_error *err);
+/* Returns the largest size that memory of at least `size` bytes may get. */
+uint64_t shared_memory_bytes(uint64_t size, huge_pages huge);
 /*
  * Maps memory that another process made, for reading, or for writing as well. A forked child does not inherit a mapping
  * for writing. Takes ownership of fd, and closes it on failure. Errors: INVALID (its size is not sealed, or it is

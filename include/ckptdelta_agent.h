@@ -15,6 +15,17 @@
 extern "C" {
 #endif
 
+/*
+ * Pages of the memory for states. Huge pages, of 2 MiB on most machines, take fewer faults and less of the processor's
+ * address cache. The pool is the system's, reserved by an administrator (vm.nr_hugepages).
+ */
+typedef enum ckd_huge_pages {
+    CKD_HUGE_PAGES_OFF = 0, /* ordinary pages */
+    CKD_HUGE_PAGES_TRY =
+        1, /* from the pool; where it has too few, the kernel joins ordinary pages as far as it can */
+    CKD_HUGE_PAGES_ON = 2 /* from the pool only: a session for whose states it has too few saves by itself */
+} ckd_huge_pages;
+
 /* on_message reports what the agent found when it started, and saves that fail. */
 typedef struct ckd_agent_options {
     size_t struct_size;
@@ -63,14 +74,16 @@ typedef struct ckd_agent_options {
      */
     const char *local;
     double local_every_s; /* with peers: this many seconds between copies there; 0: every state */
+    ckd_huge_pages huge_pages;
 } ckd_agent_options;
 #define CKD_AGENT_OPTIONS_INIT \
     { .struct_size = sizeof(ckd_agent_options) }
 
 /*
  * Runs the agent of a store until it gets a request to stop. Creates the store if there is none. Sessions that are
- * still connected at the end continue without an agent. Errors: BUSY (the store has an agent), those of ckd_store_open;
- * after a stop: those of a state that could not be made durable and is lost.
+ * still connected at the end continue without an agent. Errors: BUSY (the store has an agent), NOMEM
+ * (CKD_HUGE_PAGES_ON, and the pool is empty), those of ckd_store_open; after a stop: those of a state that could not be
+ * made durable and is lost.
  */
 CKD_API ckd_status ckd_agent_run(const char *store, const ckd_agent_options *options, ckd_error *err);
 
@@ -122,6 +135,8 @@ typedef struct ckd_agent_state {
     uint64_t local_written_bytes; /* since the agent began */
     uint64_t local_behind;        /* saves, and removals of old states, that the disk has not got yet */
     char local_trouble[256];      /* why copies do not reach the disk; "" if all is well */
+    ckd_huge_pages huge_pages;
+    uint64_t huge_bytes; /* how much of memory_bytes is huge pages */
 } ckd_agent_state;
 
 /*

@@ -239,6 +239,7 @@ typedef struct peer {
     atomic_bool alive, looked, stale; /* stale: `data` is from before the peer was gone */
     atomic_uint losses;
     _Atomic uint64_t seen_ns; /* when it last answered; before that, when this node began */
+    _Atomic uint64_t lost_ns; /* when it was last found silent; 0: it was never alive before */
 } peer;
 
 /* Connects. Each side proves that it has the secret. */

@@ -45,6 +45,7 @@ static void report(peer *p, bool alive, const char *why) {
     if (alive) {
         atomic_store(&p->seen_ns, clock_monotonic_ns());
     } else if (was) {
+        atomic_store(&p->lost_ns, clock_monotonic_ns());
         atomic_fetch_add(&p->losses, 1);
         atomic_store(&p->stale, true);
     }
@@ -110,9 +111,21 @@ void peer_node_await_first_look(peer_node *node) {
     pthread_mutex_unlock(&node->mutex);
 }
 
+uint64_t peer_patience_ns(const peer_node *node) {
+    return (uint64_t)node->options.silence_ms * RECENTLY * 1000000;
+}
+
+/*
+ * Counts from the moment at which this node noticed the silence. The time before may be one in which this node was
+ * stopped itself.
+ */
+uint64_t peer_silence_ns(const peer_node *node, size_t host) {
+    uint64_t lost_ns = peer_alive(node, host) ? 0 : atomic_load(&node->peers[host].lost_ns);
+    return lost_ns ? clock_monotonic_ns() - lost_ns : 0;
+}
+
 static bool any_may_come_back(const peer_node *node) {
-    uint64_t recently_ns = (uint64_t)node->options.silence_ms * RECENTLY * 1000000,
-             now = clock_monotonic_ns();
+    uint64_t recently_ns = peer_patience_ns(node), now = clock_monotonic_ns();
     for (size_t i = 0; i < node->options.hosts->count; i++) {
         if (!peer_alive(node, i) && now - atomic_load(&node->peers[i].seen_ns) < recently_ns) {
             return true;

@@ -127,6 +127,10 @@ void peer_node_end(peer_node *node); /* stops first; accepts NULL */
 
 /* Does the peer show signs of life? A node counts as alive for itself. */
 bool peer_alive(const peer_node *node, size_t host);
+/* Returns how long ago a peer that was alive was found silent; 0: it is alive, or never was. */
+uint64_t peer_silence_ns(const peer_node *node, size_t host);
+/* Returns the time for which a silent peer may be busy, and come back: four times silence_ms. */
+uint64_t peer_patience_ns(const peer_node *node);
 /* Has each peer answered or been given up at least once? Waits for that. */
 void peer_node_await_first_look(peer_node *node);
 /* Waits for the peers that have fallen silent only recently: they may be busy. Waits for silence_ms at most. */

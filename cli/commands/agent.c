@@ -33,12 +33,17 @@ enum {
     OPT_COPIES_BUDGET,
     OPT_SILENCE,
     OPT_LOCAL,
-    OPT_LOCAL_EVERY
+    OPT_LOCAL_EVERY,
+    OPT_HUGE_PAGES
 };
 
 static const struct argp_option options_table[] = {
     {"budget", OPT_BUDGET, "SIZE", 0,
      "Hold at most this much memory, such as 200G [default: half of the machine's]", 1},
+    {"huge-pages", OPT_HUGE_PAGES, "off|try|on", 0,
+     "Hold states in huge pages of the system's pool (vm.nr_hugepages). Where it has too few, `try` has the kernel join "
+     "ordinary pages as far as it can; with `on`, such a session saves by itself [default: off]",
+     1},
     {"detach", OPT_DETACH, 0, 0,
      "Continue in the background, in a session of its own, once trainers can connect. What ends the job "
      "does not end it",
@@ -106,7 +111,8 @@ typedef struct arguments {
     const char *socket, *peers, *self, *secret, *copies, *local;
     uint32_t parity_data, parity;
     uint64_t replicate, send_rate, copies_budget, store_every_s, silence_s, local_every_s;
-    bool detach;
+    bool detach, chose_pages;
+    ckd_huge_pages huge_pages;
     int action; /* an option of the second group; 0: run an agent */
 } arguments;
 
@@ -115,6 +121,13 @@ static void take_action(arguments *a, int key, struct argp_state *state) {
         argp_error(state, "choose one of --status, --explain, --drain and --stop");
     }
     a->action = key;
+}
+
+static void take_huge_pages(arguments *a, const char *arg, struct argp_state *state) {
+    if (!cli_agent_parse_pages(&a->huge_pages, arg)) {
+        argp_error(state, "--huge-pages is off, try or on, not '%s'", arg);
+    }
+    a->chose_pages = true;
 }
 
 /* Options of copies on other nodes and on the local disk. */
@@ -176,8 +189,9 @@ static error_t parse_peers(arguments *a, int key, char *arg, struct argp_state *
 static void check_together(const arguments *a, struct argp_state *state) {
     bool of_peers = a->self || a->secret || a->replicate || a->parity || a->send_rate || a->silence_s;
     bool of_copies = a->copies || a->copies_budget || a->store_every_s;
-    if (a->action && (a->budget || a->detach || a->peers || a->local)) {
-        argp_error(state, "--budget, --detach, --peers and --local go with the start of an agent");
+    if (a->action && (a->budget || a->chose_pages || a->detach || a->peers || a->local)) {
+        argp_error(state,
+                   "--budget, --huge-pages, --detach, --peers and --local go with the start of an agent");
     }
     if (of_peers && !a->peers) {
         argp_error(state,
@@ -207,6 +221,9 @@ static error_t parse(int key, char *arg, struct argp_state *state) {
         if (!cli_parse_size(&a->budget, arg) || !a->budget) {
             argp_error(state, "--budget is a size such as 64G, not '%s'", arg);
         }
+        return 0;
+    case OPT_HUGE_PAGES:
+        take_huge_pages(a, arg, state);
         return 0;
     case OPT_DETACH:
         a->detach = true;
@@ -296,6 +313,7 @@ static ckd_status serve(const arguments *a, int parent, ckd_error *err) {
     ckd_status status = take_signals(&o.stop_fd, err);
     o.socket = a->socket;
     o.memory_bytes = a->budget;
+    o.huge_pages = a->huge_pages;
     o.threads = a->common.threads;
     o.on_message = cli_on_message;
     o.message_context = (void *)(uintptr_t)&a->common;

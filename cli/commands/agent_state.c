@@ -5,6 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char *const page_kinds[] = {
+    [CKD_HUGE_PAGES_OFF] = "off", [CKD_HUGE_PAGES_TRY] = "try", [CKD_HUGE_PAGES_ON] = "on"};
+
+bool cli_agent_parse_pages(ckd_huge_pages *out, const char *text) {
+    for (int kind = CKD_HUGE_PAGES_OFF; kind <= CKD_HUGE_PAGES_ON; kind++) {
+        if (strcmp(text, page_kinds[kind]) == 0) {
+            *out = (ckd_huge_pages)kind;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---- JSON ---- */
 
 static json_t *json_rank(const ckd_agent_session *x, uint32_t number) {
@@ -70,12 +83,13 @@ static ckd_status print_json(const ckd_agent_state *s, ckd_error *err) {
                                   "saved", (json_int_t)x->saved, "failed", (json_int_t)x->failed, "trouble",
                                   cli_json_text(x->trouble[0] ? x->trouble : NULL)));
     }
-    return cli_json_print(json_pack("{s:i, s:I, s:o, s:I, s:I, s:o, s:o, s:o}", "schema", 1, "pid",
-                                    (json_int_t)s->process, "since",
-                                    cli_json_text(cli_text_time(s->since_ns).text), "memory_bytes",
-                                    (json_int_t)s->memory_bytes, "budget_bytes", (json_int_t)s->budget_bytes,
-                                    "sessions", sessions, "copies", json_copies(s), "local", json_local(s)),
-                          err);
+    return cli_json_print(
+        json_pack("{s:i, s:I, s:o, s:I, s:I, s:s, s:I, s:o, s:o, s:o}", "schema", 1, "pid",
+                  (json_int_t)s->process, "since", cli_json_text(cli_text_time(s->since_ns).text),
+                  "memory_bytes", (json_int_t)s->memory_bytes, "budget_bytes", (json_int_t)s->budget_bytes,
+                  "huge_pages", page_kinds[s->huge_pages], "huge_bytes", (json_int_t)s->huge_bytes,
+                  "sessions", sessions, "copies", json_copies(s), "local", json_local(s)),
+        err);
 }
 
 /* ---- tables ---- */
@@ -120,8 +134,12 @@ static ckd_status print_peers(const ckd_agent_state *s, ckd_error *err) {
 }
 
 static ckd_status print_table(const ckd_agent_state *s, ckd_error *err) {
-    printf("process %" PRId64 ", since %s, holds %s of %s\n", s->process, cli_text_time(s->since_ns).text,
+    printf("process %" PRId64 ", since %s, holds %s of %s", s->process, cli_text_time(s->since_ns).text,
            cli_text_size(s->memory_bytes).text, cli_text_size(s->budget_bytes).text);
+    if (s->huge_pages != CKD_HUGE_PAGES_OFF) {
+        printf(", %s in huge pages", cli_text_size(s->huge_bytes).text);
+    }
+    puts("");
     cli_table *t = cli_table_new(
         "RUN|>RANK|>PID|TRAINER|>MEMORY|>NEWEST|>COPIED|>LOCAL|>DURABLE|>SAVED|>FAILED|TROUBLE");
     for (size_t i = 0; i < s->count; i++) {

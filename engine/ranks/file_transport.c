@@ -99,12 +99,17 @@ typedef struct gathering {
 static ckd_status gather_from(gathering *g, uint32_t rank, bool look, ckd_error *err) {
     const member *m = &g->f->members[rank];
     ckd_status status = receive(&g->all[rank], g->f, &m->id, g->number, err);
-    if (status == CKD_E_NOT_FOUND && look && !member_lives(g->f, m)) {
-        status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last message */
-        status = status == CKD_E_NOT_FOUND ? rank_died(rank, g->f->world, "before it had sent its part", err)
-                                           : status;
+    if (status != CKD_E_NOT_FOUND || !look) {
+        return status;
     }
-    return status;
+    ckd_error why = {0};
+    ckd_status missing = member_lives(g->f, m)
+                             ? rank_ask_watch(g->f, rank, &why)
+                             : rank_died(rank, g->f->world, "before it had sent its part", &why);
+    if (missing != CKD_OK) {
+        status = receive(&g->all[rank], g->f, &m->id, g->number, err); /* its last message */
+    }
+    return status == CKD_E_NOT_FOUND && missing != CKD_OK ? err_from(err, missing, &why) : status;
 }
 
 static ckd_status gather_once(void *context, ckd_error *err) {
@@ -151,6 +156,7 @@ static ckd_status gather(void *context, const ckd_bytes *message, ckd_bytes *all
     if (f->rank != 0) {
         return leave_if_failed(f, send(f, g.number, message, err));
     }
+    f->waits_since_ns = clock_monotonic_ns();
     ckd_status status = copy_bytes(&all[0], message, err);
     THEN(status, retry_while_busy(gather_once, &g, f->timeout_ms, err));
     if (status == CKD_OK) {
@@ -179,6 +185,7 @@ static ckd_status look_at_others(reception *r, ckd_error *err) {
     ckd_error why = {0};
     ckd_status missing = rank_group_error(f, &why);
     THEN(missing, rank_find_missing(f, r->number - 1, &why));
+    THEN(missing, rank_ask_watch(f, 0, &why));
     if (missing == CKD_OK) {
         return err_set(err, CKD_E_BUSY, "timed out: rank 0 of %u is alive but does not answer",
                        (unsigned)f->world);
@@ -211,6 +218,7 @@ static ckd_status broadcast(void *context, ckd_bytes *data, ckd_error *err) {
     if (f->rank == 0) {
         return f->world > 1 ? leave_if_failed(f, send(f, r.number, data, err)) : CKD_OK;
     }
+    f->waits_since_ns = clock_monotonic_ns();
     ckd_status status = retry_while_busy(receive_once, &r, f->timeout_ms, err);
     if (status == CKD_OK) {
         forget(f, r.number);

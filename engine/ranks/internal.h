@@ -11,7 +11,8 @@
 /*
  * Ranks that save together.
  *
- *   ranks.c            exchanges, planning, begin and commit, over any transport
+ *   ranks.c            joining, planning, begin and commit, over any transport
+ *   exchange.c         exchanges, of which all of these consist
  *   message.c          messages between ranks, as bytes
  *   file_transport.c   the transport through the store's directory
  *   members.c          membership: joining, liveness, leaving, and cleaning up after dead ranks
@@ -43,7 +44,9 @@ typedef struct rank_files {
     bool claimed;            /* rank 0: a claim file exists, for this checkpoint: */
     ckd_id checkpoint;
     cancel_check stop; /* of joining */
-    bool silent;       /* rank 0 does not wait for the others when it leaves: they have no message to read */
+    rank_watch watch;  /* of ranks that are waited for in exchanges */
+    uint64_t waits_since_ns;
+    bool silent; /* rank 0 does not wait for the others when it leaves: they have no message to read */
     pid_t process;
 } rank_files;
 
@@ -169,6 +172,8 @@ ckd_status rank_group_error(const rank_files *f, ckd_error *err);
  * looks dead itself. Returns the status of the record that counts, with its error in *why.
  */
 ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why);
+/* Asks the watch, if there is one, about a rank that this one waits for. */
+ckd_status rank_ask_watch(const rank_files *f, uint32_t rank, ckd_error *err);
 /* Returns whether the rank is neither alive nor has sent this message. */
 bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number);
 /*
@@ -210,6 +215,39 @@ void plan_cache_free(plan_cache *cache);                                     /* 
 const ckd_plan *plan_cache_find(plan_cache *cache, const hash128 *key);
 /* Takes over the plan. Frees an equal one; otherwise, if the cache is full, the least recently used one. */
 void plan_cache_add(plan_cache *cache, ckd_plan *plan);
+
+/* ---- exchange.c ---- */
+struct ckd_ranks {
+    ckd_store *store;
+    ckd_transport transport;
+    rank_files *files; /* NULL: another transport than the store's directory */
+    uint32_t rank, world;
+    plan_cache *plans;
+    bytes message, reply;  /* what this rank sends, and rank 0's answer */
+    ckd_bytes *all, *sent; /* rank 0: one for each rank */
+    bool broken;           /* an exchange did not complete: ranks do not know each other's state */
+    ckd_error lost;        /* if broken: why */
+};
+
+/* One exchange. `combine` runs on rank 0 if no rank had an error, and makes the answer from what they sent. */
+typedef ckd_status (*combine_fn)(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err);
+typedef struct exchange {
+    ckd_ranks *g;
+    combine_fn combine;
+    void *context;
+    ckd_bytes message; /* contains the answer; rank 0's belongs to the group, others release it */
+    ckd_bytes answer;
+    bool commits; /* rank 0's result counts even if the others do not learn it */
+    bool agreed;  /* all ranks have the same result */
+    bool over;    /* some rank is at another point: the group ends with this exchange */
+} exchange;
+/*
+ * own: CKD_OK to send `data`, or an error with `why`. Errors: the first rank's that has one; STATE (an earlier exchange
+ * was not completed), those of the transport.
+ */
+ckd_status rank_exchange(exchange *x, ckd_status own, const ckd_error *why, const ckd_bytes *data,
+                         ckd_error *err);
+void rank_exchange_end(exchange *x);
 
 /* ---- regions of one tensor, as boxes where possible ---- */
 /*

@@ -1,6 +1,6 @@
 /*
- * Collective saves over any transport. All steps consist of one kind of exchange. Each rank sends bytes or its error.
- * Rank 0 combines all bytes into an answer. Every rank receives the answer, or the first error by rank.
+ * Collective saves over any transport: joining, planning, beginning, committing. All steps consist of one kind of
+ * exchange (exchange.c).
  */
 #include <stdlib.h>
 
@@ -9,18 +9,6 @@
 #include "engine/save/save.h"
 
 #define LOOK_EVERY_NS UINT64_C(100000000) /* how often busy ranks check the others */
-
-struct ckd_ranks {
-    ckd_store *store;
-    ckd_transport transport;
-    rank_files *files; /* NULL: another transport than the store's directory */
-    uint32_t rank, world;
-    plan_cache *plans;
-    bytes message, reply;  /* what this rank sends, and rank 0's answer */
-    ckd_bytes *all, *sent; /* rank 0: one for each rank */
-    bool broken;           /* an exchange did not complete: ranks do not know each other's state */
-    ckd_error lost;        /* if broken: why */
-};
 
 ckd_status rank_transport(ckd_transport *out, const ckd_transport *transport, ckd_error *err) {
     *out = (ckd_transport){0};
@@ -103,143 +91,17 @@ void ckd_ranks_leave(ckd_ranks *g) {
     }
 }
 
+void ranks_watch(ckd_ranks *g, const rank_watch *watch) {
+    if (g->files) {
+        g->files->watch = *watch;
+    }
+}
+
 void ranks_break_off(ckd_ranks *g) {
     if (g && g->files) {
         g->files->silent = true;
     }
     ckd_ranks_leave(g);
-}
-
-/* ---- exchanges ---- */
-
-/* One exchange. `combine` runs on rank 0 if no rank had an error, and makes the answer from what they sent. */
-typedef ckd_status (*combine_fn)(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err);
-typedef struct exchange {
-    ckd_ranks *g;
-    combine_fn combine;
-    void *context;
-    ckd_bytes message; /* contains the answer; rank 0's belongs to the group, others release it */
-    ckd_bytes answer;
-    bool commits; /* rank 0's result counts even if the others do not learn it */
-    bool agreed;  /* all ranks have the same result */
-    bool over;    /* some rank is at another point: the group ends with this exchange */
-} exchange;
-
-/* Opens all messages. Returns the error of the first rank that has one, with its rank. */
-static ckd_status open_all(ckd_bytes *sent, const ckd_bytes *all, uint32_t world, ckd_error *err) {
-    for (uint32_t r = 0; r < world; r++) {
-        ckd_error why = {0};
-        rank_message m = rank_message_read(&all[r], &why);
-        ckd_status status = m.status;
-        sent[r] = m.inside;
-        if (status != CKD_OK) {
-            return rank_error(err, r, status, &why);
-        }
-    }
-    return CKD_OK;
-}
-
-/* Combines what all ranks sent, and broadcasts the answer or the error. */
-static ckd_status answer_all(exchange *x, const ckd_bytes *all, ckd_status gathered, const ckd_error *lost,
-                             ckd_error *err) {
-    ckd_ranks *g = x->g;
-    ckd_error why = *lost;
-    bytes answer = {0};
-    ckd_status status = gathered;
-    THEN(status, open_all(g->sent, all, g->world, &why));
-    THEN(status, x->combine(x->context, g->sent, &answer, &why));
-    if (status == CKD_OK && answer.failed) {
-        status = err_nomem(&why, answer.size, "an answer");
-    }
-    x->over = gathered != CKD_OK;
-    x->message = rank_message_put(&g->reply, status, &why, x->over, answer.data, answer.size);
-    if (status == CKD_OK) { /* not if there was no memory for the answer */
-        rank_message m = rank_message_read(&x->message, &why);
-        x->answer = m.inside;
-        status = m.status;
-    }
-    ckd_error lost_answer = {0};
-    ckd_status sent = g->transport.broadcast(g->transport.context, &x->message, &lost_answer);
-    x->agreed = sent == CKD_OK;
-    g->lost = gathered == CKD_OK ? lost_answer : *lost;
-    bytes_free(&answer);
-    return status == CKD_OK && !x->commits ? err_from(err, sent, &lost_answer) : err_from(err, status, &why);
-}
-
-static ckd_status coordinate(exchange *x, const ckd_bytes *message, ckd_error *err) {
-    ckd_ranks *g = x->g;
-    ckd_error why = {0};
-    ckd_status status = g->transport.gather(g->transport.context, message, g->all, &why);
-    status = answer_all(x, g->all, status, &why, err);
-    for (uint32_t r = 0; r < g->world; r++) {
-        ckd_bytes_free(&g->all[r]);
-    }
-    return status;
-}
-
-static ckd_status participate(exchange *x, const ckd_bytes *message, ckd_error *err) {
-    ckd_ranks *g = x->g;
-    g->lost = (ckd_error){.offset = CKD_NO_OFFSET};
-    ckd_status status = g->transport.gather(g->transport.context, message, NULL, &g->lost);
-    THEN(status, g->transport.broadcast(g->transport.context, &x->message, &g->lost));
-    if (status == CKD_OK) {
-        rank_message m = rank_message_read(&x->message, &g->lost);
-        x->agreed = m.readable;
-        x->over = m.over;
-        x->answer = m.inside;
-        status = m.status;
-    }
-    return err_from(err, status, &g->lost);
-}
-
-/* own: CKD_OK to send `data`, or an error with `why`. */
-static ckd_status run_exchange(exchange *x, ckd_status own, const ckd_error *why, const ckd_bytes *data,
-                               ckd_error *err) {
-    if (x->g->broken) {
-        return err_set(
-            err, CKD_E_STATE,
-            "an earlier exchange with the other ranks was not completed: call ckd_ranks_leave, then ckd_ranks_join");
-    }
-    ckd_bytes message = rank_message_put(&x->g->message, own, why, false, data->data, data->size);
-    ckd_status status = x->g->rank == 0 ? coordinate(x, &message, err) : participate(x, &message, err);
-    x->g->broken = !x->agreed || x->over;
-    return status;
-}
-
-ckd_status ranks_check(const ckd_ranks *g, ckd_error *err) {
-    ckd_status known = g->broken ? g->lost.status : CKD_OK;
-    bool unknown = g->broken && known == CKD_OK;
-    return unknown ? err_set(err, CKD_E_STATE, "the ranks lost each other") : err_from(err, known, &g->lost);
-}
-
-static void end_exchange(exchange *x) {
-    if (x->g->rank != 0) {
-        ckd_bytes_free(&x->message);
-    }
-    x->answer = (ckd_bytes){NULL, 0};
-}
-
-static ckd_status pass_on(void *context, const ckd_bytes *sent, bytes *answer, ckd_error *err) {
-    (void)context;
-    (void)err;
-    bytes_put(answer, sent[0].data, sent[0].size);
-    return CKD_OK;
-}
-
-ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
-                       ckd_error *err) {
-    exchange x = {.g = g, .combine = pass_on};
-    ckd_bytes sent = {data, g->rank == 0 ? size : 0};
-    ckd_status status = run_exchange(&x, own, why, &sent, err);
-    if (status == CKD_OK && x.answer.size != size) {
-        g->broken = true;
-        status = err_set(err, CKD_E_CORRUPT, "rank 0 sent something else than this rank expects");
-    }
-    if (status == CKD_OK && size) {
-        memcpy(data, x.answer.data, size);
-    }
-    end_exchange(&x);
-    return status;
 }
 
 /* ---- planning ---- */
@@ -278,7 +140,7 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
                                         ckd_error *err) {
     exchange x = {.g = g, .combine = make_plan, .context = g};
     ckd_plan *plan = NULL;
-    ckd_status status = run_exchange(&x, CKD_OK, NULL, own_tensors, err);
+    ckd_status status = rank_exchange(&x, CKD_OK, NULL, own_tensors, err);
     if (status == CKD_OK) {
         ckd_error why = {0};
         ckd_status read = plan_read(&plan, x.answer.data, x.answer.size, &why);
@@ -290,7 +152,7 @@ static ckd_status exchange_descriptions(const ckd_plan **out, ckd_ranks *g, cons
     } else {
         ckd_plan_free(plan);
     }
-    end_exchange(&x);
+    rank_exchange_end(&x);
     return status;
 }
 
@@ -303,14 +165,14 @@ ckd_status ckd_ranks_plan(const ckd_plan **out, ckd_ranks *g, const ckd_tensor *
     hash128 hash = plan_description_hash(&own_tensors), key;
     ckd_bytes sent = {hash.bytes, sizeof(hash.bytes)};
     exchange x = {.g = g, .combine = find_plan, .context = g};
-    ckd_status status = run_exchange(&x, own, &why, &sent, err);
+    ckd_status status = rank_exchange(&x, own, &why, &sent, err);
     bool cached = false;
     if (status == CKD_OK && x.answer.size == sizeof(key.bytes) + 1) {
         memcpy(key.bytes, x.answer.data, sizeof(key.bytes));
         cached = ((const uint8_t *)x.answer.data)[sizeof(key.bytes)] != 0;
         *out = cached ? plan_cache_find(g->plans, &key) : NULL;
     }
-    end_exchange(&x);
+    rank_exchange_end(&x);
     if (status == CKD_OK && cached && !*out) {
         g->broken = true;
         status = err_set(err, CKD_E_STATE, "rank 0 has a plan that rank %u does not have", (unsigned)g->rank);
@@ -366,7 +228,7 @@ ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options 
     status = status == CKD_OK && place.failed ? err_nomem(&why, place.size, "a message") : status;
     ckd_bytes sent = {place.data, place.size};
     exchange x = {.g = g, .combine = begin_first, .context = &b};
-    status = run_exchange(&x, status, &why, &sent, err);
+    status = rank_exchange(&x, status, &why, &sent, err);
     bytes_free(&place);
     if (status == CKD_OK && g->rank != 0) {
         ckd_status begun = CKD_E_CORRUPT;
@@ -378,7 +240,7 @@ ckd_status ckd_ranks_begin(ckd_save **out, ckd_ranks *g, const ckd_save_options 
     } else if (status == CKD_OK) {
         status = ranks_agree(g, CKD_OK, &why, NULL, 0, err);
     }
-    end_exchange(&x);
+    rank_exchange_end(&x);
     if (status != CKD_OK) {
         ckd_save_abort(b.save);
         return status;
@@ -547,12 +409,12 @@ static ckd_status finish(ckd_checkpoint *info, ckd_ranks *g, ckd_save *save, con
         c.save = NULL;
     }
     ckd_bytes sent = {part.data, part.size};
-    status = run_exchange(&x, status, &why, &sent, err);
+    status = rank_exchange(&x, status, &why, &sent, err);
     if (g->rank != 0) {
         status = take_outcome(&c, &x, status, err);
     }
     ckd_save_abort(c.save);
-    end_exchange(&x);
+    rank_exchange_end(&x);
     ckd_part_free(&part);
     if (status == CKD_OK && g->rank == 0) { /* the others have the result and continue */
         g->store->hooks->after_commit(g->store, c.info.run);

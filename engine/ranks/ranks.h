@@ -16,6 +16,11 @@ ckd_status ranks_recover(const ckd_store *store, ckd_error *err);
 ckd_status ranks_agree(ckd_ranks *g, ckd_status own, const ckd_error *why, void *data, size_t size,
                        ckd_error *err);
 /*
+ * All ranks call it, each with as many bytes. *out, of world * size bytes, gets those of all, by rank; NULL: this rank
+ * does not want them. Errors: as for ranks_agree.
+ */
+ckd_status ranks_collect(void *out, ckd_ranks *g, const void *data, size_t size, ckd_error *err);
+/*
  * Can the ranks go on with this group? Errors: the reason why an exchange was not completed. No further exchange will
  * complete then, and the others may wait for this rank until it leaves.
  */
@@ -26,6 +31,17 @@ ckd_status ranks_check(const ckd_ranks *g, ckd_error *err);
  */
 ckd_status ranks_join(ckd_ranks **out, ckd_store *store, const ckd_ranks_options *options,
                       const cancel_check *stop, ckd_error *err);
+/*
+ * Knows more of other ranks than the store's directory shows: a process that is stopped, or whose machine hangs, still
+ * has its lock. look: may a rank that has been waited for so long still come? It is asked again and again. Errors: STATE;
+ * then the rank counts as dead, and the group ends for all.
+ */
+typedef struct rank_watch {
+    ckd_status (*look)(void *context, uint32_t rank, uint64_t waited_ns, ckd_error *err);
+    void *context;
+} rank_watch;
+/* From now on this rank asks the watch while it waits. Does nothing if the ranks have a transport of their own. */
+void ranks_watch(ckd_ranks *g, const rank_watch *watch);
 /*
  * As ckd_ranks_leave, for a rank that will take part in no further exchange, whatever the others do. Rank 0 does not
  * wait for them, so they notice that it is gone.

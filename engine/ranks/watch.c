@@ -57,6 +57,12 @@ ckd_status rank_end_group(const rank_files *f, ckd_status status, ckd_error *why
     return status;
 }
 
+ckd_status rank_ask_watch(const rank_files *f, uint32_t rank, ckd_error *err) {
+    return f->watch.look
+               ? f->watch.look(f->watch.context, rank, clock_monotonic_ns() - f->waits_since_ns, err)
+               : CKD_OK;
+}
+
 bool rank_is_missing(const rank_files *f, uint32_t rank, uint64_t number) {
     const member *m = &f->members[rank];
     pathname message = path_message(f->store, &m->id, number, "");

@@ -373,7 +373,7 @@ static ckd_status publish(shared_slot *to, part_head *head, ckd_error *err) {
 /* Makes memory as an agent does for a session, but mapped with the right to write. */
 static ckd_status make_memory(shared_memory *out, uint64_t size, ckd_error *err) {
     shared_memory made = {.at = NULL};
-    ckd_status status = shared_memory_make(&made, size, err);
+    ckd_status status = shared_memory_make(&made, size, HUGE_PAGES_OFF, err);
     if (status == CKD_OK) {
         status = shared_memory_map(out, local_copy(made.fd), size, true, err);
     }

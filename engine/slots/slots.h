@@ -17,7 +17,7 @@
 
 #define SLOTS_MAX      3                   /* the good one, the previous one, and the one being written */
 #define SLOT_PAGE      (UINT64_C(1) << 20) /* bytes that share a hash */
-#define SLOT_PROTOCOL  5
+#define SLOT_PROTOCOL  6
 #define SLOT_BYTES_MAX (UINT64_C(1) << 50)
 #define SLOT_ITEMS_MAX (1u << 22)
 
@@ -222,6 +222,7 @@ typedef struct slot_agent {
     uint64_t own_bytes, held_bytes, kept, kept_bytes;
     char local[512], local_trouble[256];
     uint64_t local_bytes, local_written_bytes, local_behind;
+    uint64_t huge_pages, huge_bytes;
 } slot_agent;
 
 typedef struct slot_message {

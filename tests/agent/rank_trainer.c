@@ -1,7 +1,8 @@
 /*
- * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY].
- * STEPS is the last step, or +N: so many after the restored one. The state of a step is the same for any number of
- * ranks: each has rows of a weight, elements of its moment, and a copy of a bias.
+ * A rank of a training, for tests of agents of several nodes. Usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY
+ * [TIMEOUT]]. STEPS is the last step, or +N: so many after the restored one. TIMEOUT: for how many seconds ranks wait for
+ * each other. The state of a step is the same for any number of ranks: each has rows of a weight, elements of its moment,
+ * and a copy of a bias.
  */
 #include <ckptdelta.h>
 #include <stdio.h>
@@ -54,14 +55,14 @@ static void train(uint64_t first, uint64_t rows) {
 
 int main(int argc, char **argv) {
     if (argc < 6) {
-        fprintf(stderr, "usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY]\n");
+        fprintf(stderr, "usage: rank_trainer STORE RANK WORLD GROUP STEPS [EVERY [TIMEOUT]]\n");
         return 2;
     }
     ckd_ranks_options ranks = CKD_RANKS_OPTIONS_INIT;
     ranks.rank = (uint32_t)atoi(argv[2]);
     ranks.world = (uint32_t)atoi(argv[3]);
     ranks.group = argv[4];
-    ranks.timeout_ms = 60000;
+    ranks.timeout_ms = argc > 7 ? (uint32_t)atoi(argv[7]) * 1000 : 60000;
     uint64_t first = ROWS * (uint64_t)ranks.rank / ranks.world;
     uint64_t rows = ROWS * (uint64_t)(ranks.rank + 1) / ranks.world - first;
     ckd_save_options save = CKD_SAVE_OPTIONS_INIT;

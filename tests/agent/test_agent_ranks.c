@@ -466,7 +466,7 @@ static void test_a_rank_does_not_hear_of_the_others(void **state) {
     agent_local = local;
     agent_store_every_s = 3600;
     unsigned broken = 0, stride = (unsigned)test_stride(9, 1, 1);
-    for (unsigned n = 19 + (unsigned)test_first("unread messages", stride); n < 40; n += stride) {
+    for (unsigned n = 21 + (unsigned)test_first("unread messages", stride); n < 42; n += stride) {
         snprintf(unread, sizeof(unread), ".%u", n);
         agent_unread = unread;
         pid_t agent = start_agent(0);

@@ -15,19 +15,19 @@
 /* The ranks of a lost node leave a state that cannot be stored yet. It stays, however much memory others need. */
 static void test_what_waits_for_other_nodes_is_not_forgotten(void **state) {
     (void)state;
-    agent a = {.options = {.memory_bytes = 1000}};
+    agent a = {.options = {.memory_bytes = 10000}};
     ckd_error err;
     pthread_mutex_init(&a.mutex, NULL);
     holding *left = holding_add(&a, &(slot_hello){.run = "ranks", .world = 2}, -1, -1);
     holding *h = holding_add(&a, &(slot_hello){.run = "another"}, -1, -1);
     assert_true(left && h);
-    slot_layout layout = {.size = 600};
+    slot_layout layout = {.size = 6000};
     must(holding_give_memory(&a, left, &layout, 1, &err), &err);
     left->settled = true;
     left->deferred = 1;
-    layout.size = 600;
+    layout.size = 6000;
     assert_int_equal(holding_give_memory(&a, h, &layout, 1, &err), CKD_E_NOMEM);
-    assert_int_equal(a.used_bytes, 600);
+    assert_int_equal(a.used_bytes, 8192); /* two pages */
     left->deferred = 0;
     must(holding_give_memory(&a, h, &layout, 1, &err), &err);
     assert_ptr_equal(a.holdings, h);
@@ -39,7 +39,7 @@ static void test_what_waits_for_other_nodes_is_not_forgotten(void **state) {
 /* A session saves one state after the other. A drain waits only for those of its beginning. */
 static void test_a_drain_ends_while_a_session_saves(void **state) {
     (void)state;
-    agent a = {.options = {.memory_bytes = 1000}};
+    agent a = {.options = {.memory_bytes = 10000}};
     ckd_error err;
     int ends[2];
     pthread_mutex_init(&a.mutex, NULL);

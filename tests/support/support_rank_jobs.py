@@ -17,12 +17,12 @@ class Job:
 
     count = 0
 
-    def __init__(self, cluster, nodes, steps=EVER, every=5):
+    def __init__(self, cluster, nodes, steps=EVER, every=5, timeout=60):
         Job.count += 1
         self.ranks = []
         for rank, node in enumerate(nodes):
             command = [TRAINER, cluster.store, str(rank), str(len(nodes)), f"job-{os.getpid()}-{Job.count}", str(steps),
-                       str(every)]
+                       str(every), str(timeout)]
             self.ranks.append(node.train(command=command))
 
     def kill(self):
@@ -49,9 +49,9 @@ def least_copied(nodes):
     return min(s["copied_step"] for node in set(nodes) for s in node.status()["sessions"])
 
 
-def train_until_copied(cluster, nodes, step=30):
+def train_until_copied(cluster, nodes, step=30, **options):
     until(lambda: all(node.in_place() for node in nodes))
-    job = Job(cluster, nodes)
+    job = Job(cluster, nodes, **options)
     until(lambda: copied(nodes, step))
     return job, least_copied(nodes)
 

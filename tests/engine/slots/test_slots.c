@@ -69,7 +69,7 @@ static void open_both(both *b) {
     memset(b, 0, sizeof(*b));
     make_layout(&b->layout);
     b->agents.layout = b->trainers.layout = &b->layout;
-    assert_int_equal(shared_memory_make(&b->agents.memory, b->layout.size, &err), CKD_OK);
+    assert_int_equal(shared_memory_make(&b->agents.memory, b->layout.size, HUGE_PAGES_OFF, &err), CKD_OK);
     int fd = dup(b->agents.memory.fd);
     assert_int_equal(shared_memory_map(&b->trainers.memory, fd, b->layout.size, true, &err), CKD_OK);
     for (uint64_t i = 0; i < b->layout.data_bytes; i++) {
@@ -300,7 +300,7 @@ static void test_memory_keeps_its_size(void **state) {
     (void)state;
     shared_memory made, mapped;
     ckd_error err;
-    assert_int_equal(shared_memory_make(&made, 5000, &err), CKD_OK);
+    assert_int_equal(shared_memory_make(&made, 5000, HUGE_PAGES_OFF, &err), CKD_OK);
     assert_int_equal(made.size, 8192);
     assert_int_not_equal(ftruncate(made.fd, 4096), 0);
     assert_int_equal(shared_memory_map(&mapped, dup(made.fd), 8193, false, &err), CKD_E_INVALID);

@@ -1,6 +1,7 @@
 """ckptdelta agent, with trainers that are killed: the newest complete state survives, and a restart goes on from it."""
 
 import contextlib
+import fcntl
 import functools
 import os
 import random
@@ -69,6 +70,37 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+POOL = Path("/proc/sys/vm/nr_hugepages")
+
+
+def meminfo(key):
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines.get(key, "0").split()[0])
+
+
+def free_pages():
+    return meminfo("HugePages_Free") - meminfo("HugePages_Rsvd")
+
+
+@pytest.fixture
+def pool():
+    """Gives the system this many huge pages that nobody uses. Tests change the pool one at a time: test_base_huge_pages.c, too."""
+    with open("/tmp/ckptdelta-huge-pages.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = POOL.read_text() if POOL.exists() else ""
+
+        def grow(pages):
+            with contextlib.suppress(OSError):
+                POOL.write_text(str(int(before) - free_pages() + pages))
+            if free_pages() != pages or int(Path("/proc/sys/vm/nr_overcommit_hugepages").read_text()):
+                pytest.skip(f"the pool of huge pages cannot be changed here ({POOL})")
+        if not before:
+            pytest.skip("this system has no huge pages")
+        yield grow
+        if POOL.read_text() != before:
+            POOL.write_text(before)
 
 
 def saved(node, count):
@@ -253,6 +285,51 @@ def test_budget_too_small(node):
     node.stop()
 
 
+def test_huge_pages(node, pool):
+    """All states are in pages of the pool, and a restart takes them over."""
+    pool(8)
+    node.start("--huge-pages", "on")
+    for _ in range(2):
+        trainer = node.train()
+        until(saved(node, 1))
+        status = node.agent("--status", "--json").json()
+        assert status["huge_pages"] == "on" and status["huge_bytes"] == status["memory_bytes"] > 2 * 400_000
+        assert free_pages() == 8 - status["huge_bytes"] // (meminfo("Hugepagesize") << 10)
+        assert "in huge pages" in node.agent("--status").out
+        trainer.kill()
+        trainer.communicate()
+        until(lambda: not node.sessions()[0]["connected"])
+    assert "ordinary" not in node.stop()
+    assert free_pages() == 8
+
+
+def test_a_pool_that_is_too_small(node, pool):
+    """An agent that needs huge pages does not begin without any. A session for which they do not suffice saves by itself."""
+    pool(0)
+    refused = run("agent", node.store, "--socket", node.socket, "--huge-pages", "on", expect=FAILED)
+    assert "vm.nr_hugepages" in refused.err and not node.store.exists()
+    pool(1)
+    node.start("--huge-pages", "on")
+    assert node.train(20).communicate()[0].startswith("resumes after step 0\n")
+    assert node.sessions() == [] and node.newest() == 20
+    assert free_pages() == 1
+    node.stop()
+
+
+def test_ordinary_pages_instead(node, pool):
+    """The agent says once that the pool has too few."""
+    pool(0)
+    node.start("--huge-pages", "try")
+    for steps in (20, 40):
+        trainer = node.train(steps)
+        trainer.communicate()
+        assert trainer.returncode == 0
+    assert node.newest() == 40
+    status = node.agent("--status", "--json").json()
+    assert status["huge_pages"] == "try" and status["huge_bytes"] == 0
+    assert node.stop().count("in ordinary ones") == 1
+
+
 def test_the_supervisor_waits_for_the_agent(node):
     """An attempt starts from what the one before left in memory, and begins no branch."""
     node.start()
@@ -277,7 +354,7 @@ def test_the_supervisor_waits_for_the_agent(node):
 
 
 def test_usage(node):
-    for args in (["--budget", "0"], ["--budget", "x"], ["--status", "--stop"], ["--detach", "--drain"]):
+    for args in (["--budget", "0"], ["--budget", "x"], ["--huge-pages", "yes"], ["--huge-pages", "on", "--status"], ["--status", "--stop"], ["--detach", "--drain"]):
         node.agent(*args, expect=USAGE)
     run("agent", node.store, "--socket", "relative", expect=USAGE)
     run("agent", node.store, "--socket", "/" + 120 * "x", expect=USAGE)

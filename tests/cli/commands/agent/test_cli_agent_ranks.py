@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -194,3 +195,77 @@ def test_nodes_that_cannot_be_asked(cluster):
     assert resumed >= reached
     check_state(four, resumed + 40)
     until(lambda: all(n.in_place() for n in four.nodes))
+
+
+LONG = 6000  # seconds: a rank that waited for so long would fail the test
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_agent(cluster, monkeypatch, rank):
+    """The other agents find that its node is silent, and give up. All ranks save by themselves before it goes on."""
+    monkeypatch.setenv("CKPTDELTA_AGENT_WAIT", "3")
+    two = cluster("ab", "--silence", "1s")
+    node = two.nodes[rank]
+    job = Job(two, two.nodes, timeout=LONG)
+    until(lambda: two.newest() >= 30)
+    node.suspend()
+    step = two.newest()
+    until(lambda: two.newest() > step + 20)
+    assert [r.poll() for r in job.ranks] == [None, None]
+    node.resume()
+    job.kill()
+    resumed = Job(two, two.nodes, "+20").finish()
+    assert resumed > step
+    check_state(two, resumed + 20)
+
+
+def test_a_stopped_agent_and_killed_ranks(cluster, monkeypatch):
+    """A restart does not wait until it goes on: what it has is elsewhere, too."""
+    monkeypatch.setenv("CKPTDELTA_AGENT_WAIT", "3")
+    two = cluster("ab", "--silence", "1s", "--store-every", "1h")
+    left, node = two.nodes
+    job, reached = train_until_copied(two, two.nodes, timeout=LONG)
+    node.suspend()
+    assert two.newest() < reached
+    job.kill()
+    job = Job(two, [left] * 2, "+20", timeout=LONG)
+    until(lambda: all(r.poll() is not None for r in job.ranks))
+    node.resume()
+    resumed = job.finish()
+    assert resumed >= reached
+    check_state(two, resumed + 20)
+    node.ask("--drain", "-q")
+    assert two.newest() == resumed + 20
+
+
+def suspend_while_other_saves(node, other):
+    """Stops an agent whose trainer goes on, so that the other agent waits for it with a new state. Returns the last stored step."""
+    while True:
+        node.suspend()
+        stored = node.cluster.newest()
+        for _ in range(20):
+            if other.status()["sessions"][0]["newest_step"] > stored:
+                return stored
+            time.sleep(0.05)
+        node.resume()
+        time.sleep(0.05)
+
+
+def test_an_agent_that_is_silent_for_a_moment(cluster):
+    """It is waited for: what the killed ranks have left can only be stored by all agents."""
+    two = cluster("ab", "--silence", "2s")
+    left, node = two.nodes
+    job = Job(two, two.nodes, timeout=LONG)
+    until(lambda: two.newest() >= 30)
+    stored = suspend_while_other_saves(node, left)
+    time.sleep(0.5)  # the other trainer has copied this state, too, but nobody can tell
+    job.kill()
+    until(lambda: not left.copies()["peers"][0]["alive"])
+    time.sleep(1)  # a wait that ends now would be noticed
+    assert two.newest() == stored
+    node.resume()
+    until(lambda: all(not s["connected"] for each in two.nodes for s in each.status()["sessions"]))
+    for each in two.nodes:
+        each.ask("--drain", "-q")
+        assert "does not come" not in each.said() and "cannot be made durable" not in each.said()
+    assert two.newest() > stored
