@@ -192,16 +192,36 @@ static ckd_status choose(const arguments *a, cli_inputs *inputs, ckd_error *err)
     return CKD_OK;
 }
 
-/* ---- anchors ---- */
+/* ---- the run before ---- */
+
+typedef struct run_state {
+    bool has_policy; /* of its own */
+    ckd_policy policy;
+    size_t count; /* checkpoints */
+} run_state;
+
+static ckd_status look_at_run(run_state *out, ckd_store *store, const char *name, ckd_error *err) {
+    ckd_policy_list *policies = NULL;
+    ckd_checkpoint_list *all = NULL;
+    *out = (run_state){.policy = {.keep_last = 0}};
+    ckd_status status = ckd_store_policies(&policies, store, err);
+    for (size_t i = 0; status == CKD_OK && i < policies->count; i++) {
+        if (strcmp(policies->items[i].run, name) == 0) {
+            out->has_policy = true;
+            out->policy = policies->items[i].policy;
+        }
+    }
+    THEN(status, ckd_store_list(&all, store, name, err));
+    out->count = status == CKD_OK ? all->count : 0;
+    ckd_policy_list_free(policies);
+    ckd_checkpoint_list_free(all);
+    return status;
+}
 
 /* The parent is the anchor of the newest version, if it has one; else the version itself, as for any save. */
-static void choose_parent(arguments *a) {
-    ckd_store *store;
+static void choose_parent(arguments *a, ckd_store *store) {
     ckd_checkpoint newest, anchor;
     cli_saving *s = &a->saving;
-    if (ckd_store_open(&store, s->common.store, CKD_OPEN_READ, NULL, NULL) != CKD_OK) {
-        return; /* there is none yet, or the save says what is wrong */
-    }
     if (ckd_store_find(&newest, store, s->save.run, CKD_LATEST, NULL) == CKD_OK &&
         ckd_store_find(&anchor, store, a->anchors, CKD_LATEST, NULL) == CKD_OK &&
         anchor.step == newest.step && newest.step < s->save.step) {
@@ -209,8 +229,29 @@ static void choose_parent(arguments *a) {
         s->parent.step = anchor.step;
         s->has_parent = true;
     }
-    ckd_store_close(store);
 }
+
+/* A trainer's checkpoints are not deleted by a policy that was meant for versions. */
+static ckd_status prepare(arguments *a, ckd_error *err) {
+    ckd_store *store;
+    run_state run;
+    if (ckd_store_open(&store, a->saving.common.store, CKD_OPEN_READ, NULL, NULL) != CKD_OK) {
+        return CKD_OK; /* there is none yet, or the save says what is wrong */
+    }
+    choose_parent(a, store);
+    ckd_status status = look_at_run(&run, store, a->saving.save.run, NULL);
+    ckd_store_close(store);
+    if (status == CKD_OK && a->has_rules && !run.has_policy && run.count > 0) {
+        return cli_error(
+            err, CKD_E_INVALID,
+            "run '%s' has checkpoints and no policy: publish to a run that has only versions, or "
+            "set its policy by ckptdelta policy",
+            a->saving.save.run);
+    }
+    return CKD_OK;
+}
+
+/* ---- anchors ---- */
 
 /* Saves the version once more, as a base. After a failure the next version is due for an anchor, too. */
 static ckd_status make_anchor(const arguments *a, cli_inputs *inputs) {
@@ -219,6 +260,7 @@ static ckd_status make_anchor(const arguments *a, cli_inputs *inputs) {
     saving.common.json = false;
     saving.save.run = a->anchors;
     saving.save.base = 1;
+    saving.save.parent_run = NULL;
     saving.has_parent = false;
     if (cli_saving_run(&saving, inputs) == CLI_DONE) {
         return CKD_OK;
@@ -229,23 +271,6 @@ static ckd_status make_anchor(const arguments *a, cli_inputs *inputs) {
 }
 
 /* ---- policies ---- */
-
-/* *has_policy: the run has one of its own. *first: it has only one checkpoint. */
-static ckd_status look_at_run(bool *has_policy, bool *first, ckd_store *store, const char *name,
-                              ckd_error *err) {
-    ckd_policy_list *policies = NULL;
-    ckd_checkpoint_list *all = NULL;
-    *has_policy = false;
-    ckd_status status = ckd_store_policies(&policies, store, err);
-    for (size_t i = 0; status == CKD_OK && i < policies->count; i++) {
-        *has_policy = *has_policy || strcmp(policies->items[i].run, name) == 0;
-    }
-    THEN(status, ckd_store_list(&all, store, name, err));
-    *first = status == CKD_OK && all->count == 1;
-    ckd_policy_list_free(policies);
-    ckd_checkpoint_list_free(all);
-    return status;
-}
 
 static ckd_status store_policy(ckd_store *store, const char *run, uint64_t keep_last, uint64_t keep_within_s,
                                ckd_error *err) {
@@ -259,22 +284,27 @@ static ckd_status store_policy(ckd_store *store, const char *run, uint64_t keep_
     return ckd_store_set_policy(store, &policy, err);
 }
 
-/* Gives the run its policy: the first time, and whenever options say so. A run of a trainer gets none by itself. */
+/* Gives the run its policy: the first time, and when options ask for another. A trainer's run gets none. */
 static ckd_status set_policy(const arguments *a, ckd_store *store, ckd_error *err) {
-    bool has_policy, first;
-    ckd_status status = look_at_run(&has_policy, &first, store, a->saving.save.run, err);
-    if (status != CKD_OK || (!a->has_rules && (has_policy || !first))) {
+    run_state run;
+    ckd_status status = look_at_run(&run, store, a->saving.save.run, err);
+    if (status != CKD_OK || (!run.has_policy && run.count > 1)) {
         return status;
     }
-    uint64_t keep_last = a->keep_last ? a->keep_last : a->has_rules ? 1 : KEEP_LAST;
-    return store_policy(store, a->saving.save.run, keep_last, a->keep_within_s, err);
+    uint64_t keep_last = a->keep_last ? a->keep_last : run.has_policy ? run.policy.keep_last : KEEP_LAST;
+    uint64_t keep_within_s = a->keep_within_s ? a->keep_within_s : run.policy.keep_within_s;
+    bool same =
+        run.has_policy &&
+        (!a->has_rules || (keep_last == run.policy.keep_last && keep_within_s == run.policy.keep_within_s));
+    return same ? CKD_OK : store_policy(store, a->saving.save.run, keep_last, keep_within_s, err);
 }
 
 static ckd_status set_policy_of_anchors(const arguments *a, ckd_store *store, ckd_error *err) {
-    bool has_policy, first;
-    ckd_status status = look_at_run(&has_policy, &first, store, a->anchors, err);
-    return status == CKD_OK && first && !has_policy ? store_policy(store, a->anchors, ANCHORS_KEPT, 0, err)
-                                                    : status;
+    run_state run;
+    ckd_status status = look_at_run(&run, store, a->anchors, err);
+    return status == CKD_OK && run.count == 1 && !run.has_policy
+               ? store_policy(store, a->anchors, ANCHORS_KEPT, 0, err)
+               : status;
 }
 
 /* ---- afterwards ---- */
@@ -315,9 +345,9 @@ int cmd_publish(int argc, char **argv) {
     cli_inputs inputs;
     ckd_status status = cli_inputs_open(&inputs, a.files, a.file_count, &a.saving.roles, &err);
     THEN(status, choose(&a, &inputs, &err));
+    THEN(status, prepare(&a, &err));
     int code;
     if (status == CKD_OK) {
-        choose_parent(&a);
         code = cli_saving_run(&a.saving, &inputs);
         code = code == CLI_DONE ? finish(&a, &inputs) : code;
     } else {

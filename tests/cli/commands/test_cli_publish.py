@@ -96,6 +96,12 @@ def test_the_first_version_makes_the_policy(store):
     assert policies(store)[0]["keep_last"] == 3
     publish(store, 3, "--keep-last", 7, "--keep-within", "6h")
     assert (policies(store)[0]["keep_last"], policies(store)[0]["keep_within_s"]) == (7, 6 * 3600)
+    since = policies(store)[0]["since"]
+    settings = sorted(store.path.glob("data/**/*"))
+    publish(store, 3, "--keep-within", "6h")  # as it was: nothing is written
+    assert policies(store)[0]["since"] == since and sorted(store.path.glob("data/**/*")) == settings
+    publish(store, 4, "--keep-last", 9)
+    assert (policies(store)[0]["keep_last"], policies(store)[0]["keep_within_s"]) == (9, 6 * 3600)
 
 
 def test_a_trainers_run_gets_no_policy_by_itself(store):
@@ -103,6 +109,8 @@ def test_a_trainers_run_gets_no_policy_by_itself(store):
         store.save(step, state(step), run_name="policy")
     publish(store, 3, "-q")
     assert policies(store) == [] and len(store.checkpoints()) == 3
+    refused = publish(store, 4, "--keep-last", 2, expect=USAGE)
+    assert "has checkpoints and no policy" in refused.err and len(store.checkpoints()) == 3
 
 
 def test_only_weights_are_published(store, tmp_path):
