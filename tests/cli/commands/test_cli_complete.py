@@ -154,7 +154,7 @@ def bash(line, cwd, **environment):
 
 
 @pytest.mark.parametrize("line, offered", [
-    ("ckptdelta pu", ["push", "pull"]),
+    ("ckptdelta pu", ["publish", "push", "pull"]),
     ("ckptdelta help exp", ["export"]),
     ("ckptdelta prune store --keep-l", ["--keep-last"]),
     ("ckptdelta show store --run ", ["a", "tuned~2.x"]),
