@@ -94,6 +94,8 @@ def stop_all(top):
         os._exit(128 + number)
     signal.signal(signal.SIGTERM, handler)
     signal.signal(signal.SIGINT, handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: supervisors would ignore it, too
+        signal.signal(signal.SIGHUP, handler)
 
 
 def options():
