@@ -162,6 +162,14 @@ static huge_pages pages_of(const agent *a) {
     return (huge_pages)a->options.huge_pages; /* the kinds have the same numbers */
 }
 
+/* Where huge pages are only tried, they may waste an eighth: pages of 1 GiB would take the budget from other states. */
+static huge_pages pages_for(const agent *a, uint64_t size) {
+    huge_pages pages = pages_of(a);
+    uint64_t ordinary = shared_memory_bytes(size, HUGE_PAGES_OFF);
+    bool wastes = shared_memory_bytes(size, pages) - ordinary > ordinary / 8;
+    return pages == HUGE_PAGES_TRY && wastes ? HUGE_PAGES_OFF : pages;
+}
+
 static ckd_status make_set(slot_set **out, slot_layout *layout, uint32_t count, huge_pages huge,
                            ckd_error *err) {
     slot_set *set = calloc(1, sizeof(*set));
@@ -205,7 +213,8 @@ ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32
     if (h->set || count < 1 || count > SLOTS_MAX) {
         return err_set(err, CKD_E_INVALID, "a session asks once for 1 to %d slots", SLOTS_MAX);
     }
-    uint64_t need = count * shared_memory_bytes(layout->size, pages_of(a));
+    huge_pages pages = pages_for(a, layout->size);
+    uint64_t need = count * shared_memory_bytes(layout->size, pages);
     pthread_mutex_lock(&a->mutex);
     slot_set *set = take_over(a, h, layout, count);
     need = set ? set->bytes : need;
@@ -225,7 +234,7 @@ ckd_status holding_give_memory(agent *a, holding *h, slot_layout *layout, uint32
     if (set) {
         sort_slots(set);
     } else {
-        status = make_set(&set, layout, count, pages_of(a), err);
+        status = make_set(&set, layout, count, pages, err);
     }
     uint64_t taken = status == CKD_OK ? set->bytes : 0; /* fewer than needed, if ordinary pages are used */
     pthread_mutex_lock(&a->mutex);

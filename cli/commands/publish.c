@@ -206,9 +206,13 @@ static ckd_status look_at_run(run_state *out, ckd_store *store, const char *name
     *out = (run_state){.policy = {.keep_last = 0}};
     ckd_status status = ckd_store_policies(&policies, store, err);
     for (size_t i = 0; status == CKD_OK && i < policies->count; i++) {
-        if (strcmp(policies->items[i].run, name) == 0) {
+        const ckd_stored_policy *p = &policies->items[i];
+        if (strcmp(p->run, name) == 0) {
             out->has_policy = true;
-            out->policy = policies->items[i].policy;
+            out->policy = p->policy;
+            status = p->status == CKD_OK
+                         ? CKD_OK
+                         : cli_error(err, p->status, "the policy of run '%s' cannot be read", name);
         }
     }
     THEN(status, ckd_store_list(&all, store, name, err));
@@ -218,61 +222,47 @@ static ckd_status look_at_run(run_state *out, ckd_store *store, const char *name
     return status;
 }
 
-/* The parent is the anchor of the newest version, if it has one; else the version itself, as for any save. */
-static void choose_parent(arguments *a, ckd_store *store) {
-    ckd_checkpoint newest, anchor;
+/* A policy deletes for good what a trainer saved, so it must not come from here. */
+static ckd_status refuse_trainers_run(const arguments *a, const run_state *run, ckd_error *err) {
+    return a->has_rules && !run->has_policy && run->count > 0
+               ? cli_error(
+                     err, CKD_E_INVALID,
+                     "run '%s' has checkpoints and no policy: publish to a run that has only versions, or "
+                     "set its policy by ckptdelta policy",
+                     a->saving.save.run)
+               : CKD_OK;
+}
+
+/*
+ * Followers go to the highest step. The parent is the anchor of the newest version, if it has one; else the version
+ * itself, as for any save.
+ */
+static ckd_status choose_parent(arguments *a, ckd_store *store, ckd_error *err) {
+    ckd_checkpoint newest, anchor, same;
     cli_saving *s = &a->saving;
-    if (ckd_store_find(&newest, store, s->save.run, CKD_LATEST, NULL) == CKD_OK &&
+    ckd_status status = ckd_store_find(&newest, store, s->save.run, CKD_LATEST, err);
+    if (status != CKD_OK) {
+        return status == CKD_E_NOT_FOUND ? CKD_OK : status;
+    }
+    if (newest.step > s->save.step &&
+        ckd_store_find(&same, store, s->save.run, s->save.step, NULL) == CKD_E_NOT_FOUND) {
+        return cli_error(err, CKD_E_INVALID,
+                         "step %" PRIu64 " is before the newest version, %s: no follower would apply it",
+                         s->save.step, cli_ref_text_of(&newest).text);
+    }
+    if (newest.step < s->save.step &&
         ckd_store_find(&anchor, store, a->anchors, CKD_LATEST, NULL) == CKD_OK &&
-        anchor.step == newest.step && newest.step < s->save.step) {
+        anchor.step == newest.step) {
         memcpy(s->parent.run, a->anchors, sizeof(a->anchors));
         s->parent.step = anchor.step;
         s->has_parent = true;
     }
-}
-
-/* A trainer's checkpoints are not deleted by a policy that was meant for versions. */
-static ckd_status prepare(arguments *a, ckd_error *err) {
-    ckd_store *store;
-    run_state run;
-    if (ckd_store_open(&store, a->saving.common.store, CKD_OPEN_READ, NULL, NULL) != CKD_OK) {
-        return CKD_OK; /* there is none yet, or the save says what is wrong */
-    }
-    choose_parent(a, store);
-    ckd_status status = look_at_run(&run, store, a->saving.save.run, NULL);
-    ckd_store_close(store);
-    if (status == CKD_OK && a->has_rules && !run.has_policy && run.count > 0) {
-        return cli_error(
-            err, CKD_E_INVALID,
-            "run '%s' has checkpoints and no policy: publish to a run that has only versions, or "
-            "set its policy by ckptdelta policy",
-            a->saving.save.run);
-    }
     return CKD_OK;
-}
-
-/* ---- anchors ---- */
-
-/* Saves the version once more, as a base. After a failure the next version is due for an anchor, too. */
-static ckd_status make_anchor(const arguments *a, cli_inputs *inputs) {
-    cli_saving saving = a->saving;
-    saving.common.quiet = true;
-    saving.common.json = false;
-    saving.save.run = a->anchors;
-    saving.save.base = 1;
-    saving.save.parent_run = NULL;
-    saving.has_parent = false;
-    if (cli_saving_run(&saving, inputs) == CLI_DONE) {
-        return CKD_OK;
-    }
-    cli_note("%s@%" PRIu64 " is published without an anchor; the next version will get one",
-             a->saving.save.run, a->saving.save.step);
-    return CKD_E_NOT_FOUND;
 }
 
 /* ---- policies ---- */
 
-static ckd_status store_policy(ckd_store *store, const char *run, uint64_t keep_last, uint64_t keep_within_s,
+static ckd_status begin_policy(ckd_store *store, const char *run, uint64_t keep_last, uint64_t keep_within_s,
                                ckd_error *err) {
     ckd_policy policy = CKD_POLICY_INIT;
     policy.run = run;
@@ -284,27 +274,72 @@ static ckd_status store_policy(ckd_store *store, const char *run, uint64_t keep_
     return ckd_store_set_policy(store, &policy, err);
 }
 
-/* Gives the run its policy: the first time, and when options ask for another. A trainer's run gets none. */
-static ckd_status set_policy(const arguments *a, ckd_store *store, ckd_error *err) {
-    run_state run;
-    ckd_status status = look_at_run(&run, store, a->saving.save.run, err);
-    if (status != CKD_OK || (!run.has_policy && run.count > 1)) {
-        return status;
-    }
-    uint64_t keep_last = a->keep_last ? a->keep_last : run.has_policy ? run.policy.keep_last : KEEP_LAST;
-    uint64_t keep_within_s = a->keep_within_s ? a->keep_within_s : run.policy.keep_within_s;
+/* Changes what options say, and leaves other rules alone. */
+static ckd_status change_policy(const arguments *a, ckd_store *store, const run_state *run, ckd_error *err) {
+    ckd_policy policy = run->policy;
+    policy.struct_size = sizeof(policy);
+    policy.run = a->saving.save.run;
+    policy.keep_last = a->keep_last ? (uint32_t)a->keep_last : policy.keep_last;
+    policy.keep_within_s = a->keep_within_s ? a->keep_within_s : policy.keep_within_s;
     bool same =
-        run.has_policy &&
-        (!a->has_rules || (keep_last == run.policy.keep_last && keep_within_s == run.policy.keep_within_s));
-    return same ? CKD_OK : store_policy(store, a->saving.save.run, keep_last, keep_within_s, err);
+        policy.keep_last == run->policy.keep_last && policy.keep_within_s == run->policy.keep_within_s;
+    return same ? CKD_OK : ckd_store_set_policy(store, &policy, err);
 }
 
-static ckd_status set_policy_of_anchors(const arguments *a, ckd_store *store, ckd_error *err) {
+/* A run that is begun gets its policy before its first version, so that it has one even if this process is killed. */
+static ckd_status set_policy(const arguments *a, ckd_store *store, const run_state *run, ckd_error *err) {
+    if (run->has_policy) {
+        return a->has_rules ? change_policy(a, store, run, err) : CKD_OK;
+    }
+    uint64_t keep_last = a->keep_last ? a->keep_last : KEEP_LAST;
+    return run->count == 0 ? begin_policy(store, a->saving.save.run, keep_last, a->keep_within_s, err)
+                           : CKD_OK;
+}
+
+static ckd_status prepare(arguments *a, ckd_error *err) {
+    ckd_store *store;
     run_state run;
-    ckd_status status = look_at_run(&run, store, a->anchors, err);
-    return status == CKD_OK && run.count == 1 && !run.has_policy
-               ? store_policy(store, a->anchors, ANCHORS_KEPT, 0, err)
-               : status;
+    ckd_status status = cli_open_store(&store, &a->saving.common, CKD_OPEN_CREATE, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = look_at_run(&run, store, a->saving.save.run, err);
+    THEN(status, refuse_trainers_run(a, &run, err));
+    THEN(status, choose_parent(a, store, err));
+    THEN(status, set_policy(a, store, &run, err));
+    ckd_store_close(store);
+    return status;
+}
+
+/* ---- anchors ---- */
+
+/* Saves the version once more, as a base. Returns the exit status. */
+static int save_anchor(const arguments *a, cli_inputs *inputs) {
+    cli_saving saving = a->saving;
+    saving.common.quiet = true;
+    saving.common.json = false;
+    saving.save.run = a->anchors;
+    saving.save.base = 1;
+    saving.save.parent_run = NULL;
+    saving.has_parent = false;
+    return cli_saving_run(&saving, inputs);
+}
+
+/* After a failure the next version is due for an anchor, too. */
+static void make_anchor(const arguments *a, ckd_store *store, cli_inputs *inputs) {
+    run_state run;
+    ckd_error err;
+    ckd_status status = look_at_run(&run, store, a->anchors, &err);
+    if (status == CKD_OK && !run.has_policy) {
+        status = begin_policy(store, a->anchors, ANCHORS_KEPT, 0, &err);
+    }
+    if (status != CKD_OK) {
+        (void)cli_fail(&err);
+    }
+    if (status != CKD_OK || save_anchor(a, inputs) != CLI_DONE) {
+        cli_note("%s@%" PRIu64 " is published without an anchor; the next version will get one",
+                 a->saving.save.run, a->saving.save.step);
+    }
 }
 
 /* ---- afterwards ---- */
@@ -315,12 +350,10 @@ static int finish(const arguments *a, cli_inputs *inputs) {
     ckd_error err;
     ckd_status status = cli_open_store(&store, &a->saving.common, CKD_OPEN_WRITE, &err);
     THEN(status, ckd_store_find(&version, store, a->saving.save.run, a->saving.save.step, &err));
-    THEN(status, a->tag ? ckd_store_set_tag(store, a->tag, &version.id, 1, &err) : CKD_OK);
-    THEN(status, set_policy(a, store, &err));
-    bool due = status == CKD_OK && (version.load_cost > a->load_cost || version.depth >= DEPTH_MAX);
-    if (due && make_anchor(a, inputs) == CKD_OK) {
-        status = set_policy_of_anchors(a, store, &err);
+    if (status == CKD_OK && (version.load_cost > a->load_cost || version.depth >= DEPTH_MAX)) {
+        make_anchor(a, store, inputs);
     }
+    THEN(status, a->tag ? ckd_store_set_tag(store, a->tag, &version.id, 1, &err) : CKD_OK);
     ckd_store_close(store);
     return status == CKD_OK ? CLI_DONE : cli_fail(&err);
 }

@@ -7,8 +7,8 @@
 
 #include "engine/follow/follow.h"
 
-/* A block of columns is gathered from its rows. Not if it is less than this share of them. */
-#define HULL_MAX 64u
+#define HULL_BYTES_MAX \
+    (UINT64_C(16) << 20) /* a block of columns is gathered from rows of at most this size */
 
 /* Whether the earlier checkpoint has a block of the same span and content. */
 static bool has_content(const view_tensor *before, const record *r) {
@@ -46,7 +46,7 @@ static bool from_file(const follow_known *k, void *to, const record *r, const fo
     if (range->count == r->count) {
         return file_read_at(k->file, at, to, r->raw_size, NULL) == CKD_OK;
     }
-    void *values = range->count <= HULL_MAX * r->count ? malloc(range->count * size) : NULL;
+    void *values = range->count <= HULL_BYTES_MAX / size ? malloc(range->count * size) : NULL;
     bool done = values && file_read_at(k->file, at, values, range->count * size, NULL) == CKD_OK &&
                 gather(to, r, k->now->shape, range, values);
     free(values);

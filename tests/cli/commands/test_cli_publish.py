@@ -104,13 +104,37 @@ def test_the_first_version_makes_the_policy(store):
     assert (policies(store)[0]["keep_last"], policies(store)[0]["keep_within_s"]) == (9, 6 * 3600)
 
 
-def test_a_trainers_run_gets_no_policy_by_itself(store):
-    for step in (1, 2):
+def test_other_rules_of_a_policy_stay(store):
+    publish(store, 1)
+    store.call("policy", "--run", "policy", "--keep-last", 3, "--keep-every", 2, "--keep-weekly", 4)
+    before = policies(store)[0]
+    publish(store, 2, "--keep-last", 5, "-q")
+    after = policies(store)[0]
+    assert after | {"since": 0} == before | {"keep_last": 5, "since": 0} and (after["automatic"], after["undo_s"]) == (0, 24 * 3600)
+
+
+def test_a_step_before_the_newest_is_refused(store):
+    for version in (1, 3):
+        publish(store, version)
+    assert "before the newest version, policy@3" in publish(store, 2, "--tag", "old", expect=USAGE).err
+    assert [c["step"] for c in store.checkpoints()] == [1, 3]
+    publish(store, 1)  # it is there
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_trainers_run_gets_no_policy_by_itself(store, steps):
+    for step in range(3 - steps, 3):
         store.save(step, state(step), run_name="policy")
     publish(store, 3, "-q")
-    assert policies(store) == [] and len(store.checkpoints()) == 3
+    assert policies(store) == [] and len(store.checkpoints()) == steps + 1
     refused = publish(store, 4, "--keep-last", 2, expect=USAGE)
-    assert "has checkpoints and no policy" in refused.err and len(store.checkpoints()) == 3
+    assert "has checkpoints and no policy" in refused.err and len(store.checkpoints()) == steps + 1
+
+
+def test_a_version_that_was_published_before_is_no_first_one(store):
+    store.save(1, weights(1), run_name="policy")
+    publish(store, 1)
+    assert policies(store) == []
 
 
 def test_only_weights_are_published(store, tmp_path):
