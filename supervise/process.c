@@ -227,26 +227,36 @@ void process_signal(process *p, int number, bool stop) {
     order(p, (unsigned char)(number | (stop ? KEEPER_STOP : 0)));
 }
 
+/* Waits for the end of the keeper, which ends all other processes unless it is killed. */
+static void await_keeper(process *p) {
+    int status = 0;
+    if (p->keeper <= 0) {
+        return;
+    }
+    while (waitpid(p->keeper, &status, 0) < 0 && errno == EINTR) {
+    }
+    p->keeper = 0;
+    if (!WIFEXITED(status)) {
+        end_leftovers(p);
+    }
+}
+
 bool process_ended(process_end *out, process *p) {
     keeper_message message;
     if (receive(&message, p->socket)) {
         *out = message.end;
         return message.news == KEEPER_ENDED;
     }
-    *out = (process_end){ATTEMPT_KILLED, SIGKILL}; /* together with its keeper */
+    await_keeper(p); /* it was killed, and the command goes on until it is, too */
+    *out = (process_end){ATTEMPT_KILLED, SIGKILL};
     return true;
 }
 
 void process_close(process *p) {
-    int status = 0;
     if (p->socket < 0) {
         return;
     }
     close(p->socket);
     p->socket = -1;
-    while (waitpid(p->keeper, &status, 0) < 0 && errno == EINTR) {
-    }
-    if (!WIFEXITED(status)) {
-        end_leftovers(p);
-    }
+    await_keeper(p);
 }

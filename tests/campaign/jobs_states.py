@@ -92,7 +92,8 @@ def files_of(job, ref):
 
 def damaged_newest(job):
     """The newest checkpoint is damaged between two attempts, once or twice."""
-    supervisor, bad = job.start(max_futile=20, pause="4s"), []
+    pause = "15s" if job.trainer.name == "torch" else "4s"  # the file is damaged before the supervisor looks at it
+    supervisor, bad = job.start(max_futile=20, pause=pause), []
     for _ in range(job.draw.randint(1, 2)):
         number = len(job.attempts()) or 1
         wait_for(lambda: len(saved(job, bad)) >= 2 or supervisor.poll() is not None, "two checkpoints")

@@ -288,3 +288,28 @@ def test_an_attempt_without_a_step_has_made_nothing_good(job):  # noqa: F811
 @pytest.mark.parametrize("options", [["--hang", "soon"], ["--hang-floor", "0s"], ["--hang-floor", "auto"]])
 def test_wrong_options(job, options):  # noqa: F811
     run("run", job.store, "--run", "gpt", *options, "--", "true", expect=USAGE)
+
+
+def test_steps_made_after_the_keeper_was_killed_count(job):  # noqa: F811
+    """The command goes on until the supervisor has killed it."""
+    command = trainer(job, """
+        import mmap
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if attempt > 1:
+            sys.exit(0)
+        with open("count", "w+b") as file:
+            file.truncate(4096)
+            count = ctypes.c_uint64.from_buffer(mmap.mmap(file.fileno(), 4096))
+        slot = Slot()
+        open("ready", "w").close()
+        while True:
+            count.value += 1
+            slot.made(count.value)
+    """)
+    process = job.begin(*command)
+    assert until(exists(job.folder / "ready"))
+    keeper, = map(int, open(f"/proc/{process.pid}/task/{process.pid}/children").read().split())
+    os.kill(keeper, signal.SIGKILL)
+    job.finish(process)
+    made = int.from_bytes((job.folder / "count").read_bytes()[:8], "little")
+    assert made - 1 <= job.attempts()[0]["last_trained"] <= made
