@@ -45,6 +45,7 @@ class Trainer:
     takes_signals = False  # SIGTERM and SIGUSR1 save
     has_launcher = True    # the command is not the process that trains
     killed_rank = ()       # how the command ends if a rank is killed: (exit, signal)
+    noticed_rank = None    # and if another rank notices that first, which happens during a save; None: likewise
     start_s = 1            # about how long it takes to the first step
     disk, memory_kib = "16m", 100000
 
@@ -94,6 +95,7 @@ class Gpt(Trainer):
 class Mpi(Trainer):
     """Four ranks. mpirun passes no SIGUSR1 on, and kills the ranks soon after SIGTERM."""
     name, killed_rank, start_s, memory_kib = "mpi", (137, None), 1, 400000
+    noticed_rank = (1, None)  # by MPI_Abort
 
     def command(self, plan, store, losses):
         words = [self.build / "train_mpi", *Gpt.command(self, plan, store, losses)[1:]]
