@@ -208,7 +208,8 @@ static ckd_status print_result(const arguments *a, const ckd_follow_result *r, c
         cli_print_clean(stdout, a->follow.into);
         printf(" has %s%s: %s", cli_ref_text_of(&r->checkpoint).text, r->applied ? "" : " already",
                cli_text_size(r->bytes).text);
-        printf(r->applied ? ", %s of it written; saved %s ago\n" : "\n", cli_text_size(r->written_bytes).text,
+        printf(r->applied ? ", %s of it written, %s read; saved %s ago\n" : "\n",
+               cli_text_size(r->written_bytes).text, cli_text_size(r->read_bytes).text,
                cli_text_duration(lag_of(&r->checkpoint)).text);
     }
     /* With --once this is reported at the end, after --exec has run. */
