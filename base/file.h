@@ -192,6 +192,8 @@ typedef struct dir_list {
     size_t count;
 } dir_list;
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
+/* As dir_list_read, but of the files that are elsewhere (file_mount) none. Unfinished files are always local. */
+ckd_status dir_list_local(dir_list *out, const char *path, ckd_error *err);
 void dir_list_free(dir_list *list);
 /* Returns the bytes that ordinary users may still write on a path's file system; UINT64_MAX if unknown. */
 uint64_t dir_free_space(const char *path);
@@ -252,6 +254,55 @@ void file_watch_add(const file_watch *w, const char *directory);
 void file_watch_wait(file_watch *w, uint64_t ns);
 void file_watch_wake(const file_watch *w); /* thread-safe, also in a signal handler */
 void file_watch_close(file_watch *w);      /* accepts NULL */
+
+/*
+ * ---- directories whose files are elsewhere ----
+ *
+ * A mount lets a place, such as a bucket, serve the paths below a local directory. Callers of this header notice
+ * nothing, but that calls take longer and may fail as the place does. The functions of the mount reach the directory
+ * itself by a path that does not begin with `root`, for example with `/./` in it.
+ */
+typedef enum mount_kind {
+    MOUNT_LOCAL,  /* only this machine has the file */
+    MOUNT_COPIED, /* the place has the file; the directory has a copy, which is read like any file */
+    MOUNT_REMOTE  /* the place has the file, and each read asks it */
+} mount_kind;
+typedef struct file_mount {
+    const char *root; /* without a slash at the end */
+    void *context;
+    /* The kind of a file, or of the files of a directory. Names are relative to root. */
+    mount_kind (*kind)(const char *name);
+    /* Brings the copies up to date, before a directory of copies is listed. It may decide that they are. */
+    ckd_status (*refresh)(void *context, ckd_error *err);
+    /*
+     * Gives the place the local file `from` under a name, and the directory a copy if it has copies. Removes `from`,
+     * but not after a failure. Errors: EXISTS, unless `replaces`.
+     */
+    ckd_status (*put)(void *context, const char *name, const char *from, bool replaces, ckd_error *err);
+    /* Removes a file, and its copy. A file that is gone counts as removed. */
+    ckd_status (*remove)(void *context, const char *name, ckd_error *err);
+    /* Makes sure that the copy is what the place has, before it is moved away as damaged. Errors: BUSY (it was not). */
+    ckd_status (*compare)(void *context, const char *name, ckd_error *err);
+    /* For remote files. ask: the place is asked, although the size was known a moment ago. Errors: NOT_FOUND. */
+    ckd_status (*size)(void *context, const char *name, uint64_t *size, bool ask, ckd_error *err);
+    ckd_status (*read)(void *context, const char *name, uint64_t offset, void *to, size_t size,
+                       ckd_error *err);
+    /* Appends the names in a directory of remote files; adds up their sizes. */
+    ckd_status (*list)(void *context, const char *directory, dir_list *out, ckd_error *err);
+    ckd_status (*bytes)(void *context, const char *directory, uint64_t *total, ckd_error *err);
+    /* Called with a local lock held exclusively. Errors: BUSY. */
+    ckd_status (*lock)(void *context, const char *name, uint32_t timeout_ms, ckd_error *err);
+    void (*unlock)(void *context, const char *name);
+} file_mount;
+/*
+ * Adds a mount; the caller keeps it until it is removed. All paths below its root are served by it from then on. Errors:
+ * EXISTS (the root is mounted), NOMEM. Thread-safe.
+ */
+ckd_status file_mount_add(const file_mount *mount, ckd_error *err);
+/* No file below the root may be in use. */
+void file_mount_remove(const file_mount *mount);
+/* Appends a copy of the name to a list. For file_mount.list. Errors: NOMEM. */
+ckd_status dir_list_add(dir_list *list, const char *name, ckd_error *err);
 
 /* ---- time and randomness ---- */
 uint64_t clock_wall_ns(void);

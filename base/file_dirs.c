@@ -48,9 +48,23 @@ static bool add_name(dir_list *list, size_t *capacity, const char *name) {
     return list->names[list->count] != NULL && ++list->count > 0;
 }
 
-/* Network file systems may list an entry twice if the directory changes meanwhile. */
-static void drop_repeated(dir_list *list) {
+ckd_status dir_list_add(dir_list *list, const char *name, ckd_error *err) {
+    char **names = realloc(list->names, (list->count + 1) * sizeof(*names));
+    list->names = names ? names : list->names;
+    char *copy = names ? strdup(name) : NULL;
+    if (!copy) {
+        return err_nomem(err, strlen(name) + sizeof(*names), "names");
+    }
+    list->names[list->count++] = copy;
+    return CKD_OK;
+}
+
+/* Sorts names. Network file systems may list an entry twice if the directory changes meanwhile. */
+static void put_in_order(dir_list *list) {
     size_t kept = 0;
+    if (list->count > 1) {
+        qsort(list->names, list->count, sizeof(*list->names), by_name);
+    }
     for (size_t i = 0; i < list->count; i++) {
         if (kept && strcmp(list->names[kept - 1], list->names[i]) == 0) {
             free(list->names[i]);
@@ -61,7 +75,7 @@ static void drop_repeated(dir_list *list) {
     list->count = kept;
 }
 
-ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
+ckd_status dir_list_local(dir_list *out, const char *path, ckd_error *err) {
     *out = (dir_list){0};
     size_t capacity = 0;
     const char *name;
@@ -79,11 +93,23 @@ ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
         dir_list_free(out);
         return err_sys(err, errnum, path, "cannot list %s", path);
     }
-    if (out->count > 1) {
-        qsort(out->names, out->count, sizeof(*out->names), by_name);
-    }
-    drop_repeated(out);
+    put_in_order(out);
     return CKD_OK;
+}
+
+ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
+    mounted m = mount_of(path);
+    *out = (dir_list){0};
+    ckd_status status = m.kind == MOUNT_COPIED ? m.mount->refresh(m.mount->context, err) : CKD_OK;
+    THEN(status, dir_list_local(out, path, err));
+    if (status == CKD_OK && m.kind == MOUNT_REMOTE) {
+        status = m.mount->list(m.mount->context, m.name, out, err);
+        put_in_order(out);
+    }
+    if (status != CKD_OK) {
+        dir_list_free(out);
+    }
+    return status;
 }
 
 /* Folders to skip, by paths relative to the directory being visited. NULL ends the list; "" is a folder elsewhere. */
@@ -160,8 +186,11 @@ static ckd_status measure(uint64_t *out, const char *path, const excluded_dirs *
     if (errnum != 0) {
         return err_sys(err, errnum, path, "cannot measure %s", path);
     }
-    *out = total;
-    return CKD_OK;
+    mounted m = mount_of(path);
+    ckd_status status =
+        m.kind == MOUNT_REMOTE ? m.mount->bytes(m.mount->context, m.name, &total, err) : CKD_OK;
+    *out = status == CKD_OK ? total : 0;
+    return status;
 }
 
 ckd_status dir_bytes(uint64_t *out, const char *path, ckd_error *err) {

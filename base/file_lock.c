@@ -22,6 +22,8 @@
 struct file_lock {
     int fd;
     pid_t process;
+    const file_mount *mount; /* which holds the lock, too; NULL: none does */
+    char name[64];
 };
 
 static int open_lock_file(int *fd, const char *path, lock_kind kind, bool create) {
@@ -95,6 +97,22 @@ static int lock_file(int *fd, const char *path, lock_kind kind, bool create, uin
     return EAGAIN;
 }
 
+/* Asks the mount of an exclusive lock, for the time that is left. */
+static ckd_status lock_mounted(file_lock *lock, const char *path, uint64_t deadline, ckd_error *err) {
+    mounted m = mount_of(path);
+    if (!m.mount || strlen(m.name) >= sizeof(lock->name)) {
+        return CKD_OK;
+    }
+    uint64_t now = clock_monotonic_ns();
+    uint32_t left_ms = now < deadline ? (uint32_t)((deadline - now) / 1000000) : 0;
+    ckd_status status = m.mount->lock(m.mount->context, m.name, left_ms, err);
+    if (status == CKD_OK) {
+        lock->mount = m.mount;
+        memcpy(lock->name, m.name, strlen(m.name) + 1);
+    }
+    return status;
+}
+
 ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool create, uint32_t timeout_ms,
                         ckd_error *err) {
     *out = NULL;
@@ -102,15 +120,21 @@ ckd_status lock_acquire(file_lock **out, const char *path, lock_kind kind, bool 
     if (lock == NULL) {
         return err_nomem(err, sizeof(*lock), "a lock");
     }
+    lock->mount = NULL;
     int errnum = file_op_check(FILE_OP_LOCK, path);
+    uint64_t deadline = clock_monotonic_ns() + (uint64_t)timeout_ms * 1000000;
     if (errnum == 0) {
-        uint64_t deadline = clock_monotonic_ns() + (uint64_t)timeout_ms * 1000000;
         errnum = lock_file(&lock->fd, path, kind, create, deadline);
     }
     if (errnum == 0) {
         lock->process = getpid();
-        *out = lock;
-        return CKD_OK;
+        ckd_status status = kind == LOCK_EXCLUSIVE ? lock_mounted(lock, path, deadline, err) : CKD_OK;
+        if (status == CKD_OK) {
+            *out = lock;
+        } else {
+            lock_release(lock);
+        }
+        return status;
     }
     free(lock);
     if (errnum == EAGAIN) {
@@ -130,6 +154,9 @@ void lock_release(file_lock *lock) {
      * keep the lock. The child only closes; otherwise a destructor in the child would release its parent's lock.
      */
     if (lock->process == getpid()) {
+        if (lock->mount) {
+            lock->mount->unlock(lock->mount->context, lock->name);
+        }
         struct flock range = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
         while (fcntl(lock->fd, F_OFD_SETLK, &range) != 0 && errno == EINTR) {
         }

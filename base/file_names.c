@@ -14,6 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static bool is_mounted(const char *path) {
+    return mount_of(path).kind != MOUNT_LOCAL;
+}
+
 static bool same_file(const char *a, const char *b) {
     struct stat sa, sb;
     return lstat(a, &sa) == 0 && lstat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
@@ -39,6 +43,9 @@ static const char *hint_of(int errnum) {
 
 ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
+    if (errnum == 0 && (is_mounted(from) || is_mounted(to))) {
+        return mount_rename(from, to, false, err);
+    }
     if (errnum == 0 && renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) != 0) {
         errnum = errno == EINVAL || errno == ENOSYS ? publish_by_link(from, to) : errno;
     }
@@ -48,6 +55,9 @@ ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *er
 
 ckd_status file_link(const char *from, const char *to, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
+    if (errnum == 0 && (mount_of(from).kind == MOUNT_REMOTE || is_mounted(to))) {
+        return mount_link(from, to, err);
+    }
     if (errnum == 0 && link(from, to) != 0) {
         errnum = errno;
     }
@@ -58,6 +68,9 @@ ckd_status file_link(const char *from, const char *to, ckd_error *err) {
 
 ckd_status file_rename(const char *from, const char *to, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_RENAME, to);
+    if (errnum == 0 && (is_mounted(from) || is_mounted(to))) {
+        return mount_rename(from, to, true, err);
+    }
     if (errnum == 0 && rename(from, to) != 0) {
         errnum = errno;
     }
@@ -65,8 +78,19 @@ ckd_status file_rename(const char *from, const char *to, ckd_error *err) {
                        : err_sys(err, errnum, to, "cannot replace %s by %s%s", to, from, hint_of(errnum));
 }
 
+static ckd_status remove_mounted(const mounted *m, const char *path, bool missing_ok, ckd_error *err) {
+    if (!missing_ok && !file_exists(path)) {
+        return err_sys(err, ENOENT, path, "cannot remove %s", path);
+    }
+    return m->mount->remove(m->mount->context, m->name, err);
+}
+
 ckd_status file_remove(const char *path, bool missing_ok, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_REMOVE, path);
+    mounted m = mount_of(path);
+    if (errnum == 0 && m.kind != MOUNT_LOCAL) {
+        return remove_mounted(&m, path, missing_ok, err);
+    }
     if (errnum == 0 && unlink(path) != 0) {
         errnum = errno == ENOENT && missing_ok ? 0 : errno;
     }
@@ -212,6 +236,11 @@ ckd_status file_replace_durable(const char *path, const char *temp, const void *
 
 bool file_exists(const char *path) {
     struct stat st;
+    mounted m = mount_of(path);
+    if (m.kind == MOUNT_REMOTE && !dir_exists(path)) {
+        uint64_t size;
+        return m.mount->size(m.mount->context, m.name, &size, false, NULL) != CKD_E_NOT_FOUND;
+    }
     return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
 }
 
@@ -243,7 +272,11 @@ bool file_same(const char *a, const char *b) {
 
 void file_fingerprint(char out[FILE_FINGERPRINT], const char *path) {
     struct stat st;
+    mounted m = mount_of(path);
     out[0] = '\0';
+    if (m.kind == MOUNT_COPIED && m.mount->refresh(m.mount->context, NULL) != CKD_OK) {
+        return; /* whether it has changed is unknown */
+    }
     if (stat(path, &st) != 0) {
         return;
     }
@@ -264,5 +297,10 @@ uint64_t file_modified_ns(const char *path) {
 
 uint64_t file_bytes(const char *path) {
     struct stat st;
+    mounted m = mount_of(path);
+    if (m.kind == MOUNT_REMOTE) {
+        uint64_t size;
+        return m.mount->size(m.mount->context, m.name, &size, false, NULL) == CKD_OK ? size : 0;
+    }
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
 }

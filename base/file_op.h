@@ -15,6 +15,18 @@
  */
 int file_op_check(file_op step, const char *path);
 
+/* ---- file_mount.c ---- */
+/* The mount that serves a path. NULL: none does, as for all paths that are not below a mount. */
+typedef struct mounted {
+    const file_mount *mount;
+    const char *name; /* the end of the path, relative to the mount's root */
+    mount_kind kind;  /* MOUNT_LOCAL without a mount */
+} mounted;
+mounted mount_of(const char *path);
+/* Moves or links between names of which at least one is not local. */
+ckd_status mount_rename(const char *from, const char *to, bool replaces, ckd_error *err);
+ckd_status mount_link(const char *from, const char *to, ckd_error *err);
+
 /* ---- file_pool.c: descriptors of files that are read occasionally; thread-safe ---- */
 /*
  * open(2), repeated after EINTR. If the process or the system has too many files open, closes the idle descriptors of

@@ -22,6 +22,8 @@ struct file_reader {
     uint8_t *ahead;
     uint64_t ahead_at;
     size_t ahead_size, ahead_capacity;
+    const file_mount *mount; /* which has the file, or NULL: the descriptor has */
+    const char *name;        /* in the mount; the end of the path */
     char path[];
 };
 
@@ -97,28 +99,51 @@ static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_er
     return CKD_OK;
 }
 
+static ckd_status size_mounted(uint64_t *out, const mounted *m, bool ask, const char *path, ckd_error *err) {
+    int fault = file_op_check(FILE_OP_OPEN, path);
+    return fault != 0 ? open_failed(err, fault, path)
+                      : m->mount->size(m->mount->context, m->name, out, ask, err);
+}
+
+static ckd_status open_reader(file_reader *f, ckd_error *err) {
+    mounted m = mount_of(f->path);
+    f->handle.fd = -1;
+    if (m.kind == MOUNT_REMOTE) {
+        f->mount = m.mount;
+        f->name = m.name;
+        return size_mounted(&f->size, &m, false, f->path, err);
+    }
+    int fd;
+    ckd_status status = open_regular(&fd, &f->size, f->path, err);
+    if (status == CKD_OK) {
+        pool_handle_set(&f->handle, fd); /* stays in use until file_let_close */
+    }
+    return status;
+}
+
 ckd_status file_open_read(file_reader **out, const char *path, ckd_error *err) {
     *out = NULL;
     size_t length = strlen(path) + 1;
-    int fd;
     file_reader *f = calloc(1, sizeof(*f) + length);
     if (f == NULL) {
         return err_nomem(err, sizeof(*f) + length, "a file reader");
     }
     memcpy(f->path, path, length);
-    ckd_status status = open_regular(&fd, &f->size, path, err);
+    ckd_status status = open_reader(f, err);
     if (status != CKD_OK) {
         free(f);
         return status;
     }
-    f->handle.fd = -1;
-    pool_handle_set(&f->handle, fd); /* stays in use until file_let_close */
     *out = f;
     return CKD_OK;
 }
 
 ckd_status file_open_size(uint64_t *out, const char *path, ckd_error *err) {
     int fd;
+    mounted m = mount_of(path);
+    if (m.kind == MOUNT_REMOTE) {
+        return size_mounted(out, &m, true, path, err);
+    }
     ckd_status status = open_regular(&fd, out, path, err);
     if (status == CKD_OK) {
         (void)close(fd);
@@ -193,6 +218,12 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
     int fault = file_op_check(FILE_OP_READ, f->path);
     if (fault != 0) {
         return read_failed(err, fault, f->path, "read");
+    }
+    if (f->mount != NULL) {
+        ckd_status status = f->mount->read(f->mount->context, f->name, offset, to, size, err);
+        return status != CKD_E_NOT_FOUND
+                   ? status
+                   : err_corrupt(err, f->path, CKD_NO_OFFSET, "%s was removed while it was in use", f->path);
     }
     ckd_status status = pool_handle_take(&f->handle) ? CKD_OK : open_again(f, err);
     if (status == CKD_OK) {
@@ -277,7 +308,7 @@ ckd_status file_cache(file_reader *f, size_t cap, ckd_error *err) {
 }
 
 void file_let_close(file_reader *f, uint64_t offset, const void *identity, size_t size) {
-    if (f->cached == NULL && f->identity_size == 0 && size <= sizeof(f->identity)) {
+    if (f->mount == NULL && f->cached == NULL && f->identity_size == 0 && size <= sizeof(f->identity)) {
         memcpy(f->identity, identity, size);
         f->identity_at = offset;
         f->identity_size = size;

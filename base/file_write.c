@@ -53,6 +53,9 @@ static ckd_status new_writer(file_writer **out, const char *path, size_t buffer,
 /* Returns 0 or an errno. */
 static int open_writer(file_writer *f, int flags) {
     int errnum = file_op_check(FILE_OP_CREATE, f->path);
+    if (errnum == 0 && mount_of(f->path).kind != MOUNT_LOCAL) {
+        errnum = EOPNOTSUPP; /* it begins as a local file, and gets its name when it is complete */
+    }
     if (errnum == 0) {
         f->fd = file_open_descriptor(f->path, O_WRONLY | O_CLOEXEC | flags, 0666);
         errnum = f->fd < 0 ? errno : 0;

@@ -6,6 +6,7 @@
 #include "engine/retain/retain.h"
 #include "engine/save/save.h"
 #include "engine/transfer/transfer.h"
+#include "objects/objects.h"
 
 static ckd_status recover(ckd_store *store, ckd_error *err) {
     ckd_status status = ranks_recover(store, err);
@@ -19,6 +20,7 @@ static void close_store(ckd_store *store) {
     device_references_close(store);
     device_leases_close(store);
     save_workspace_free(store->workspace, false);
+    object_mirror_close(store->mirror);
 }
 
 /* Applies the run's policy, which may delete checkpoints and then compact the run. */
@@ -31,12 +33,42 @@ static void after_commit(ckd_store *store, const char *run) {
 
 static const store_hooks hooks = {.recover = recover, .after_commit = after_commit, .close = close_store};
 
+/* The error of a store in a bucket: its address says more than the path of its mirror. */
+static ckd_status name_address(ckd_status status, const char *address, ckd_error *err) {
+    return status == CKD_E_NOT_FOUND ? err_set(err, status, "no ckptdelta store at '%s'", address) : status;
+}
+
 ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode,
                           const ckd_store_options *options, ckd_error *err) {
-    return store_open(out, root, mode, options, &hooks, err);
+    object_mirror *mirror = NULL;
+    *out = NULL;
+    if (!root || !objects_address_is_remote(root)) {
+        return store_open(out, root, mode, options, &hooks, err);
+    }
+    ckd_status status = objects_mirror(&mirror, root, mode != CKD_OPEN_READ, err);
+    if (status != CKD_OK) {
+        return status;
+    }
+    status = store_open(out, object_mirror_path(mirror), mode, options, &hooks, err);
+    if (status == CKD_OK) {
+        (*out)->mirror = mirror;
+        return CKD_OK;
+    }
+    object_mirror_close(mirror);
+    return name_address(status, root, err);
 }
 
 ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path, const ckd_store_options *options,
                              ckd_error *err) {
-    return store_rebuild(result, path, options, &hooks, err);
+    object_mirror *mirror = NULL;
+    if (!path || !objects_address_is_remote(path)) {
+        return store_rebuild(result, path, options, &hooks, err);
+    }
+    ckd_status status = objects_mirror(&mirror, path, true, err);
+    if (status == CKD_OK) {
+        status = store_rebuild(result, object_mirror_path(mirror), options, &hooks, err);
+        object_mirror_close(mirror);
+        status = name_address(status, path, err);
+    }
+    return status;
 }

@@ -53,7 +53,7 @@ BUILD ?= build/$(KEY)
 B := $(BUILD)
 
 # --- sources
-LIB_SRC := $(wildcard base/*.c objects/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c agent/*.c peers/*.c)
+LIB_SRC := $(wildcard base/*.c objects/*.c objects/mirror/*.c codec/*/*.c catalog/*.c kernels/*.c engine/*.c engine/*/*.c agent/*.c peers/*.c)
 CLI_SRC := $(wildcard cli/*/*.c supervise/*.c)
 GPT_SRC := $(wildcard examples/gpt_*.c)
 EXAMPLE_SRC := $(GPT_SRC) examples/train_gpt.c

@@ -26,6 +26,8 @@ typedef struct object_functions {
                        ckd_error *err);
     ckd_status (*abort_uploads)(void *place, uint64_t age_s, uint64_t *count, const object_call *call,
                                 ckd_error *err);
+    /* Writes the place's full name, without secrets: its URL or path, with the prefix. */
+    void (*name)(const void *place, char *out, size_t size);
     void (*close)(void *place);
 } object_functions;
 
@@ -38,7 +40,7 @@ struct object_store {
 ckd_status directory_open(object_store *out, const char *path, const object_options *options, ckd_error *err);
 
 /* ---- S3, in libckptdelta_s3.so ---- */
-enum { S3_VERSION = 2 };
+enum { S3_VERSION = 3 };
 typedef struct s3_backend {
     uint32_t version;
     ckd_status (*open)(object_store *out, const char *address, const object_options *options, ckd_error *err);
@@ -74,7 +76,7 @@ ckd_status object_call_check(const object_call *call, const char *what, ckd_erro
 /* The source's bytes [at, at + size): in memory, or read into `scratch`. NULL on failure. */
 const void *object_source_bytes(const object_source *from, uint64_t at, size_t size, bytes *scratch,
                                 ckd_error *err);
-/* Adds a copy of the key. Errors: NOMEM. */
-ckd_status object_page_add(object_page *page, const char *key, uint64_t size, ckd_error *err);
+/* Adds a copy of the item and of its key. Errors: NOMEM. */
+ckd_status object_page_add(object_page *page, const object_item *item, ckd_error *err);
 
 #endif

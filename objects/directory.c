@@ -248,6 +248,10 @@ static void directory_close(void *place) {
     free(d);
 }
 
+static void directory_name(const void *place, char *out, size_t size) {
+    snprintf(out, size, "%s/", ((const directory *)place)->root);
+}
+
 static const object_functions functions = {
     .put = directory_put,
     .put_new = directory_put_new,
@@ -257,6 +261,7 @@ static const object_functions functions = {
     .delete_all = directory_delete,
     .list = directory_list,
     .abort_uploads = directory_abort_uploads,
+    .name = directory_name,
     .close = directory_close,
 };
 

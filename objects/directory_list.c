@@ -40,7 +40,10 @@ static ckd_status add_file(listing *l, const char *key, ckd_error *err) {
         return CKD_E_NOMEM;
     }
     /* One that is removed meanwhile is listed with 0 bytes, as if it had been listed before. */
-    ckd_status status = object_page_add(page, key, file_bytes(path), err);
+    uint64_t modified_ns = file_modified_ns(path);
+    object_item item = {.key = (char *)key, .size = file_bytes(path), .modified_s = modified_ns / 1000000000};
+    snprintf(item.tag, sizeof(item.tag), "%llu", (unsigned long long)modified_ns);
+    ckd_status status = object_page_add(page, &item, err);
     free(path);
     return status;
 }

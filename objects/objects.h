@@ -124,9 +124,12 @@ ckd_status objects_delete(object_store *store, const char *const *keys, size_t c
                           ckd_error *err);
 
 /* Keys in the order of their bytes. Objects whose names are no valid keys are left out. */
+enum { OBJECT_TAG = 48 };
 typedef struct object_item {
     char *key;
     uint64_t size;
+    uint64_t modified_s;  /* since 1970, by the clock of the place; 0: unknown */
+    char tag[OBJECT_TAG]; /* another one after a put of other bytes; "": unknown */
 } object_item;
 typedef struct object_page {
     object_item *items;
@@ -154,5 +157,25 @@ void object_page_free(object_page *page);
  */
 ckd_status objects_abort_uploads(object_store *store, uint64_t age_s, uint64_t *count,
                                  const object_call *call, ckd_error *err);
+
+/* ---- a store's directory whose files are objects ---- */
+
+/*
+ * A mirror: a directory in the user's cache folder that stands for a store at `s3://BUCKET/PREFIX` (base/file.h,
+ * "directories whose files are elsewhere"). A file's path in the store is its key. Small files have copies in the
+ * directory; chunk files and parity are read from the bucket. The store's publish lock is a lease in the bucket as well,
+ * so machines take turns. Intents, and the other locks, are those of this machine.
+ */
+typedef struct object_mirror object_mirror;
+/*
+ * Opens the mirror of an address and brings its copies up to date. Mirrors of one address in a process share their
+ * state. writes: also finds out, once, whether the place honours objects_put_new, and refuses with UNSUPPORTED if not,
+ * unless CKPTDELTA_SINGLE_WRITER=1 declares that nobody else writes. The folder is CKPTDELTA_CACHE, or ckptdelta in
+ * XDG_CACHE_HOME or ~/.cache. Errors: as objects_open, objects_list and objects_get; STATE (there is no such folder).
+ */
+ckd_status objects_mirror(object_mirror **out, const char *address, bool writes, ckd_error *err);
+/* The directory. */
+const char *object_mirror_path(const object_mirror *m);
+void object_mirror_close(object_mirror *m); /* accepts NULL */
 
 #endif

@@ -81,16 +81,17 @@ const void *object_source_bytes(const object_source *from, uint64_t at, size_t s
     return to;
 }
 
-ckd_status object_page_add(object_page *page, const char *key, uint64_t size, ckd_error *err) {
+ckd_status object_page_add(object_page *page, const object_item *item, ckd_error *err) {
     ckd_status status = ARRAY_GROW(page->items, page->capacity, page->count + 1, "keys of objects", err);
     if (status != CKD_OK) {
         return status;
     }
-    char *copy = strdup(key);
-    if (!copy) {
-        return err_nomem(err, strlen(key), "the key of an object");
+    object_item copy = *item;
+    copy.key = strdup(item->key);
+    if (!copy.key) {
+        return err_nomem(err, strlen(item->key), "the key of an object");
     }
-    page->items[page->count++] = (object_item){copy, size};
+    page->items[page->count++] = copy;
     return CKD_OK;
 }
 

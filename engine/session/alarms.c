@@ -16,12 +16,24 @@
 #include "kernels/kernels.h"
 
 #define WEIGHTS_MAX     (UINT64_C(16) << 20) /* bytes of the weights that are compared */
-#define WEIGHTS_SLICE   4096
+#define WEIGHTS_SLICE   DEVICE_SAMPLE_MAX
+#define SLICES_AT_ONCE  64
 #define STEPS_UNCHANGED 8 /* loss scalers of mixed precision may skip some steps in a row */
+
+static void say(const ckd_session *s, uint64_t step, const char *text) {
+    char message[700], who[32] = "";
+    if (s->saver.ranks) {
+        snprintf(who, sizeof(who), "rank %" PRIu32 ", ", s->save.rank);
+    }
+    if (s->store_options.on_message) {
+        snprintf(message, sizeof(message), "%sstep %" PRIu64 ": %s", who, step, text);
+        s->store_options.on_message(s->store_options.message_context, message);
+    }
+}
 
 __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ckd_alarm what, uint64_t step,
                                                               const char *format, ...) {
-    char text[300], who[32] = "";
+    char text[300];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
@@ -37,14 +49,7 @@ __attribute__((format(printf, 4, 5))) static void alarm_raise(ckd_session *s, ck
     if (what == CKD_ALARM_METRIC || what == CKD_ALARM_REPLICA || what == CKD_ALARM_CHANGE) {
         session_agent_doubt(s, step);
     }
-    if (s->saver.ranks) {
-        snprintf(who, sizeof(who), "rank %" PRIu32 ", ", s->save.rank);
-    }
-    if (s->store_options.on_message) {
-        char message[400];
-        snprintf(message, sizeof(message), "%sstep %" PRIu64 ": %s", who, step, text);
-        s->store_options.on_message(s->store_options.message_context, message);
-    }
+    say(s, step, text);
 }
 
 void ckd_session_alarm(ckd_session *s, ckd_alarm alarm, uint64_t step, const char *text) {
@@ -100,35 +105,70 @@ void session_judge_metric(ckd_session *s, uint64_t step, double metric) {
 
 /* --------------------------------------------------------------------------------------------------- the weights */
 
+/* A failure costs an alarm, but the save is complete. */
+static bool read_samples(const ckd_session *s, const session_slot *slot, const session_sample *samples,
+                         size_t count) {
+    char text[600];
+    ckd_error why;
+    ckd_status status = session_read_samples(s, slot, samples, count, &why);
+    if (status != CKD_OK) {
+        snprintf(text, sizeof(text), "the weights are not compared with those of earlier saves: %s",
+                 why.message);
+        say(s, slot->step, text);
+    }
+    return status == CKD_OK;
+}
+
 static bool is_weight(const session_item *item) {
     const ckd_tensor *t = &item->tensor;
     ckd_role role = t->role == CKD_ROLE_AUTO ? ckd_role_of(t->name, t->dtype) : t->role;
     return !item->is_bytes && (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER);
 }
 
-/*
- * Returns false if the snapshot has no weights, or has some on a device: the others may be frozen. Large weights are
- * sampled by every nth slice.
- */
+/* Slices of weights that are read and hashed together. */
+typedef struct weight_slices {
+    uint64_t hash; /* of all before */
+    size_t count;
+    session_sample slice[SLICES_AT_ONCE];
+    uint8_t data[SLICES_AT_ONCE][WEIGHTS_SLICE];
+} weight_slices;
+
+static bool hash_slices(weight_slices *w, const ckd_session *s, const session_slot *slot) {
+    if (!read_samples(s, slot, w->slice, w->count)) {
+        return false;
+    }
+    for (size_t i = 0; i < w->count; i++) {
+        w->hash = w->hash * UINT64_C(0x9e3779b97f4a7c15) + hash64(w->data[i], w->slice[i].bytes);
+    }
+    w->count = 0;
+    return true;
+}
+
+/* Returns false if the snapshot has no weights, or if they cannot be read. Large weights are sampled by every nth slice. */
 static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
     uint64_t total = 0;
     for (size_t i = 0; i < s->item_count; i++) {
-        if (is_weight(&s->items[i]) && s->items[i].on_device) {
-            return false;
-        }
         total += is_weight(&s->items[i]) ? s->items[i].bytes : 0;
     }
+    weight_slices *w = total > 0 ? calloc(1, sizeof(*w)) : NULL;
     uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_SLICE;
-    *hash = 0;
-    for (size_t i = 0; i < s->item_count && total > 0; i++) {
-        const uint8_t *data = is_weight(&s->items[i]) ? snapshot_read(slot->snapshot, i) : NULL;
-        for (uint64_t at = 0; data && at < s->items[i].bytes; at += stride) {
-            uint64_t left = s->items[i].bytes - at;
-            *hash = *hash * UINT64_C(0x9e3779b97f4a7c15) +
-                    hash64(data + at, left < WEIGHTS_SLICE ? (size_t)left : WEIGHTS_SLICE);
+    bool readable = w != NULL;
+    for (size_t i = 0; i < s->item_count && readable; i++) {
+        uint64_t size = is_weight(&s->items[i]) ? s->items[i].bytes : 0;
+        for (uint64_t at = 0; at < size && readable; at += stride) {
+            uint64_t left = size - at;
+            w->slice[w->count] =
+                (session_sample){.item = i,
+                                 .at = at,
+                                 .bytes = left < WEIGHTS_SLICE ? (size_t)left : WEIGHTS_SLICE,
+                                 .to = w->data[w->count]};
+            readable = ++w->count < SLICES_AT_ONCE || hash_slices(w, s, slot);
         }
     }
-    return total > 0;
+    readable = readable && hash_slices(w, s, slot);
+    *hash = readable ? w->hash : 0;
+    free(w);
+    return readable;
 }
 
 /* Raises an alarm if weights that were trained before no longer change: the optimizer is frozen, or a rank is stuck. */
@@ -164,7 +204,7 @@ static uint64_t elements_of(const session_item *item) {
 static bool is_watched(const session_item *item) {
     ckd_dtype dtype = item->tensor.dtype;
     bool floats = dtype == CKD_F32 || dtype == CKD_BF16 || dtype == CKD_F16 || dtype == CKD_F64;
-    return is_weight(item) && floats && !item->on_device && elements_of(item) >= CHANGE_SAMPLE;
+    return is_weight(item) && floats && elements_of(item) >= CHANGE_SAMPLE;
 }
 
 typedef struct sized_item {
@@ -202,35 +242,47 @@ static bool make_changes(changes *c, const ckd_session *s) {
     return made;
 }
 
-static void read_sample(double out[CHANGE_SAMPLE], const session_item *item, const void *values) {
-    ckd_dtype dtype = item->tensor.dtype;
-    size_t size = ckd_dtype_size(dtype);
-    for (size_t slice = 0; slice < CHANGE_SLICES; slice++) {
-        const uint8_t *at = (const uint8_t *)values + change_slice(elements_of(item), slice) * size;
-        double *to = out + slice * CHANGE_SLICE;
-        float floats[CHANGE_SLICE];
-        if (dtype == CKD_F64) {
-            memcpy(to, at, CHANGE_SLICE * sizeof(*to));
-        } else if (kernels_cpu()->widen(floats, dtype, at, CHANGE_SLICE)) {
-            for (size_t i = 0; i < CHANGE_SLICE; i++) {
-                to[i] = (double)floats[i];
-            }
+static void to_doubles(double *to, ckd_dtype dtype, const void *values, size_t n) {
+    float floats[CHANGE_SAMPLE];
+    if (dtype == CKD_F64) {
+        memcpy(to, values, n * sizeof(*to));
+    } else if (kernels_cpu()->widen(floats, dtype, values, n)) {
+        for (size_t i = 0; i < n; i++) {
+            to[i] = (double)floats[i];
         }
     }
+}
+
+/* Sets the changes since the save before. False if the samples cannot be read; nothing has changed then. */
+static bool find_changes(changes *c, const ckd_session *s, const session_slot *slot) {
+    uint64_t(*raw)[CHANGE_SAMPLE] = calloc(c->count, sizeof(*raw));
+    session_sample *samples = calloc(c->count * CHANGE_SLICES, sizeof(*samples));
+    for (size_t i = 0; raw && samples && i < c->count * CHANGE_SLICES; i++) {
+        size_t tensor = i / CHANGE_SLICES, slice = i % CHANGE_SLICES;
+        const session_item *item = &s->items[c->tensors[tensor].item];
+        size_t size = ckd_dtype_size(item->tensor.dtype);
+        samples[i] = (session_sample){.item = c->tensors[tensor].item,
+                                      .at = change_slice(elements_of(item), slice) * size,
+                                      .bytes = CHANGE_SLICE * size,
+                                      .to = (uint8_t *)raw[tensor] + slice * CHANGE_SLICE * size};
+    }
+    bool found = raw && samples && read_samples(s, slot, samples, c->count * CHANGE_SLICES);
+    for (size_t i = 0; found && i < c->count; i++) {
+        double now[CHANGE_SAMPLE] = {0};
+        to_doubles(now, s->items[c->tensors[i].item].tensor.dtype, raw[i], CHANGE_SAMPLE);
+        c->found[i] = change_replace(c->samples + i * CHANGE_SAMPLE, now);
+    }
+    free(samples);
+    free(raw);
+    return found;
 }
 
 /* Raises an alarm if a tensor of weights has changed much more than it used to, compared with the others. */
 static void judge_changes(ckd_session *s, const session_slot *slot) {
     changes *c = &s->saver.alarms.changes;
     change_alarm alarm;
-    if (!c->tensors && !make_changes(c, s)) {
+    if ((!c->tensors && !make_changes(c, s)) || !find_changes(c, s, slot)) {
         return;
-    }
-    for (size_t i = 0; i < c->count; i++) {
-        double now[CHANGE_SAMPLE] = {0};
-        const session_item *item = &s->items[c->tensors[i].item];
-        read_sample(now, item, snapshot_read(slot->snapshot, c->tensors[i].item));
-        c->found[i] = change_replace(c->samples + i * CHANGE_SAMPLE, now);
     }
     bool comparable = c->has_samples;
     c->has_samples = true;

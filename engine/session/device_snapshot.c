@@ -8,8 +8,9 @@
 
 #define PLACE_ALIGN UINT64_C(256)
 /* A launch with many copies takes as long as one copy of this size; smaller ones count as equal. */
-#define SHORT_COPY (UINT64_C(256) << 10)
-#define WIDE       16u /* bytes of an access to aligned addresses */
+#define SHORT_COPY      (UINT64_C(256) << 10)
+#define WIDE            16u /* bytes of an access to aligned addresses */
+#define SAMPLES_AT_ONCE 256 /* samples that go to the host together */
 
 /* Copies with one completion mark: those of one group on one device. */
 typedef struct copied_group {
@@ -26,7 +27,7 @@ typedef struct copied_group {
 typedef struct snapshot_part {
     int device;
     device_queue queue;
-    uint8_t *memory, *pinned;
+    uint8_t *memory, *pinned, *sampled;   /* sampled: pinned memory for samples; NULL before the first */
     uint64_t on_device, on_host, carried; /* bytes of each kind */
     void *arrived;                        /* mark: the small sources are on the host */
     bool awaited;                         /* a reader has waited for `arrived` since the last start */
@@ -272,6 +273,7 @@ static void part_close(const device_snapshot *s, snapshot_part *part) {
     s->backend->event_free(part->device, part->arrived);
     s->backend->release(part->device, part->memory);
     s->backend->release_pinned(part->device, part->pinned);
+    s->backend->release_pinned(part->device, part->sampled);
     s->backend->queue_close(&part->queue);
 }
 
@@ -482,4 +484,78 @@ ckd_status device_snapshot_read(const void **data, ckd_device *device, device_sn
     device->device = part->device;
     device->stream = part->queue.stream;
     return CKD_OK;
+}
+
+/* ---- samples ---- */
+
+/* Samples of sources in a part's memory, which are on their way to its memory for samples, DEVICE_SAMPLE_MAX apart. */
+typedef struct sample_batch {
+    const device_sample *sample[SAMPLES_AT_ONCE];
+    size_t count;
+    copies_together copies; /* not launched yet */
+} sample_batch;
+
+static device_result deliver(const device_snapshot *s, const snapshot_part *part, sample_batch *b,
+                             device_failure *why) {
+    device_result result = copy_batch(s, part, &b->copies, why);
+    result = result == DEVICE_DONE ? s->backend->finish(&part->queue, why) : result;
+    for (size_t i = 0; i < b->count && result == DEVICE_DONE; i++) {
+        memcpy(b->sample[i]->to, part->sampled + i * DEVICE_SAMPLE_MAX, b->sample[i]->bytes);
+    }
+    b->count = 0;
+    return result;
+}
+
+static device_result add_sample(const device_snapshot *s, const snapshot_part *part, sample_batch *b,
+                                const device_sample *sample, device_failure *why) {
+    device_result result = b->count == SAMPLES_AT_ONCE ? deliver(s, part, b, why) : DEVICE_DONE;
+    const device_span span = {.to = part->sampled + b->count * DEVICE_SAMPLE_MAX,
+                              .from = copy_of(s, sample->source) + sample->at,
+                              .n = sample->bytes};
+    b->sample[b->count++] = sample;
+    return result == DEVICE_DONE ? add_copy(s, part, &b->copies, span, why) : result;
+}
+
+static ckd_status sample_part(device_snapshot *s, snapshot_part *part, const device_sample *samples,
+                              size_t count, ckd_error *err) {
+    device_failure why = {DEVICE_DONE, "", ""};
+    device_result result = DEVICE_DONE;
+    sample_batch *b = calloc(1, sizeof(*b));
+    if (!b) {
+        return err_nomem(err, sizeof(*b), "samples of a snapshot");
+    }
+    if (!part->sampled) {
+        void *memory = NULL;
+        result =
+            s->backend->allocate_pinned(&memory, part->device, SAMPLES_AT_ONCE * DEVICE_SAMPLE_MAX, &why);
+        part->sampled = result == DEVICE_DONE ? memory : NULL;
+    }
+    for (size_t i = 0; i < count && result == DEVICE_DONE; i++) {
+        const source_place *place = &s->places[samples[i].source];
+        if (place->part == part && place->home == HOME_DEVICE) {
+            result = add_sample(s, part, b, &samples[i], &why);
+        }
+    }
+    result = result == DEVICE_DONE ? deliver(s, part, b, &why) : result;
+    free(b);
+    return result == DEVICE_DONE ? CKD_OK : device_status(&why, part->device, err);
+}
+
+ckd_status device_snapshot_sample(device_snapshot *s, const device_sample *samples, size_t count,
+                                  ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < count && status == CKD_OK; i++) {
+        const void *data;
+        ckd_device device;
+        status = device_snapshot_read(&data, &device, s, samples[i].source, err);
+        if (status == CKD_OK && !device.struct_size) {
+            memcpy(samples[i].to, (const uint8_t *)data + samples[i].at, samples[i].bytes);
+        }
+    }
+    for (size_t i = 0; i < s->part_count && status == CKD_OK; i++) {
+        if (s->parts[i].on_device > 0) {
+            status = sample_part(s, &s->parts[i], samples, count, err);
+        }
+    }
+    return status;
 }

@@ -6,6 +6,7 @@
  *   start    puts the copies on their own queue, behind what the trainer's streams have
  *   before   makes later work on the trainer's streams wait for the copies, of all groups or of one
  *   read     returns the location of the copy of one source
+ *   sample   copies some bytes of some sources to the host
  *
  * One thread calls start and before; another one reads. Nobody may be reading when the next snapshot is started.
  */
@@ -73,5 +74,17 @@ ckd_status device_snapshot_wait(device_snapshot *s, ckd_error *err);
  */
 ckd_status device_snapshot_read(const void **data, ckd_device *device, device_snapshot *s, size_t i,
                                 ckd_error *err);
+
+#define DEVICE_SAMPLE_MAX 4096u
+/* Bytes of one source: `bytes` of them, at most DEVICE_SAMPLE_MAX, from byte `at` on. */
+typedef struct device_sample {
+    size_t source;
+    uint64_t at;
+    size_t bytes;
+    void *to; /* host memory */
+} device_sample;
+/* Copies samples to the host, and waits for them. The thread that reads calls it. Errors: NOMEM, DEVICE. */
+ckd_status device_snapshot_sample(device_snapshot *s, const device_sample *samples, size_t count,
+                                  ckd_error *err);
 
 #endif

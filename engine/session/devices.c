@@ -3,6 +3,7 @@
  * (device_snapshot.h). The trainer's thread does not wait; a fence only delays later work on the streams.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/session/session.h"
 
@@ -92,5 +93,28 @@ ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_
                                const session_item *item, ckd_error *err) {
     ckd_status status = device_snapshot_read(&t->data, device, slot->devices, item->on_devices, err);
     t->device = device->struct_size ? device : NULL;
+    return status;
+}
+
+ckd_status session_read_samples(const ckd_session *s, const session_slot *slot, const session_sample *samples,
+                                size_t count, ckd_error *err) {
+    device_sample *there = s->device_count > 0 ? calloc(count + 1, sizeof(*there)) : NULL;
+    size_t on_devices = 0;
+    if (s->device_count > 0 && !there) {
+        return err_nomem(err, count * sizeof(*there), "samples of a snapshot");
+    }
+    for (size_t i = 0; i < count; i++) {
+        const session_sample *sample = &samples[i];
+        const session_item *item = &s->items[sample->item];
+        if (item->on_device) {
+            there[on_devices++] = (device_sample){item->on_devices, sample->at, sample->bytes, sample->to};
+        } else {
+            const uint8_t *data = snapshot_read(slot->snapshot, sample->item);
+            memcpy(sample->to, data + sample->at, sample->bytes);
+        }
+    }
+    ckd_status status =
+        on_devices > 0 ? device_snapshot_sample(slot->devices, there, on_devices, err) : CKD_OK;
+    free(there);
     return status;
 }

@@ -216,6 +216,17 @@ ckd_status session_device_check(ckd_session *s, const session_slot *slot, ckd_er
 ckd_status session_device_read(ckd_tensor *t, ckd_device *device, const session_slot *slot,
                                const session_item *item, ckd_error *err);
 
+/* Bytes of an item in a snapshot: at most DEVICE_SAMPLE_MAX, from byte `at` on. */
+typedef struct session_sample {
+    size_t item;
+    uint64_t at;
+    size_t bytes;
+    void *to;
+} session_sample;
+/* Copies samples of a snapshot, which is on the host and on devices. Errors: NOMEM, DEVICE. */
+ckd_status session_read_samples(const ckd_session *s, const session_slot *slot, const session_sample *samples,
+                                size_t count, ckd_error *err);
+
 /* ---- saver.c ---- */
 /* Returns the bytes that retaining values takes. */
 uint64_t cached_values_size(const ckd_session *s);

@@ -69,6 +69,7 @@ typedef struct store_hooks {
 struct ckd_store {
     const store_hooks *hooks;
     char *path;
+    struct object_mirror *mirror; /* of a store in a bucket: `path` is its directory (engine/open.c) */
     ckd_open_mode mode;
     ckd_store_options options;
     ckd_id id;

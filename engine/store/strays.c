@@ -110,7 +110,7 @@ ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err) {
     dir_list list;
     bytes named = {0};
     bool complete = true;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_CHUNKS).text, err);
+    ckd_status status = dir_list_local(&list, path_in(store->path, DIR_CHUNKS).text, err);
     if (status != CKD_OK) {
         return status;
     }

@@ -118,6 +118,11 @@ static void set_numbers(s3_place *p, const object_options *o) {
     object_rate_init(&p->rate, o->bytes_per_s, clock_monotonic_ns());
 }
 
+static void name_place(const void *place, char *out, size_t size) {
+    const s3_place *p = place;
+    snprintf(out, size, "%s/%s", p->url, p->address.prefix);
+}
+
 static void close_place(void *place) {
     s3_place *p = place;
     s3_lanes_close(p);
@@ -140,6 +145,7 @@ static const object_functions functions = {
     .delete_all = s3_delete,
     .list = s3_list,
     .abort_uploads = s3_abort_uploads,
+    .name = name_place,
     .close = close_place,
 };
 

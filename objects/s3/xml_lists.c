@@ -1,22 +1,20 @@
 /* Lists of objects and of uploads, from XML. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "objects/s3/s3.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* ---- objects ---- */
 
-typedef struct raw_item {
-    char *key;
-    uint64_t size;
-} raw_item;
-
 /* The encoding is named after the keys by some servers, so keys are decoded at the end. */
 typedef struct listing {
-    raw_item *items;
+    object_item *items;
     size_t count, capacity;
-    char *key;
-    uint64_t size;
+    object_item item; /* the one that is being read */
     uint32_t limit;
     char *token;
     bool whole, truncated, ended, encoded; /* ended: it says that it is not truncated */
@@ -36,8 +34,27 @@ static bool read_number(uint64_t *out, const char *text) {
     return end != text && *end == 0 && errno == 0;
 }
 
+/* As 2009-10-12T17:50:30.000Z. 0 for anything else. */
+static uint64_t read_time(const char *text) {
+    struct tm t = {.tm_isdst = 0};
+    const char *end = strptime(text, "%Y-%m-%dT%H:%M:%S", &t);
+    time_t seconds = end ? timegm(&t) : 0;
+    return seconds > 0 ? (uint64_t)seconds : 0;
+}
+
+/* Without the quotes. A tag that is too long is cut at its beginning. */
+static void set_tag(object_item *item, const char *text) {
+    size_t length = strlen(text);
+    bool quoted = length >= 2 && text[0] == '"' && text[length - 1] == '"';
+    const char *from = quoted ? text + 1 : text;
+    length -= quoted ? 2 : 0;
+    size_t kept = length < sizeof(item->tag) ? length : sizeof(item->tag) - 1;
+    memcpy(item->tag, from + length - kept, kept);
+    item->tag[kept] = 0;
+}
+
 static ckd_status end_item(listing *l, ckd_error *err) {
-    if (!l->key) {
+    if (!l->item.key) {
         return err_set(err, CKD_E_CORRUPT, "the server listed an object without a key");
     }
     ckd_status status =
@@ -45,9 +62,8 @@ static ckd_status end_item(listing *l, ckd_error *err) {
             ? ARRAY_GROW(l->items, l->capacity, l->count + 1, "keys of objects", err)
             : err_set(err, CKD_E_CORRUPT, "the server listed more objects than it was asked for");
     if (status == CKD_OK) {
-        l->items[l->count++] = (raw_item){l->key, l->size};
-        l->key = NULL;
-        l->size = 0;
+        l->items[l->count++] = l->item;
+        l->item = (object_item){.key = NULL};
     }
     return status;
 }
@@ -55,14 +71,18 @@ static ckd_status end_item(listing *l, ckd_error *err) {
 static ckd_status take_listing(void *context, const char *path, const char *text, ckd_error *err) {
     listing *l = context;
     if (strcmp(path, "ListBucketResult/Contents/Key") == 0) {
-        return set_text(&l->key, text, err);
+        return set_text(&l->item.key, text, err);
     }
     if (strcmp(path, "ListBucketResult/Contents/Size") == 0) {
-        return read_number(&l->size, text)
+        return read_number(&l->item.size, text)
                    ? CKD_OK
                    : err_set(err, CKD_E_CORRUPT, "the server listed an object whose size is not a number");
     }
-    if (strcmp(path, "ListBucketResult/Contents") == 0) {
+    if (strcmp(path, "ListBucketResult/Contents/ETag") == 0) {
+        set_tag(&l->item, text);
+    } else if (strcmp(path, "ListBucketResult/Contents/LastModified") == 0) {
+        l->item.modified_s = read_time(text);
+    } else if (strcmp(path, "ListBucketResult/Contents") == 0) {
         return end_item(l, err);
     }
     if (strcmp(path, "ListBucketResult/IsTruncated") == 0) {
@@ -97,7 +117,12 @@ static ckd_status add_item(object_page *out, listing *l, size_t i, const s3_list
             key, last);
     }
     const char *own = key + strlen(prefix);
-    return object_key_valid(own) ? object_page_add(out, own, l->items[i].size, err) : CKD_OK;
+    if (!object_key_valid(own)) {
+        return CKD_OK;
+    }
+    object_item item = l->items[i];
+    item.key = (char *)own;
+    return object_page_add(out, &item, err);
 }
 
 /* Where does the list go on? A list that ends too early would hide objects, so its end must be said. */
@@ -134,7 +159,7 @@ ckd_status s3_listing_parse(object_page *out, const s3_listed *asked, const byte
         free(l.items[i].key);
     }
     free(l.items);
-    free(l.key);
+    free(l.item.key);
     free(l.token);
     return status;
 }

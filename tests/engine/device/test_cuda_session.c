@@ -5,9 +5,17 @@
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        tempdir_test(test_copy),   tempdir_test(test_lazy),     tempdir_test(test_budgets),
-        tempdir_test(test_groups), tempdir_test(test_no_fence), tempdir_test(test_restore),
-        tempdir_test(test_coarse), tempdir_test(test_refused),  tempdir_test(test_only_the_save_waits),
+        tempdir_test(test_copy),
+        tempdir_test(test_lazy),
+        tempdir_test(test_budgets),
+        tempdir_test(test_groups),
+        tempdir_test(test_no_fence),
+        tempdir_test(test_restore),
+        tempdir_test(test_coarse),
+        tempdir_test(test_refused),
+        tempdir_test(test_only_the_save_waits),
+        tempdir_test(test_unchanged_weights),
+        tempdir_test(test_changed_tensor),
     };
     /* These tests only work with the emulated device. The casts prevent warnings about unused functions. */
     (void)test_reported_memory, (void)test_failures, (void)test_too_little_memory, (void)test_no_backend;

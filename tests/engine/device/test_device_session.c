@@ -402,6 +402,110 @@ static void test_restore(void **state) {
     device_trainer_free(&t);
 }
 
+/* ---- what sensors read of devices ---- */
+
+typedef struct told {
+    unsigned alarms;
+    char last[600];
+} told;
+
+static void keep_told(void *context, const char *message) {
+    told *t = context;
+    t->alarms++;
+    snprintf(t->last, sizeof(t->last), "%s", message);
+}
+
+static ckd_session *open_watched(const char *dir, ckd_session_options *o, ckd_store_options *store, told *t,
+                                 const device_trainer *source) {
+    *store = *o->store;
+    store->on_message = keep_told;
+    store->message_context = t;
+    o->store = store;
+    return open_session(dir, o, source);
+}
+
+static ckd_session_state save_step(ckd_session *s, uint64_t step) {
+    ckd_error err = {0};
+    ckd_session_state now;
+    must(ckd_session_save(s, step, &err), &err);
+    ckd_session_fence(s);
+    must(ckd_session_wait(s, CKD_DURABLE, &err), &err);
+    ckd_session_poll(&now, s);
+    return now;
+}
+
+/* Within the device's memory, within none of it, and within memory for a part of the tensors. */
+static const uint64_t sensor_budgets[] = {0, 1, 2 * LAYER + 4096};
+#define BUDGETS (sizeof(sensor_budgets) / sizeof(sensor_budgets[0]))
+
+/* Weights that were trained, and then stay the same. */
+static void test_unchanged_weights(void **state) {
+    for (size_t i = 0; i < BUDGETS; i++) {
+        char dir[512];
+        ckd_store_options store;
+        told t = {.alarms = 0};
+        device_trainer source = device_trainer_new();
+        ckd_session_options o = session_options();
+        o.device_bytes = sensor_budgets[i];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        assert_int_equal(mkdir(dir, 0700), 0);
+        ckd_session *s = open_watched(dir, &o, &store, &t, &source);
+        ckd_session_state now = {.alarms = 0};
+        for (uint64_t step = 1; step <= 12; step++) {
+            optimize(&source, step <= 4 ? step : 4);
+            if (step == 11) {
+                t.alarms = 0; /* a snapshot that goes to host memory says so */
+            }
+            now = save_step(s, step);
+            assert_int_equal(now.alarms, step == 12);
+        }
+        assert_int_equal(now.last_alarm, CKD_ALARM_UNCHANGED);
+        assert_int_equal(t.alarms, 1);
+        assert_non_null(strstr(t.last, "step 12: the weights are the same as at step 4"));
+        must(ckd_session_close(s, &(ckd_error){0}), &(ckd_error){0});
+        device_trainer_free(&source);
+    }
+}
+
+/* Sets each value of a layer. All layers change alike, apart from one that changes more. */
+static void drift(const device_trainer *t, uint64_t step, int broken) {
+    for (int layer = 0; layer < TRAINER_TENSORS; layer++) {
+        float *values = t->host->layers[layer];
+        uint64_t seed = step * 64 + (uint64_t)layer + 1;
+        for (uint64_t i = 0; i < ROWS * COLUMNS; i++) {
+            seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+            float share = layer == broken ? 0.4f : 0.02f;
+            values[i] = (step > 1 ? values[i] : 1.0f) * (1 + share * ((float)(seed >> 40) * 0x1p-24f - 0.5f));
+        }
+        put(t, t->layers[layer], values, LAYER);
+    }
+}
+
+/* One tensor that changes much more than the others. */
+static void test_changed_tensor(void **state) {
+    for (size_t i = 0; i < BUDGETS; i++) {
+        char dir[512];
+        ckd_store_options store;
+        told t = {.alarms = 0};
+        device_trainer source = device_trainer_new();
+        ckd_session_options o = session_options();
+        o.device_bytes = sensor_budgets[i];
+        snprintf(dir, sizeof(dir), "%s/%zu", (const char *)*state, i);
+        assert_int_equal(mkdir(dir, 0700), 0);
+        ckd_session *s = open_watched(dir, &o, &store, &t, &source);
+        ckd_session_state now = {.alarms = 0};
+        for (uint64_t step = 1; step <= 14; step++) {
+            drift(&source, step, step == 14 ? 2 : -1);
+            now = save_step(s, step);
+            assert_int_equal(now.alarms, step == 14);
+        }
+        assert_int_equal(now.last_alarm, CKD_ALARM_CHANGE);
+        assert_non_null(strstr(t.last, "step 14: since the last save, layer2 has changed "));
+        must(ckd_session_close(s, &(ckd_error){0}), &(ckd_error){0});
+        device_trainer_free(&source);
+    }
+}
+
 /* ---- errors ---- */
 
 static void keep_message(void *context, const char *message) {
@@ -514,6 +618,8 @@ int main(void) {
         tempdir_test(test_groups),
         tempdir_test(test_no_fence),
         tempdir_test(test_restore),
+        tempdir_test(test_unchanged_weights),
+        tempdir_test(test_changed_tensor),
         tempdir_test(test_failures),
         tempdir_test(test_too_little_memory),
         tempdir_test(test_refused),
