@@ -28,6 +28,15 @@ const char *file_path(const file_reader *f);
 ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, ckd_error *err);
 void file_close_read(file_reader *f); /* accepts NULL */
 /*
+ * Announces what will be read soon, about in this order. A place that is slow to answer (file_mount) fetches it in
+ * advance; a file of this machine needs no such help. Ranges are in the order of the file. Announcements replace earlier
+ * ones for the same file.
+ */
+typedef struct file_range {
+    uint64_t offset, size;
+} file_range;
+void file_will_read(const file_reader *f, const file_range *ranges, size_t count);
+/*
  * Does the errno of a failed open or read concern only this file? True for EIO and similar errors, a stale handle, and
  * missing permission. False for problems of the process, such as EMFILE and ENOMEM.
  */
@@ -287,6 +296,8 @@ typedef struct file_mount {
     ckd_status (*size)(void *context, const char *name, uint64_t *size, bool ask, ckd_error *err);
     ckd_status (*read)(void *context, const char *name, uint64_t offset, void *to, size_t size,
                        ckd_error *err);
+    /* Begins to fetch what will be read (file_will_read). */
+    void (*will_read)(void *context, const char *name, const file_range *ranges, size_t count);
     /* Appends the names in a directory of remote files; adds up their sizes. */
     ckd_status (*list)(void *context, const char *directory, dir_list *out, ckd_error *err);
     ckd_status (*bytes)(void *context, const char *directory, uint64_t *total, ckd_error *err);

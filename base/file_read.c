@@ -279,6 +279,12 @@ ckd_status file_read_at(file_reader *f, uint64_t offset, void *to, size_t size, 
                             : read_from_file(f, offset, to, size, err);
 }
 
+void file_will_read(const file_reader *f, const file_range *ranges, size_t count) {
+    if (f->mount != NULL && f->cached == NULL) {
+        f->mount->will_read(f->mount->context, f->name, ranges, count);
+    }
+}
+
 ckd_status file_read_ahead(file_reader *f, size_t size, ckd_error *err) {
     free(f->ahead);
     f->ahead_at = 0;

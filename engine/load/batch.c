@@ -192,6 +192,9 @@ static ckd_status load_planned(ckd_load *load, const ckd_load_request *requests,
                                ckd_error *err) {
     load_plan *plan;
     ckd_status status = load_plan_make(&plan, load, requests, count, err);
+    if (status == CKD_OK) {
+        load_plan_announce(plan);
+    }
     load_set_plan(load, plan, NULL);
     load_divide_staging(load, load->staging, true);
     THEN(status, load_batches(load, requests, count, err));

@@ -248,6 +248,42 @@ ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_reques
     return CKD_OK;
 }
 
+/* ---- announcing ---- */
+
+typedef struct planned_read {
+    const file_reader *file;
+    file_range range;
+} planned_read;
+
+static int by_place(const void *a, const void *b) {
+    const planned_read *x = a, *y = b;
+    if (x->file != y->file) {
+        return (uintptr_t)x->file < (uintptr_t)y->file ? -1 : 1;
+    }
+    return (x->range.offset > y->range.offset) - (x->range.offset < y->range.offset);
+}
+
+void load_plan_announce(const load_plan *plan) {
+    planned_read *reads = plan->load->store->mirror ? calloc(plan->node_count + 1, sizeof(*reads)) : NULL;
+    file_range *ranges = reads ? calloc(plan->node_count + 1, sizeof(*ranges)) : NULL;
+    for (size_t i = 0; ranges && i < plan->node_count; i++) {
+        const load_node *n = &plan->nodes[i];
+        reads[i] = (planned_read){n->chunk->file, {n->record->payload_offset, n->record->stored_size}};
+    }
+    if (ranges && plan->node_count > 1) {
+        qsort(reads, plan->node_count, sizeof(*reads), by_place);
+    }
+    for (size_t i = 0, first = 0; ranges && i < plan->node_count; i++) {
+        ranges[i - first] = reads[i].range;
+        if (i + 1 == plan->node_count || reads[i + 1].file != reads[i].file) {
+            file_will_read(reads[i].file, ranges, i + 1 - first);
+            first = i + 1;
+        }
+    }
+    free(ranges);
+    free(reads);
+}
+
 static ckd_status explain(ckd_load_explanation *out, ckd_load *load, const ckd_load_request *requests,
                           ckd_error *err) {
     load_plan *x;

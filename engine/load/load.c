@@ -227,6 +227,15 @@ static ckd_status find_tensor(const view_tensor **out, const ckd_load *load, con
     return err_set(err, CKD_E_MISMATCH, "%s", description);
 }
 
+/* Of a store in a bucket. Errors are those of the load itself, which follows. */
+static void announce(ckd_load *load, const ckd_load_request *q) {
+    load_plan *plan;
+    if (load->store->mirror && load_plan_make(&plan, load, q, 1, NULL) == CKD_OK) {
+        load_plan_announce(plan);
+        load_plan_free(plan);
+    }
+}
+
 ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_error *err) {
     ckd_status status = load_check_requests(load, request, 1, err);
     if (status != CKD_OK) {
@@ -237,6 +246,9 @@ ckd_status ckd_load_tensor(ckd_load *load, const ckd_load_request *request, ckd_
     const view_tensor *t;
     status = find_tensor(&t, load, &q, err);
     THEN(status, load_task_make(&task, load, &q, t, err));
+    if (status == CKD_OK) {
+        announce(load, request);
+    }
     THEN(status, load_task_execute(load, &task, task.count, err));
     THEN(status, load_task_finish(load, &task, err));
     load_task_free(&task);

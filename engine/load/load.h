@@ -58,6 +58,8 @@ ckd_status load_span(region_span *span, ckd_region *region, const ckd_load_reque
  */
 ckd_status load_plan_make(load_plan **out, ckd_load *load, const ckd_load_request *requests, size_t count,
                           ckd_error *err);
+/* Announces the plan's reads to a store whose files are elsewhere. Does without if memory is short. */
+void load_plan_announce(const load_plan *plan);
 /*
  * Differences between the checkpoint and all requests. Zero-initialise; release with load_differences_free. ignored:
  * CKD_DIFFERS_UNEXPECTED if nobody wants to know of tensors that are not requested. A load of some then takes no longer

@@ -175,14 +175,24 @@ static ckd_status size_of(void *context, const char *name, uint64_t *size, bool 
 static ckd_status read_range(void *context, const char *name, uint64_t offset, void *to, size_t size,
                              ckd_error *err) {
     object_mirror *m = context;
-    char key[OBJECT_KEY_MAX + 1];
     object_range range = {.offset = offset, .to = to, .size = size};
-    ckd_status status = mirror_key(key, name, err);
-    THEN(status, size > 0 ? objects_get(m->objects, key, &range, NULL, err) : CKD_OK);
+    uint64_t file_size;
+    if (size == 0) {
+        return CKD_OK;
+    }
+    ckd_status status = size_of(m, name, &file_size, false, err);
+    THEN(status, ahead_read(m, name, file_size, &range, err));
     if (status == CKD_E_NOT_FOUND) {
         remember_size(m, name, false, 0);
     }
     return status;
+}
+
+static void will_read(void *context, const char *name, const file_range *ranges, size_t count) {
+    uint64_t file_size;
+    if (size_of(context, name, &file_size, false, NULL) == CKD_OK) {
+        ahead_announce(context, name, file_size, ranges, count);
+    }
 }
 
 typedef ckd_status (*take_item_fn)(void *to, const char *name, const object_item *item, ckd_error *err);
@@ -267,6 +277,7 @@ static const file_mount functions = {.kind = mirror_kind,
                                      .compare = compare,
                                      .size = size_of,
                                      .read = read_range,
+                                     .will_read = will_read,
                                      .list = list_names,
                                      .bytes = add_sizes,
                                      .lock = lock_store,
@@ -392,6 +403,7 @@ static ckd_status probe(object_mirror *m, ckd_error *err) {
 
 static void mirror_free(object_mirror *m) {
     if (m->process == getpid()) { /* a forked child has no such thread, and its mutex may be held */
+        ahead_destroy(&m->ahead);
         lease_destroy(&m->lease);
     }
     objects_close(m->objects);
@@ -407,6 +419,7 @@ static ckd_status mirror_new(object_mirror **out, const char *address, ckd_error
     }
     pthread_mutex_init(&m->mutex, NULL);
     lease_init(&m->lease);
+    ahead_init(&m->ahead);
     m->process = getpid();
     m->mount = functions;
     m->mount.root = m->root;

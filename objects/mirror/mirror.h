@@ -58,6 +58,41 @@ void lease_release(object_mirror *m);
  */
 ckd_status lease_check(object_mirror *m, ckd_error *err);
 
+/* ---- ahead.c: files that are read in order are read ahead ---- */
+enum { AHEAD_STREAMS = 16, AHEAD_THREADS = 8, AHEAD_NAME = 64 };
+typedef struct ahead_piece ahead_piece;
+/* A file that is being read. */
+typedef struct ahead_stream {
+    char name[AHEAD_NAME];
+    uint64_t file_size, used;
+    uint64_t next;         /* behind the farthest byte that was read in order */
+    uint64_t end;          /* behind the last piece */
+    uint64_t read, wasted; /* bytes that were asked for; bytes that were fetched in vain */
+    unsigned run;          /* reads in order so far */
+    ahead_piece *pieces;
+    uint64_t held; /* bytes of the pieces */
+    /* Announced reads, joined where they are close: [hint, hint_count) are not fetched yet. */
+    file_range *hints;
+    size_t hint, hint_count;
+} ahead_stream;
+typedef struct ahead {
+    pthread_mutex_t mutex;
+    pthread_cond_t queued, arrived;
+    pthread_t threads[AHEAD_THREADS];
+    size_t thread_count;
+    bool closing;
+    uint64_t memory, clock;
+    ahead_stream streams[AHEAD_STREAMS];
+} ahead;
+void ahead_init(ahead *a);
+void ahead_destroy(ahead *a);
+/* Begins to fetch these ranges, which are in the order of the file. */
+void ahead_announce(object_mirror *m, const char *name, uint64_t file_size, const file_range *ranges,
+                    size_t count);
+/* As objects_get. */
+ckd_status ahead_read(object_mirror *m, const char *name, uint64_t file_size, const object_range *range,
+                      ckd_error *err);
+
 /* ---- copies.c ---- */
 /* Takes the local lock and brings all copies up to date; without `ask`, not if that was done a moment ago. */
 ckd_status copies_refresh(object_mirror *m, bool ask, ckd_error *err);
@@ -78,6 +113,7 @@ struct object_mirror {
     bool single_writer; /* the place does not honour conditional puts, and the user knows */
     bool may_write;     /* the place was probed */
     lease lease;
+    ahead ahead;
     pthread_mutex_t mutex; /* guards what follows */
     uint64_t refreshed_ns;
     struct known_size {
