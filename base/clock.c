@@ -2,11 +2,13 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "base/file.h"
+#include "base/file_op.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #define PAUSE_FIRST   UINT64_C(300000) /* ns */
 #define PAUSE_LONGEST UINT64_C(20000000)
@@ -53,5 +55,17 @@ ckd_status retry_while_busy(attempt_fn attempt, void *context, uint64_t timeout_
         }
         clock_sleep_ns(pause);
         pause = 2 * pause < PAUSE_LONGEST ? 2 * pause : PAUSE_LONGEST;
+    }
+}
+
+void boot_id(char out[BOOT_ID]) {
+    int fd = file_open_descriptor("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC, 0);
+    ssize_t size = fd >= 0 ? read(fd, out, BOOT_ID - 1) : -1;
+    if (fd >= 0) {
+        close(fd);
+    }
+    out[size > 0 ? size : 0] = '\0';
+    if (size <= 0 || strspn(out, "0123456789abcdef-") != BOOT_ID - 1) {
+        strcpy(out, "?");
     }
 }

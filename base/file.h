@@ -203,6 +203,11 @@ typedef struct dir_list {
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err);
 /* As dir_list_read, but of the files that are elsewhere (file_mount) none. Unfinished files are always local. */
 ckd_status dir_list_local(dir_list *out, const char *path, ckd_error *err);
+/*
+ * As dir_list_read, but of the files that are elsewhere only those that are older than so many seconds: younger ones may
+ * belong to a process of another machine that still works on them.
+ */
+ckd_status dir_list_settled(dir_list *out, const char *path, uint64_t older_than_s, ckd_error *err);
 void dir_list_free(dir_list *list);
 /* Returns the bytes that ordinary users may still write on a path's file system; UINT64_MAX if unknown. */
 uint64_t dir_free_space(const char *path);
@@ -298,8 +303,9 @@ typedef struct file_mount {
                        ckd_error *err);
     /* Begins to fetch what will be read (file_will_read). */
     void (*will_read)(void *context, const char *name, const file_range *ranges, size_t count);
-    /* Appends the names in a directory of remote files; adds up their sizes. */
-    ckd_status (*list)(void *context, const char *directory, dir_list *out, ckd_error *err);
+    /* Appends the names in a directory of remote files that are older; adds up the sizes of all. */
+    ckd_status (*list)(void *context, const char *directory, uint64_t older_than_s, dir_list *out,
+                       ckd_error *err);
     ckd_status (*bytes)(void *context, const char *directory, uint64_t *total, ckd_error *err);
     /* Called with a local lock held exclusively. Errors: BUSY. */
     ckd_status (*lock)(void *context, const char *name, uint32_t timeout_ms, ckd_error *err);
@@ -310,6 +316,8 @@ typedef struct file_mount {
  * EXISTS (the root is mounted), NOMEM. Thread-safe.
  */
 ckd_status file_mount_add(const file_mount *mount, ckd_error *err);
+/* Is the path that of a file, or of a directory of files, that only a place elsewhere has? */
+bool file_is_remote(const char *path);
 /* No file below the root may be in use. */
 void file_mount_remove(const file_mount *mount);
 /* Appends a copy of the name to a list. For file_mount.list. Errors: NOMEM. */
@@ -323,6 +331,9 @@ void clock_sleep_ns(uint64_t ns); /* returns early on a signal */
 typedef ckd_status (*attempt_fn)(void *context, ckd_error *err);
 ckd_status retry_while_busy(attempt_fn attempt, void *context, uint64_t timeout_ms, ckd_error *err);
 ckd_status random_bytes(void *out, size_t size, ckd_error *err);
+/* Writes the id that Linux draws at each boot; "?" if it is unknown. */
+enum { BOOT_ID = 37 };
+void boot_id(char out[BOOT_ID]);
 
 /* ---- fault injection, for tests only ---- */
 typedef enum file_op {

@@ -98,12 +98,16 @@ ckd_status dir_list_local(dir_list *out, const char *path, ckd_error *err) {
 }
 
 ckd_status dir_list_read(dir_list *out, const char *path, ckd_error *err) {
+    return dir_list_settled(out, path, 0, err);
+}
+
+ckd_status dir_list_settled(dir_list *out, const char *path, uint64_t older_than_s, ckd_error *err) {
     mounted m = mount_of(path);
     *out = (dir_list){0};
     ckd_status status = m.kind == MOUNT_COPIED ? m.mount->refresh(m.mount->context, err) : CKD_OK;
     THEN(status, dir_list_local(out, path, err));
     if (status == CKD_OK && m.kind == MOUNT_REMOTE) {
-        status = m.mount->list(m.mount->context, m.name, out, err);
+        status = m.mount->list(m.mount->context, m.name, older_than_s, out, err);
         put_in_order(out);
     }
     if (status != CKD_OK) {

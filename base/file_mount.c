@@ -1,36 +1,53 @@
 /* Mounts: paths below a directory whose files are elsewhere. */
 #include "base/file_op.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define MOUNTS_MAX 64
 #define COPY_BYTES ((size_t)8 << 20)
 
 static struct {
     pthread_rwlock_t lock;
-    const file_mount *mounts[MOUNTS_MAX];
+    pthread_once_t once;
+    struct {
+        const file_mount *mount;
+        pid_t process; /* which added it */
+    } entries[MOUNTS_MAX];
     atomic_size_t count;
-} table = {.lock = PTHREAD_RWLOCK_INITIALIZER};
+} table = {.lock = PTHREAD_RWLOCK_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+/* Without this, a child that is forked while another thread holds the lock could not open any file. */
+static void make_lock(void) {
+    pthread_rwlock_init(&table.lock, NULL);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, make_lock);
+}
 
 ckd_status file_mount_add(const file_mount *mount, ckd_error *err) {
     ckd_status status = CKD_OK;
+    pthread_once(&table.once, watch_forks);
     pthread_rwlock_wrlock(&table.lock);
-    size_t count = atomic_load(&table.count);
-    for (size_t i = 0; i < count && status == CKD_OK; i++) {
-        if (strcmp(table.mounts[i]->root, mount->root) == 0) {
-            status = err_set(err, CKD_E_EXISTS, "%s is mounted already", mount->root);
-        }
+    size_t count = atomic_load(&table.count), at = 0;
+    while (at < count && strcmp(table.entries[at].mount->root, mount->root) != 0) {
+        at++;
     }
-    if (status == CKD_OK && count == MOUNTS_MAX) {
+    /* A forked child replaces the mount of its parent, which it cannot use. */
+    if (at < count && table.entries[at].process == getpid()) {
+        status = err_set(err, CKD_E_EXISTS, "%s is mounted already", mount->root);
+    } else if (at == MOUNTS_MAX) {
         status =
             err_set(err, CKD_E_NOMEM, "a process can use at most %d stores in buckets at a time", MOUNTS_MAX);
-    }
-    if (status == CKD_OK) {
-        table.mounts[count] = mount;
-        atomic_store(&table.count, count + 1);
+    } else {
+        table.entries[at].mount = mount;
+        table.entries[at].process = getpid();
+        atomic_store(&table.count, at == count ? count + 1 : count);
     }
     pthread_rwlock_unlock(&table.lock);
     return status;
@@ -40,8 +57,8 @@ void file_mount_remove(const file_mount *mount) {
     pthread_rwlock_wrlock(&table.lock);
     size_t count = atomic_load(&table.count), kept = 0;
     for (size_t i = 0; i < count; i++) {
-        if (table.mounts[i] != mount) {
-            table.mounts[kept++] = table.mounts[i];
+        if (table.entries[i].mount != mount) {
+            table.entries[kept++] = table.entries[i];
         }
     }
     atomic_store(&table.count, kept);
@@ -55,9 +72,10 @@ mounted mount_of(const char *path) {
     }
     pthread_rwlock_rdlock(&table.lock);
     for (size_t i = 0; i < atomic_load(&table.count) && !out.mount; i++) {
-        size_t length = strlen(table.mounts[i]->root);
-        if (strncmp(path, table.mounts[i]->root, length) == 0 && path[length] == '/') {
-            out = (mounted){.mount = table.mounts[i], .name = path + length + 1};
+        const file_mount *m = table.entries[i].mount;
+        size_t length = strlen(m->root);
+        if (strncmp(path, m->root, length) == 0 && path[length] == '/') {
+            out = (mounted){.mount = m, .name = path + length + 1};
         }
     }
     pthread_rwlock_unlock(&table.lock);
@@ -65,6 +83,10 @@ mounted mount_of(const char *path) {
         out.kind = out.mount->kind(out.name);
     }
     return out;
+}
+
+bool file_is_remote(const char *path) {
+    return mount_of(path).kind == MOUNT_REMOTE;
 }
 
 static ckd_status copy_content(file_writer *to, file_reader *from, ckd_error *err) {
@@ -110,7 +132,9 @@ static ckd_status make_local(const mounted *m, const char *from, const char *to,
         return fetch(from, to, err);
     }
     ckd_status status = m->mount->compare(m->mount->context, m->name, err);
-    THEN(status, file_link(from, to, err));
+    if (status == CKD_OK && link(from, to) != 0) {
+        status = err_sys(err, errno, to, "cannot give %s the name %s as well", from, to);
+    }
     return status;
 }
 
@@ -121,7 +145,7 @@ static ckd_status move_within(const mounted *from, const char *from_path, const 
     uint8_t random[8];
     ckd_status status = random_bytes(random, sizeof(random), err);
     uint64_t number = load_le64(random);
-    snprintf(local, sizeof(local), "%.4096s/.tmp-%016llx", to->mount->root, (unsigned long long)number);
+    snprintf(local, sizeof(local), "%.4096s/data/.tmp-%016llx", to->mount->root, (unsigned long long)number);
     THEN(status, make_local(from, from_path, local, err));
     if (status != CKD_OK) {
         return status;
@@ -142,14 +166,11 @@ ckd_status mount_rename(const char *from, const char *to, bool replaces, ckd_err
     if (t.kind != MOUNT_LOCAL) {
         return move_within(&f, from, &t, replaces, err);
     }
+    /* If the removal fails, it may have happened nevertheless: the local file stays. */
     ckd_status status = replaces ? file_remove(to, true, err) : CKD_OK;
     THEN(status, make_local(&f, from, to, err));
-    if (status == CKD_OK) {
-        status = f.mount->remove(f.mount->context, f.name, err);
-        if (status != CKD_OK) {
-            (void)file_remove(to, true, NULL);
-        }
-    }
+    THEN(status, file_sync_parent(to, err));
+    THEN(status, f.mount->remove(f.mount->context, f.name, err));
     return status;
 }
 

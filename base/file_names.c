@@ -55,7 +55,7 @@ ckd_status file_rename_noreplace(const char *from, const char *to, ckd_error *er
 
 ckd_status file_link(const char *from, const char *to, ckd_error *err) {
     int errnum = file_op_check(FILE_OP_RENAME_NOREPLACE, to);
-    if (errnum == 0 && (mount_of(from).kind == MOUNT_REMOTE || is_mounted(to))) {
+    if (errnum == 0 && (is_mounted(from) || is_mounted(to))) {
         return mount_link(from, to, err);
     }
     if (errnum == 0 && link(from, to) != 0) {
@@ -143,7 +143,7 @@ ckd_status dir_sync(const char *path, ckd_error *err) {
     return errnum == 0 ? CKD_OK : err_sys(err, errnum, path, "cannot make the directory %s durable", path);
 }
 
-static ckd_status sync_parent(const char *path, ckd_error *err) {
+ckd_status file_sync_parent(const char *path, ckd_error *err) {
     const char *slash = strrchr(path, '/');
     if (slash == NULL) {
         return dir_sync(".", err);
@@ -189,7 +189,7 @@ static ckd_status name_temporary(const char *path, const char *temp, give_name_f
         (void)file_remove(temp, true, NULL);
         return status;
     }
-    return sync_parent(path, err);
+    return file_sync_parent(path, err);
 }
 
 ckd_status file_create_durable(const char *path, const char *temp, const void *data, size_t size,
@@ -200,7 +200,7 @@ ckd_status file_create_durable(const char *path, const char *temp, const void *d
 
 /* Removes a new name durably. If that fails, the error says so as well. */
 static bool withdraw(const char *path, ckd_error *err) {
-    if (file_remove(path, true, NULL) == CKD_OK && sync_parent(path, NULL) == CKD_OK) {
+    if (file_remove(path, true, NULL) == CKD_OK && file_sync_parent(path, NULL) == CKD_OK) {
         return true;
     }
     if (err != NULL) {
@@ -221,9 +221,12 @@ ckd_status file_publish_durable(bool *undecided, const char *path, const char *t
         return status; /* a file at `path` would belong to another process */
     }
     status = name_temporary(path, temp, file_rename_noreplace, err);
-    /* A network file system may report an error although it renamed the file. */
-    if (status != CKD_OK && status != CKD_E_EXISTS && !withdraw(path, err) && undecided != NULL) {
-        *undecided = true;
+    /* A network file system may report an error although it renamed the file; a mount may do it even later. */
+    if (status != CKD_OK && status != CKD_E_EXISTS) {
+        bool withdrawn = withdraw(path, err);
+        if (undecided != NULL && (!withdrawn || is_mounted(path))) {
+            *undecided = true;
+        }
     }
     return status;
 }

@@ -23,6 +23,8 @@ typedef struct mounted {
     mount_kind kind;  /* MOUNT_LOCAL without a mount */
 } mounted;
 mounted mount_of(const char *path);
+/* Syncs the directory of a path. */
+ckd_status file_sync_parent(const char *path, ckd_error *err);
 /* Moves or links between names of which at least one is not local. */
 ckd_status mount_rename(const char *from, const char *to, bool replaces, ckd_error *err);
 ckd_status mount_link(const char *from, const char *to, ckd_error *err);

@@ -221,9 +221,14 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
     }
     if (f->mount != NULL) {
         ckd_status status = f->mount->read(f->mount->context, f->name, offset, to, size, err);
+        /* No damage: readers of other machines do not keep a file from being removed. */
         return status != CKD_E_NOT_FOUND
                    ? status
-                   : err_corrupt(err, f->path, CKD_NO_OFFSET, "%s was removed while it was in use", f->path);
+                   : err_set(
+                         err, CKD_E_BUSY,
+                         "%s was removed while it was in use, by a compaction or a deletion on another machine: try "
+                         "again",
+                         f->path);
     }
     ckd_status status = pool_handle_take(&f->handle) ? CKD_OK : open_again(f, err);
     if (status == CKD_OK) {

@@ -38,12 +38,34 @@ static ckd_status name_address(ckd_status status, const char *address, ckd_error
     return status == CKD_E_NOT_FOUND ? err_set(err, status, "no ckptdelta store at '%s'", address) : status;
 }
 
+/* An address that is not understood would otherwise become a folder of that name. */
+static ckd_status check_path(const char *path, ckd_error *err) {
+    size_t length = strspn(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+");
+    bool is_path = strncmp(path + length, ":/", 2) != 0 || length == 0;
+    bool is_url = !is_path && path[length + 2] == '/';
+    if (is_path && objects_is_mirror(path)) {
+        return err_set(
+            err, CKD_E_INVALID,
+            "'%s' is no store by itself, but what this machine keeps of one in a bucket: name the s3:// "
+            "address that is in %s/../address",
+            path, path);
+    }
+    if (is_path || (!is_url && strncmp(path, "s3:", 3) != 0)) {
+        return CKD_OK;
+    }
+    return err_set(
+        err, CKD_E_INVALID,
+        "'%s' is no store: name a directory, or s3://BUCKET/PREFIX, in lower case and with two slashes",
+        path);
+}
+
 ckd_status ckd_store_open(ckd_store **out, const char *root, ckd_open_mode mode,
                           const ckd_store_options *options, ckd_error *err) {
     object_mirror *mirror = NULL;
     *out = NULL;
     if (!root || !objects_address_is_remote(root)) {
-        return store_open(out, root, mode, options, &hooks, err);
+        ckd_status known = root ? check_path(root, err) : CKD_OK;
+        return known == CKD_OK ? store_open(out, root, mode, options, &hooks, err) : known;
     }
     ckd_status status = objects_mirror(&mirror, root, mode != CKD_OPEN_READ, err);
     if (status != CKD_OK) {
@@ -62,7 +84,8 @@ ckd_status ckd_store_rebuild(ckd_rebuild_result *result, const char *path, const
                              ckd_error *err) {
     object_mirror *mirror = NULL;
     if (!path || !objects_address_is_remote(path)) {
-        return store_rebuild(result, path, options, &hooks, err);
+        ckd_status known = path ? check_path(path, err) : CKD_OK;
+        return known == CKD_OK ? store_rebuild(result, path, options, &hooks, err) : known;
     }
     ckd_status status = objects_mirror(&mirror, path, true, err);
     if (status == CKD_OK) {

@@ -197,8 +197,10 @@ typedef struct ckd_store_options {
 
 /*
  * Opens the store in directory `path`. options may be NULL. For writing, the absolute path with links resolved may have
- * at most 493 bytes. Errors: NOT_FOUND (no store there), UNSUPPORTED (another format version), INVALID (the path is too
- * long, or something else is there), READ_ONLY, CORRUPT, BUSY, IO, NOMEM.
+ * at most 493 bytes. A path `s3://BUCKET/PREFIX` is a store in a bucket (docs/object-storage.md). A forked child may only
+ * close such a store. Errors: NOT_FOUND (no store there), UNSUPPORTED (another format version; no library for S3),
+ * INVALID (the path is too long, or something else is there), READ_ONLY, CORRUPT, BUSY, STATE (no credentials), IO,
+ * NOMEM.
  */
 CKD_API ckd_status ckd_store_open(ckd_store **out, const char *path, ckd_open_mode mode,
                                   const ckd_store_options *options, ckd_error *err);

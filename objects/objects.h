@@ -177,5 +177,7 @@ ckd_status objects_mirror(object_mirror **out, const char *address, bool writes,
 /* The directory. */
 const char *object_mirror_path(const object_mirror *m);
 void object_mirror_close(object_mirror *m); /* accepts NULL */
+/* Is this directory that of a mirror? Changes that are made in it by itself would be lost. */
+bool objects_is_mirror(const char *path);
 
 #endif

@@ -513,6 +513,13 @@ static ckd_status loop(supervisor *s, supervise_result *out, ckd_error *err) {
 
 static ckd_status open_all(supervisor *s, ckd_error *err) {
     ckd_store *store;
+    if (strncmp(s->options.store, "s3://", 5) == 0) {
+        return supervise_error(
+            err, CKD_E_UNSUPPORTED,
+            "'ckptdelta run' keeps its journal in the store's directory, and %s has none: give it a "
+            "directory, and copy its checkpoints with 'ckptdelta push'",
+            s->options.store);
+    }
     ckd_status status = ckd_store_open(&store, s->options.store, CKD_OPEN_CREATE, NULL, err);
     if (status != CKD_OK) {
         return status;

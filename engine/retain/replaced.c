@@ -5,11 +5,15 @@
  *
  * That happens under the publish lock, with all readers excluded. So one call reads little more than CHECK_BYTES.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "engine/retain/replaced.h"
 
 #include <stdlib.h>
 
 #define CHECK_BYTES (UINT64_C(256) << 20)
+#define READ_TIME_S UINT64_C(3600) /* a load on another machine takes less */
 
 void checked_files_free(checked_files *c) {
     free(c->intact.slots);
@@ -84,6 +88,18 @@ static bool all_files_exist(const ckd_store *store, const manifest *m) {
 
 /* ---- generations ---- */
 
+/*
+ * May loads on other machines still read the older generation? Nobody here sees their locks, so a bucket keeps it for a
+ * time from when this machine first saw the newer one.
+ */
+static bool may_be_read_elsewhere(const ckd_store *store, const manifest *newer) {
+    const char *set = secure_getenv("CKPTDELTA_READ_TIME");
+    uint64_t seconds = set && *set ? strtoull(set, NULL, 10) : READ_TIME_S;
+    const ckd_checkpoint *c = &newer->checkpoint;
+    uint64_t since = file_modified_ns(path_manifest(store->path, c->run, c->step, c->generation).text);
+    return store_is_remote(store) && clock_wall_ns() < since + seconds * UINT64_C(1000000000);
+}
+
 /* Whether both generations name the files that both have in the same order: equal records are read from the first. */
 static bool same_order(const manifest *newer, const manifest *older) {
     size_t at = 0;
@@ -136,7 +152,8 @@ ckd_status replaced_choose(size_t *count, manifest_set *n, const ckd_store *stor
         x->chosen = false;
         if (!x->superseded) {
             newest = x;
-            exists = i + 1 < n->count && n->items[i + 1].superseded && all_files_exist(store, &x->m);
+            exists = i + 1 < n->count && n->items[i + 1].superseded && all_files_exist(store, &x->m) &&
+                     !may_be_read_elsewhere(store, &x->m);
         } else if (!x->in_trash && newest && exists && !x->in_use && !same_name(&newest->m, &x->m)) {
             if (checked && checked->read >= CHECK_BYTES) {
                 checked->more = true;

@@ -305,7 +305,9 @@ ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
  */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];
-    if (store->catalog_in_memory && store->mode == CKD_OPEN_READ) {
+    bool others_have_files =
+        store_is_remote(store); /* machines that change the store change their own catalogs */
+    if (others_have_files || (store->catalog_in_memory && store->mode == CKD_OPEN_READ)) {
         store->catalog_compared = false;
     }
     if (store->catalog_compared || !mark[0]) {

@@ -58,6 +58,10 @@ void ckd_store_close(ckd_store *store) {
     free(store);
 }
 
+bool store_is_remote(const ckd_store *store) {
+    return file_is_remote(path_in(store->path, DIR_CHUNKS).text);
+}
+
 static void send_message(const ckd_store *store, ckd_message_fn function, const char *format, va_list args) {
     if (function) {
         char text[1024];

@@ -103,6 +103,8 @@ struct ckd_store {
 /* Makes the handle alone: nothing is read yet. ckd_store_close releases it. Errors: INVALID, NOMEM. */
 ckd_status store_new(ckd_store **out, const char *root, ckd_open_mode mode, const ckd_store_options *options,
                      const store_hooks *hooks, ckd_error *err);
+/* Is the store in a bucket? Then `path` is the directory of this machine's mirror. */
+bool store_is_remote(const ckd_store *store);
 /* Formats a message for the on_message callback, if there is one. */
 void store_message(const ckd_store *store, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same for on_info. */

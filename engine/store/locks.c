@@ -47,6 +47,10 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
         status = lock_acquire(out, p.text, kind, create, timeout_ms - first, &why);
     }
     err_from(err, status, &why);
+    lock_holder local;
+    if (status == CKD_E_BUSY && store_is_remote(store) && !lock_find_holder(&local, p.text)) {
+        return status; /* another machine holds it, and the error says which */
+    }
     if (status == CKD_E_BUSY && timeout_ms > 0) {
         err_set(err, status,
                 "the lock %s is held by %s and was not released within %u ms: let that process continue, or "

@@ -20,9 +20,13 @@ void ids_sort(bytes *ids) {
 
 /* ---- files that nothing names ---- */
 
-ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err) {
+#define UNNAMED_S \
+    UINT64_C(86400) /* a save on another machine takes less than a day from its upload to its commit */
+
+ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, bool settled, ckd_error *err) {
     dir_list list;
-    ckd_status status = dir_list_read(&list, path_in(store->path, DIR_CHUNKS).text, err);
+    ckd_status status =
+        dir_list_settled(&list, path_in(store->path, DIR_CHUNKS).text, settled ? UNNAMED_S : 0, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -238,7 +242,7 @@ static ckd_status add_stray(vanished *v, const ckd_store *store, const ckd_id *i
 ckd_status strays_find(vanished *v, bytes *checkpoints, const ckd_store *store, ckd_error *err) {
     bytes files = {0}, named = {0};
     bool complete = true;
-    ckd_status status = strays_list_chunks(&files, store, err);
+    ckd_status status = strays_list_chunks(&files, store, true, err);
     THEN(status, add_intents(&named, &complete, store, err));
     THEN(status, strays_add_manifests(&named, checkpoints, &complete, store, err));
     size_t count = files.size / sizeof(ckd_id);

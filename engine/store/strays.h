@@ -8,8 +8,11 @@
 bool ids_contain(const bytes *ids, const ckd_id *id);
 void ids_sort(bytes *ids);
 
-/* Adds the ids of all chunk files in data/c. Errors: IO, NOMEM. */
-ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, ckd_error *err);
+/*
+ * Adds the ids of the chunk files in data/c. settled: not of young ones in a bucket, which an intent of another machine
+ * may name. Errors: IO, NOMEM.
+ */
+ckd_status strays_list_chunks(bytes *ids, const ckd_store *store, bool settled, ckd_error *err);
 /* Adds the checkpoints that a chunk file has records of. Returns false if it exists and cannot be read: then none. */
 bool strays_add_recorded(bytes *ids, const ckd_store *store, const ckd_id *file);
 /*

@@ -104,6 +104,14 @@ typedef enum witness {
     PROVES,       /* it was not deleted */
 } witness;
 
+/*
+ * A catalog that is older than a deletion. Each machine that uses a bucket has a catalog of its own, which gets old
+ * whenever another one deletes.
+ */
+static witness old_rows_of(const ckd_store *store) {
+    return store_is_remote(store) ? SAYS_NOTHING : DOUBTFUL;
+}
+
 static ckd_status add_if_lost(vanished *v, const evidence *e, const ckd_checkpoint *c, witness w,
                               ckd_error *err) {
     if (ids_contain(&e->checkpoints, &c->id) || has_checkpoint(v->items, v->count, c)) {
@@ -133,7 +141,7 @@ static ckd_status drop_without_records(vanished *v, const ckd_store *store, ckd_
     if (v->unweighed || !v->doubtful_count || strays_may_be_rebuilt(store)) {
         return CKD_OK;
     }
-    ckd_status status = strays_list_chunks(&files, store, err);
+    ckd_status status = strays_list_chunks(&files, store, false, err);
     bool all_read = true;
     for (size_t i = 0; i < files.size / sizeof(ckd_id) && status == CKD_OK; i++) {
         ckd_id id;
@@ -290,7 +298,7 @@ ckd_status vanished_find(vanished *out, const ckd_store *store, ckd_error *err) 
     ckd_status status = read_rows(&now, store, FILE_CATALOG, err);
     THEN(status, read_rows(&old, store, FILE_CATALOG ".old", err));
     THEN(status, find_evidence(out, &e, store, err));
-    THEN(status, add_lost_rows(out, &e, &now, store, DOUBTFUL, err));
+    THEN(status, add_lost_rows(out, &e, &now, store, old_rows_of(store), err));
     out->rows = now.known;
     THEN(status, add_saved_losses(out, &e, store, err));
     THEN(status, add_lost_rows(out, &e, &old, store, SAYS_NOTHING, err));
@@ -457,7 +465,7 @@ ckd_status vanished_save(const ckd_store *store, const ckd_checkpoint *const *ch
     witness w;
     ckd_error why = {0};
     ckd_status status = find_evidence(&v, &e, store, &why);
-    THEN(status, weigh(&w, noted, store, DOUBTFUL, &why));
+    THEN(status, weigh(&w, noted, store, old_rows_of(store), &why));
     for (size_t i = 0; i < count && status == CKD_OK; i++) {
         status = add_if_lost(&v, &e, checkpoints[i], w, &why);
     }
@@ -517,7 +525,7 @@ ckd_status vanished_check_removal(const ckd_store *store, ckd_error *err) {
     ckd_status status = vanished_check_none(store, err);
     THEN(status, read_rows(&now, store, FILE_CATALOG, err));
     THEN(status, find_evidence(&v, &e, store, err));
-    THEN(status, add_lost_rows(&v, &e, &now, store, DOUBTFUL, err));
+    THEN(status, add_lost_rows(&v, &e, &now, store, old_rows_of(store), err));
     if (status == CKD_OK && v.count) {
         status = lost_row_refuse(store, &v.items[0], err);
     } else if (status == CKD_OK && (v.unweighed || now.known == ROWS_LATER)) {

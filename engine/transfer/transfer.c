@@ -284,14 +284,38 @@ static ckd_status commit_locked(transfer *t, batch *b, ckd_error *err) {
     return status;
 }
 
+/* Uploads to a bucket what has arrived, before other machines have to wait. The intent names it. */
+static ckd_status upload(transfer *t, const batch *b, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = b->first; i < b->end && store_is_remote(t->to) && status == CKD_OK; i++) {
+        const transfer_item *item = &t->items[i];
+        for (size_t k = 0; k < item->m.file_count && transfer_moves(item) && status == CKD_OK; k++) {
+            transfer_file *f = transfer_find_file(t, &item->m.files[k].id);
+            pathname p = path_chunk(t->to->path, &f->file.id, ""), arrived = transfer_path(t, &f->file.id);
+            if (!f->in_place && f->arrived && !file_exists(p.text)) {
+                status = file_rename_noreplace(arrived.text, p.text, err);
+                f->in_place = status == CKD_OK;
+            }
+        }
+    }
+    return status;
+}
+
 static ckd_status commit(transfer *t, batch *b, ckd_error *err) {
     file_lock *lock;
-    ckd_status status = store_lock_publish(&lock, t->to, err);
+    ckd_status status = upload(t, b, err);
+    if (status != CKD_OK) {
+        return_files(t);
+        return status;
+    }
+    status = store_lock_publish(&lock, t->to, err);
     if (status == CKD_OK) {
         pthread_mutex_lock(&t->to->mutex);
         status = commit_locked(t, b, err);
         pthread_mutex_unlock(&t->to->mutex);
         lock_release(lock);
+    } else if (store_is_remote(t->to)) {
+        return_files(t);
     }
     return status;
 }

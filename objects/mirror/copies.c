@@ -67,7 +67,7 @@ static const copy *copies_find(const copies *c, const char *name) {
 
 /* ---- what the mirror has ---- */
 
-/* Reads `TAG NAME` lines. A file that makes no sense counts as empty: then all copies are fetched and compared. */
+/* Reads the boot, and `TAG NAME` lines. A file that makes no sense counts as empty: then all copies are fetched and compared. */
 static ckd_status read_notes(copies *out, const object_mirror *m, ckd_error *err) {
     bytes text = {0};
     ckd_status status = file_read_all(&text, mirror_file(m, "copies").text, NOTES_MAX, NULL);
@@ -78,6 +78,10 @@ static ckd_status read_notes(copies *out, const object_mirror *m, ckd_error *err
     }
     char *line = status == CKD_OK ? (char *)text.data : NULL;
     status = CKD_OK;
+    /* After a crash of the machine, copies may be empty that were noted: then all are compared. */
+    size_t boot = strlen(m->boot);
+    bool known = line && m->boot[0] != '?' && strncmp(line, m->boot, boot) == 0 && line[boot] == '\n';
+    line = known ? line + boot + 1 : NULL;
     while (line && *line && status == CKD_OK) {
         char *end = strchr(line, '\n'), *space = strchr(line, ' ');
         if (!end || !space || space > end || space - line >= OBJECT_TAG) {
@@ -100,6 +104,8 @@ static ckd_status write_notes(const object_mirror *m, const copies *now, ckd_err
     bytes text = {0};
     file_writer *f;
     mirror_path path = mirror_file(m, "copies"), temp = mirror_file(m, "copies.new");
+    bytes_put(&text, m->boot, strlen(m->boot));
+    bytes_put(&text, "\n", 1);
     for (size_t i = 0; i < now->count; i++) {
         const copy *c = &now->items[i];
         if (is_notable(c)) {
@@ -354,7 +360,7 @@ ckd_status copies_refresh(object_mirror *m, bool ask, ckd_error *err) {
     lock_release(lock);
     if (status == CKD_OK) {
         pthread_mutex_lock(&m->mutex);
-        m->refreshed_ns = begun;
+        m->refreshed_ns = clock_monotonic_ns();
         pthread_mutex_unlock(&m->mutex);
     }
     return status;

@@ -4,6 +4,8 @@
 #endif
 #include "objects/mirror/mirror.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -12,10 +14,18 @@
 #include "base/threads.h"
 
 #define LEASES       "lease/"
-#define LEASE_BYTES  256
+#define LEASE_BYTES  320
 #define PAUSE_MIN_NS UINT64_C(50000000)
 #define PAUSE_MAX_NS UINT64_C(1000000000)
-#define SETTLE_NS    UINT64_C(1000000000)
+#define OLDEST_MAX   100 /* leases that are removed at a time */
+#define SECOND_NS    UINT64_C(1000000000)
+
+/* Time goes on while the machine sleeps. */
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
 
 typedef struct lease_key {
     char text[40];
@@ -30,37 +40,49 @@ static lease_key key_of(uint64_t number) {
 /* ---- the content of a lease ---- */
 
 typedef struct lease_text {
-    char mirror[33], host[65], state[8];
+    char state[8], mirror[33], opened[17], boot[41], host[65];
     long long process;
     unsigned long long renewals;
 } lease_text;
 
+/* A word without spaces: of a file's first line, or of a host's name. */
+static void make_word(char *text) {
+    text[strcspn(text, "\n")] = 0;
+    for (char *c = text; *c; c++) {
+        *c = *c > ' ' && *c < 127 ? *c : '?';
+    }
+    if (!text[0]) {
+        strcpy(text, "?");
+    }
+}
+
 static void format_lease(char out[LEASE_BYTES], const object_mirror *m, bool held) {
     char host[65] = "";
     gethostname(host, sizeof(host) - 1);
-    for (char *c = host; *c; c++) {
-        *c = *c > ' ' && *c < 127 ? *c : '?';
-    }
-    snprintf(out, LEASE_BYTES, "ckptdelta-lease %s mirror %s host %s process %lld renewals %llu\n",
-             held ? "held" : "free", m->id, host[0] ? host : "?", (long long)getpid(),
+    make_word(host);
+    snprintf(out, LEASE_BYTES,
+             "ckptdelta-lease %s mirror %s opened %s boot %s host %s process %lld renewals %llu\n",
+             held ? "held" : "free", m->id, m->opened, m->boot, host, (long long)getpid(),
              (unsigned long long)m->lease.renewals);
 }
 
 static bool parse_lease(lease_text *out, const char *text) {
-    return sscanf(text, "ckptdelta-lease %7s mirror %32s host %64s process %lld renewals %llu", out->state,
-                  out->mirror, out->host, &out->process, &out->renewals) == 5;
+    return sscanf(text,
+                  "ckptdelta-lease %7s mirror %32s opened %16s boot %40s host %64s process %lld renewals %llu",
+                  out->state, out->mirror, out->opened, out->boot, out->host, &out->process,
+                  &out->renewals) == 7;
 }
 
-static ckd_status put_lease(object_mirror *m, uint64_t number, bool held, bool only_new, ckd_error *err) {
+static ckd_status put_lease(object_mirror *m, uint64_t number, bool held, bool only_new,
+                            const object_call *call, ckd_error *err) {
     char text[LEASE_BYTES];
-    m->lease.renewals++;
     format_lease(text, m, held);
     object_source source = {.data = text, .size = strlen(text)};
-    return only_new ? mirror_put_new(m, key_of(number).text, &source, err)
-                    : objects_put(m->objects, key_of(number).text, &source, NULL, err);
+    return only_new ? mirror_put_new(m, key_of(number).text, &source, call, err)
+                    : objects_put(m->objects, key_of(number).text, &source, call, err);
 }
 
-/* The highest number, 0 if there is none. Others are left over. */
+/* The highest number, and the lowest; 0 if there is none. Those below the highest are left over. */
 static ckd_status find_newest(uint64_t *number, uint64_t *oldest, const object_mirror *m, ckd_error *err) {
     object_query query = {.prefix = LEASES};
     ckd_status status = CKD_OK;
@@ -96,45 +118,74 @@ static ckd_status read_lease(char out[LEASE_BYTES], const object_mirror *m, uint
     return status;
 }
 
-/* ---- renewing ---- */
+/* ---- holding ---- */
 
-/* Is the number still the highest one? Then the lease is ours, as nobody else writes this number. */
-static ckd_status confirm(object_mirror *m, ckd_error *err) {
+static ckd_status lost(const object_mirror *m, ckd_error *err) {
+    return err_set(err, CKD_E_IO,
+                   "the lease of %s was not renewed for %u s, so another machine may have taken it: this process "
+                   "changes nothing more there; try again",
+                   m->address, (unsigned)(LEASE_VALID_NS / SECOND_NS));
+}
+
+/* Nobody else takes the lease before LEASE_DEAD_NS have passed since it was written. */
+static ckd_status check(object_mirror *m, ckd_error *err) {
     lease *l = &m->lease;
-    uint64_t asked_ns = clock_monotonic_ns(), newest, oldest;
-    ckd_status status = find_newest(&newest, &oldest, m, err);
-    if (status == CKD_OK && newest != l->number) {
-        l->lost = true;
-    } else if (status == CKD_OK) {
-        l->confirmed_ns = asked_ns;
-    }
-    return status;
+    pthread_mutex_lock(&l->mutex);
+    bool valid = !l->held || now_ns() < l->written_ns + LEASE_VALID_NS;
+    pthread_mutex_unlock(&l->mutex);
+    return valid ? CKD_OK : lost(m, err);
+}
+
+static ckd_status poll(void *context, ckd_error *err) {
+    return check(context, err);
+}
+
+object_call lease_call(object_mirror *m) {
+    return (object_call){.poll = poll, .context = m};
+}
+
+ckd_status lease_check(object_mirror *m, ckd_error *err) {
+    return check(m, err);
 }
 
 static void wait_until(lease *l, uint64_t at_ns) {
-    struct timespec until = {.tv_sec = (time_t)(at_ns / 1000000000), .tv_nsec = (long)(at_ns % 1000000000)};
+    struct timespec until = {.tv_sec = (time_t)(at_ns / SECOND_NS), .tv_nsec = (long)(at_ns % SECOND_NS)};
     pthread_cond_timedwait(&l->changed, &l->mutex, &until);
+}
+
+/* With the mutex held; releases it meanwhile. A failure is made up for by the next attempt, or found by lease_check. */
+static void renew_once(object_mirror *m) {
+    lease *l = &m->lease;
+    uint64_t number = l->number, begun_ns = now_ns();
+    l->renewals++;
+    if (begun_ns >= l->written_ns + LEASE_VALID_NS) {
+        return; /* lost */
+    }
+    pthread_mutex_unlock(&l->mutex);
+    object_call call = {.deadline_ns = clock_monotonic_ns() + LEASE_RENEW_NS};
+    ckd_status status = put_lease(m, number, true, false, &call, NULL);
+    pthread_mutex_lock(&l->mutex);
+    if (status == CKD_OK && l->held && l->number == number) {
+        l->written_ns = begun_ns;
+    }
 }
 
 static void *renew(void *context) {
     object_mirror *m = context;
     lease *l = &m->lease;
-    uint64_t last_ns = 0;
     pthread_mutex_lock(&l->mutex);
     while (!l->closing) {
-        uint64_t now = clock_monotonic_ns();
         if (!l->held) {
-            last_ns = 0;
             pthread_cond_wait(&l->changed, &l->mutex);
-        } else if (last_ns == 0 || now < last_ns + LEASE_RENEW_NS) {
-            last_ns = last_ns ? last_ns : now;
-            wait_until(l, last_ns + LEASE_RENEW_NS);
-        } else {
-            /* A failure is made up for by the next attempt, or found by lease_check. */
-            last_ns = now;
-            if (!l->lost && confirm(m, NULL) == CKD_OK && !l->lost) {
-                (void)put_lease(m, l->number, true, false, NULL);
-            }
+            continue;
+        }
+        uint64_t number = l->number;
+        wait_until(l, clock_monotonic_ns() + LEASE_RENEW_NS);
+        if (l->held && l->number == number && !l->closing) {
+            l->renewing = true;
+            renew_once(m);
+            l->renewing = false;
+            pthread_cond_broadcast(&l->changed);
         }
     }
     pthread_mutex_unlock(&l->mutex);
@@ -153,30 +204,13 @@ void lease_init(lease *l) {
 void lease_destroy(lease *l) {
     pthread_mutex_lock(&l->mutex);
     l->closing = true;
-    pthread_cond_signal(&l->changed);
+    pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->mutex);
     if (l->has_renewer) {
         pthread_join(l->renewer, NULL);
     }
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->mutex);
-}
-
-ckd_status lease_check(object_mirror *m, ckd_error *err) {
-    lease *l = &m->lease;
-    pthread_mutex_lock(&l->mutex);
-    ckd_status status = CKD_OK;
-    if (l->held && !l->lost && clock_monotonic_ns() - l->confirmed_ns > LEASE_RENEW_NS) {
-        status = confirm(m, err);
-    }
-    if (status == CKD_OK && l->held && l->lost) {
-        status = err_set(err, CKD_E_IO,
-                         "another machine has taken the lease of %s, because this one did not renew it for %u s: "
-                         "nothing more is changed; try again",
-                         m->address, (unsigned)(LEASE_DEAD_NS / 1000000000));
-    }
-    pthread_mutex_unlock(&l->mutex);
-    return status;
 }
 
 /* ---- acquiring and releasing ---- */
@@ -189,7 +223,18 @@ static ckd_status busy(const object_mirror *m, const char *text, ckd_error *err)
     return err_set(err, CKD_E_BUSY,
                    "process %lld on %s holds the lease of %s: let it continue, or end it; a lease that is not renewed "
                    "for %u s is taken over",
-                   t.process, t.host, m->address, (unsigned)(LEASE_DEAD_NS / 1000000000));
+                   t.process, t.host, m->address, (unsigned)(LEASE_DEAD_NS / SECOND_NS));
+}
+
+/*
+ * Has its holder ended? It was this mirror, in a process that opened it before and has released it, or in a process of
+ * this machine that is gone. The id of the boot tells copies of a machine from each other.
+ */
+static bool has_ended(const object_mirror *m, const lease_text *t) {
+    if (strcmp(t->mirror, m->id) != 0 || strcmp(t->boot, m->boot) != 0 || t->boot[0] == '?') {
+        return false;
+    }
+    return strcmp(t->opened, m->opened) == 0 || (kill((pid_t)t->process, 0) != 0 && errno == ESRCH);
 }
 
 /* May the lease be taken? Notes what others wrote, to see later whether they still write. */
@@ -197,21 +242,27 @@ static bool may_take(bool *by_force, object_mirror *m, uint64_t number, const ch
     lease *l = &m->lease;
     lease_text t;
     bool known = parse_lease(&t, text);
-    uint64_t now = clock_monotonic_ns();
     *by_force = false;
     if (known && strcmp(t.state, "free") == 0) {
         return true;
     }
     *by_force = true;
-    if (known && strcmp(t.mirror, m->id) == 0) {
-        return true; /* its process held the local lock, which is ours now */
+    if (known && has_ended(m, &t)) {
+        return true;
     }
+    uint64_t now = now_ns();
     if (l->seen_number != number || strcmp(l->seen, text) != 0) {
         l->seen_number = number;
         l->seen_ns = now;
-        memcpy(l->seen, text, sizeof(l->seen));
+        snprintf(l->seen, sizeof(l->seen), "%s", text);
     }
     return now - l->seen_ns >= LEASE_DEAD_NS;
+}
+
+static void remove_lease(object_mirror *m, uint64_t number) {
+    lease_key k = key_of(number);
+    const char *key = k.text;
+    (void)objects_delete(m->objects, &key, 1, NULL, NULL);
 }
 
 /*
@@ -220,8 +271,7 @@ static bool may_take(bool *by_force, object_mirror *m, uint64_t number, const ch
  */
 static ckd_status put_highest(object_mirror *m, uint64_t number, ckd_error *err) {
     uint64_t newest, oldest;
-    const char *key = key_of(number).text;
-    ckd_status status = put_lease(m, number, true, true, err);
+    ckd_status status = put_lease(m, number, true, true, NULL, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -230,32 +280,34 @@ static ckd_status put_highest(object_mirror *m, uint64_t number, ckd_error *err)
         status = err_set(err, CKD_E_EXISTS, "another machine has the lease of %s", m->address);
     }
     if (status != CKD_OK) {
-        (void)objects_delete(m->objects, &key, 1, NULL, NULL);
+        remove_lease(m, number);
     }
     return status;
 }
 
 static ckd_status hold(object_mirror *m, uint64_t number, uint64_t oldest, ckd_error *err) {
     lease *l = &m->lease;
-    uint64_t asked_ns = clock_monotonic_ns();
+    uint64_t begun_ns = now_ns();
     ckd_status status = put_highest(m, number, err);
+    if (status == CKD_OK && now_ns() >= begun_ns + LEASE_VALID_NS) {
+        remove_lease(m, number);
+        status = lost(m, err);
+    }
     if (status != CKD_OK) {
         return status;
     }
-    for (uint64_t i = oldest; i && i < number && number - i < 100; i++) {
-        const char *key = key_of(i).text;
-        (void)objects_delete(m->objects, &key, 1, NULL, NULL);
+    for (uint64_t i = oldest; i && i < number && i < oldest + OLDEST_MAX; i++) {
+        remove_lease(m, i);
     }
     pthread_mutex_lock(&l->mutex);
     l->held = true;
-    l->lost = false;
     l->number = number;
-    l->confirmed_ns = asked_ns;
+    l->written_ns = begun_ns;
     if (!l->has_renewer) {
         status = thread_start(&l->renewer, renew, m, err);
         l->has_renewer = status == CKD_OK;
     }
-    pthread_cond_signal(&l->changed);
+    pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->mutex);
     if (status != CKD_OK) {
         lease_release(m);
@@ -278,8 +330,7 @@ static ckd_status try_acquire(object_mirror *m, ckd_error *err) {
         return busy(m, text, err);
     }
     if (status == CKD_OK && by_force) {
-        /* A request of its last holder may still be on its way to the server. */
-        clock_sleep_ns(SETTLE_NS);
+        clock_sleep_ns(LEASE_SETTLE_NS);
     }
     THEN(status, hold(m, number + 1, oldest, err));
     return status;
@@ -304,12 +355,17 @@ ckd_status lease_acquire(object_mirror *m, uint32_t timeout_ms, ckd_error *err) 
 
 void lease_release(object_mirror *m) {
     lease *l = &m->lease;
+    object_call call = {.deadline_ns = clock_monotonic_ns() + LEASE_RENEW_NS};
     pthread_mutex_lock(&l->mutex);
-    bool ours = l->held && !l->lost;
+    bool ours = l->held && now_ns() < l->written_ns + LEASE_VALID_NS;
+    uint64_t number = l->number;
     l->held = false;
-    if (ours) {
-        (void)put_lease(m, l->number, false, false, NULL); /* else it ends by itself */
+    pthread_cond_broadcast(&l->changed);
+    while (l->renewing) { /* or it would write "held" behind "free" */
+        pthread_cond_wait(&l->changed, &l->mutex);
     }
-    pthread_cond_signal(&l->changed);
     pthread_mutex_unlock(&l->mutex);
+    if (ours) {
+        (void)put_lease(m, number, false, false, &call, NULL); /* else it ends by itself */
+    }
 }

@@ -25,38 +25,41 @@ bool mirror_name(char out[OBJECT_KEY_MAX + 1], const char *key);
 
 /*
  * Leases are objects `lease/NUMBER`. The highest number counts. Its holder writes it again every few seconds, and once
- * more, as free, at the end. The next number is the next lease, and only one can put it. A number is taken from a
- * holder that has not written for LEASE_DEAD_NS; and at once from one of this mirror, because its local lock has ended.
+ * more, as free, at the end. The next number is the next lease, and only one can put it. Another machine takes it from a
+ * holder whose text has not changed for LEASE_DEAD_NS; so a holder relies on it for LEASE_VALID_NS after it began to
+ * write it. A holder that ended on this machine is not waited for; but requests that it sent may still arrive for
+ * LEASE_SETTLE_NS.
  */
-#define LEASE_RENEW_NS UINT64_C(5000000000)
-#define LEASE_DEAD_NS  UINT64_C(20000000000)
+#define LEASE_RENEW_NS  UINT64_C(4000000000)
+#define LEASE_VALID_NS  UINT64_C(15000000000)
+#define LEASE_DEAD_NS   UINT64_C(20000000000)
+#define LEASE_SETTLE_NS UINT64_C(5000000000)
 
 typedef struct lease {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     pthread_t renewer;
     bool has_renewer, closing;
-    bool held;            /* by this process */
-    bool lost;            /* it was, and another one has taken it */
-    uint64_t number;      /* of the lease that is held */
-    uint64_t renewals;    /* how often it was written */
-    uint64_t confirmed_ns; /* when it was last known to be ours, on clock_monotonic_ns */
+    bool held;           /* by this process */
+    bool renewing;       /* a request of the renewer is under way */
+    uint64_t number;     /* of the lease that is held */
+    uint64_t renewals;   /* makes each text another one */
+    uint64_t written_ns; /* when the last successful write of it began, on CLOCK_BOOTTIME */
     /* what another holder was last seen to have written, and since when */
     uint64_t seen_number, seen_ns;
-    char seen[256];
+    char seen[320];
 } lease;
 
 void lease_init(lease *l);
 /* Ends the thread. The lease is not held. */
 void lease_destroy(lease *l);
-/* Errors: BUSY (held by another one), those of objects. */
+/* Errors: BUSY (held by another one), IO (the server took too long), those of objects. */
 ckd_status lease_acquire(object_mirror *m, uint32_t timeout_ms, ckd_error *err);
 void lease_release(object_mirror *m);
-/*
- * Called before an object is put or removed that the lease protects. Asks the place if the lease was not confirmed
- * lately. CKD_OK also if this process holds no lease. Errors: IO (the lease was lost), those of objects.
- */
+/* Errors: IO (this process holds the lease, and has not renewed it in time). CKD_OK also if it holds none. */
 ckd_status lease_check(object_mirror *m, ckd_error *err);
+/* For a request that the lease protects: it ends when lease_check would fail. */
+object_call lease_call(object_mirror *m);
 
 /* ---- ahead.c: files that are read in order are read ahead ---- */
 enum { AHEAD_STREAMS = 16, AHEAD_THREADS = 8, AHEAD_NAME = 64 };
@@ -109,6 +112,8 @@ struct object_mirror {
     char home[MIRROR_PATH]; /* the folder of this mirror in the cache folder */
     char root[MIRROR_PATH]; /* home/store, which is mounted */
     char id[33];            /* random: tells the leases of this mirror from those of others */
+    char boot[BOOT_ID];          /* the id of this boot of the machine; "?" if unknown */
+    char opened[17];        /* random, for each time that it is opened */
     file_mount mount;
     bool single_writer; /* the place does not honour conditional puts, and the user knows */
     bool may_write;     /* the place was probed */
@@ -122,12 +127,15 @@ struct object_mirror {
     } sizes[256]; /* of remote files, by a hash of the name */
 };
 
+/* Functions of the mount; root and context are not set. */
+extern const file_mount mirror_functions;
 /* home/NAME, and home/./store/NAME: a path that is not mounted. */
 mirror_path mirror_file(const object_mirror *m, const char *name);
 mirror_path mirror_local(const object_mirror *m, const char *name);
 /* Locks the copies against other processes and threads of this machine. */
 ckd_status mirror_lock(file_lock **out, const object_mirror *m, ckd_error *err);
 /* Puts an object only if it is absent; where the place cannot, as far as that goes. */
-ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from, ckd_error *err);
+ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from,
+                          const object_call *call, ckd_error *err);
 
 #endif

@@ -31,6 +31,11 @@ def path_bytes(path: str | os.PathLike[str]) -> bytes:
     return found
 
 
+def absolute(store: str) -> str:
+    """A store's path for other processes and folders. The address of a bucket stays as it is."""
+    return store if store.startswith("s3://") else os.path.abspath(store)
+
+
 _PHRASES = (
     ("call ckd_session_restore", "call session.restore()"),
     ("call ckd_session_fence", "call session.fence()"),

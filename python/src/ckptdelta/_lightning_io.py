@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ._call import Progress, logger
+from ._call import Progress, absolute, logger
 from ._dcp import is_id, opened, parse_id
 from ._errors import BusyError, Error, ExistsError, InvalidError, NotFoundError, StateError, UnsupportedError
 from ._lightning_marker import Marker, check_free, folders_of, is_marked, path_of, read_marker
@@ -278,7 +278,7 @@ class CheckpointIO(_BASE):  # type: ignore[misc, unused-ignore]
             store = self._opened()
             old = None if path.is_symlink() else _marker_or_none(path)  # of a link, the target stays
             found, changes = self._stored(store, flat, step, kind, metric)
-            Marker(os.path.abspath(self._where()), found.run, found.step, found.id, changes).write(path)
+            Marker(absolute(self._where()), found.run, found.step, found.id, changes).write(path)
             if old is not None and old.id != found.id:
                 self._release(store, old)
 
@@ -427,7 +427,7 @@ def _find(store: Store, marker: Marker | None, path: str | os.PathLike[str]) -> 
         return store.find(run=run, step=step)
     found = _by_id(store, marker)
     if found is None:
-        here = os.path.abspath(store.path)
+        here = absolute(store.path)
         where = f"; the marker names another store: {marker.store}" if marker.store != here else ""
         raise NotFoundError(f"{os.fspath(path)} stands for {marker} (id {marker.id}), which is not in the store {here}{where}", file=os.fspath(path))
     return found

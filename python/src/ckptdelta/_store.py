@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from ._call import Call, Notices, Parts, Progress, logger, path_bytes, text
+from ._call import Call, Notices, Parts, Progress, absolute, logger, path_bytes, text
 from ._catalog import (Where, checkpoint_from, end_load, find_checkpoint, native_text, read_blob, read_own_record, read_root, run_and_step,
                        step_number, stored_tensors, tensor_from, verification_from)
 from ._errors import Error, InvalidError, NotFoundError, StateError
@@ -84,7 +84,7 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or a store sent to another process, is the same store opened again."""
-        return self._again, (os.path.abspath(self.path),)
+        return self._again, (absolute(self.path),)
 
     def close(self) -> None:
         """Closes the store when the calls of other threads have returned. More calls do nothing."""
