@@ -99,10 +99,20 @@ static ckd_status open_regular(int *fd, uint64_t *size, const char *path, ckd_er
     return CKD_OK;
 }
 
+/* The place names its object in the message. Callers know the file by its path, for example to repair it. */
+static ckd_status mount_failed(ckd_error *err, ckd_status status, const char *path) {
+    if (err != NULL && status != CKD_OK) {
+        err->file[0] = '\0';
+    }
+    return err_in_file(err, status, path);
+}
+
 static ckd_status size_mounted(uint64_t *out, const mounted *m, bool ask, const char *path, ckd_error *err) {
     int fault = file_op_check(FILE_OP_OPEN, path);
-    return fault != 0 ? open_failed(err, fault, path)
-                      : m->mount->size(m->mount->context, m->name, out, ask, err);
+    if (fault != 0) {
+        return open_failed(err, fault, path);
+    }
+    return mount_failed(err, m->mount->size(m->mount->context, m->name, out, ask, err), path);
 }
 
 static ckd_status open_reader(file_reader *f, ckd_error *err) {
@@ -223,7 +233,7 @@ static ckd_status read_from_file(file_reader *f, uint64_t offset, void *to, size
         ckd_status status = f->mount->read(f->mount->context, f->name, offset, to, size, err);
         /* No damage: readers of other machines do not keep a file from being removed. */
         return status != CKD_E_NOT_FOUND
-                   ? status
+                   ? mount_failed(err, status, f->path)
                    : err_set(
                          err, CKD_E_BUSY,
                          "%s was removed while it was in use, by a compaction or a deletion on another machine: try "

@@ -49,7 +49,7 @@ def run(*args, expect=DONE, **options):
     elif expect != DONE:
         assert result.err.startswith("ckptdelta"), result.err
     if said is None and expect == DONE:
-        assert result.err == ""
+        assert result.err == "", result.err
     if said is not None:
         assert said in result.err, result.err
     return result

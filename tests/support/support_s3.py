@@ -66,10 +66,14 @@ class Server:
 
     def __init__(self, command, port, folder, env=None):
         self.endpoint = f"http://127.0.0.1:{port}"
-        self.log = folder / "server.log"
+        self.log, self.command, self.folder, self.env = folder / "server.log", command, folder, {**os.environ, **(env or {})}
+        self.start()
+
+    def start(self):
+        """Also after stop, with the data that it has on disk."""
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                            start_new_session=True, env={**os.environ, **(env or {})})
+            self.process = subprocess.Popen(self.command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                            start_new_session=True, env=self.env)
         for _ in range(600):
             if self.process.poll() is not None:
                 break
@@ -81,7 +85,7 @@ class Server:
             except OSError:
                 time.sleep(0.1)
         self.stop()
-        raise RuntimeError(f"{command[0]} does not answer: {self.log.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(f"{self.command[0]} does not answer: {self.log.read_text(errors='replace')[-2000:]}")
 
     def stop(self):
         with contextlib.suppress(ProcessLookupError):
@@ -100,6 +104,7 @@ def seaweed(folder):
     ports = dict(zip(names, free_ports(4)))
     flags = [f"-{n}.port{suffix}={ports[n] + add}" for n in names for suffix, add in (("", 0), (".grpc", 10000))]
     return Server([weed, "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.config=s3.json",
+                   "-s3.port.iceberg=0", "-s3.port.lance=0",  # else two servers at a time want the same ports
                    "-master.volumeSizeLimitMB=64", "-volume.max=100", "-volume.fileSizeLimitMB=64", *flags], ports["s3"], folder, {"TMPDIR": str(folder)})  # where it writes its logs
 
 
