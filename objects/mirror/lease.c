@@ -237,17 +237,16 @@ static bool has_ended(const object_mirror *m, const lease_text *t) {
     return strcmp(t->opened, m->opened) == 0 || (kill((pid_t)t->process, 0) != 0 && errno == ESRCH);
 }
 
-/* May the lease be taken? Notes what others wrote, to see later whether they still write. */
-static bool may_take(bool *by_force, object_mirror *m, uint64_t number, const char *text) {
+/*
+ * May the lease be taken? *settle: not before LEASE_SETTLE_NS have passed. Notes what others wrote, to see later
+ * whether they still write.
+ */
+static bool may_take(bool *settle, object_mirror *m, uint64_t number, const char *text) {
     lease *l = &m->lease;
     lease_text t;
     bool known = parse_lease(&t, text);
-    *by_force = false;
-    if (known && strcmp(t.state, "free") == 0) {
-        return true;
-    }
-    *by_force = true;
-    if (known && has_ended(m, &t)) {
+    *settle = known && strcmp(t.state, "free") != 0 && has_ended(m, &t);
+    if (*settle || (known && strcmp(t.state, "free") == 0)) {
         return true;
     }
     uint64_t now = now_ns();
@@ -319,17 +318,17 @@ static ckd_status hold(object_mirror *m, uint64_t number, uint64_t oldest, ckd_e
 static ckd_status try_acquire(object_mirror *m, ckd_error *err) {
     uint64_t number, oldest;
     char text[LEASE_BYTES] = "";
-    bool by_force = false, take = true;
+    bool settle = false, take = true;
     ckd_status status = find_newest(&number, &oldest, m, err);
     if (status == CKD_OK && number > 0) {
         status = read_lease(text, m, number, err);
         status = status == CKD_E_NOT_FOUND ? CKD_E_EXISTS : status;
-        take = status == CKD_OK && may_take(&by_force, m, number, text);
+        take = status == CKD_OK && may_take(&settle, m, number, text);
     }
     if (status == CKD_OK && !take) {
         return busy(m, text, err);
     }
-    if (status == CKD_OK && by_force) {
+    if (status == CKD_OK && settle) {
         clock_sleep_ns(LEASE_SETTLE_NS);
     }
     THEN(status, hold(m, number + 1, oldest, err));

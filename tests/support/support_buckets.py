@@ -22,7 +22,7 @@ class Machine:
         self.folder, self.address, self.endpoint, self.name = folder / name, address, endpoint, name
         self.cache, self.count = self.folder / "cache", 0
         self.folder.mkdir(exist_ok=True)
-        self.env = {**environment(endpoint), "CKPTDELTA_CACHE": str(self.cache), **settings}
+        self.env = {**environment(endpoint), "CKPTDELTA_CACHE": str(self.cache), "CKPTDELTA_READ_TIME": "0", **settings}
 
     def file(self, tensors):
         self.count += 1

@@ -349,7 +349,7 @@ def test_the_same_machine_goes_on_after_a_kill(held, gate):
     gate.open.set()
     begun = time.monotonic()
     held.save(2, state(1, 3), expect_message=CLEANED)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < DEAD_S  # it does not wait as another machine would
     assert st.same(held.load(2), state(1, 3))
     assert held.call("verify").out.endswith("no damage\n")
     assert len(objects(held, "data/c/")) == 2
@@ -370,7 +370,7 @@ def test_another_machine_takes_the_lease_of_a_silent_one(held, gate, other, end)
         gate.open.set()
         begun = time.monotonic()
         other.save(3, state(1, 3), expect_message=WAITING)
-        assert DEAD_S - 6 < time.monotonic() - begun < DEAD_S + 5
+        assert DEAD_S - 6 < time.monotonic() - begun < 3 * DEAD_S
         if end == "stopped":
             loses(process)
     for each in (held, other):
