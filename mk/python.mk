@@ -8,7 +8,7 @@ PYTHON_CPPFLAGS = -DPy_LIMITED_API=0x030a0000 -isystem $(shell $(PYTHON) -c 'imp
 PYTHON_STATIC_LIBS := -Wl,-Bstatic -lzstd -llz4 -lsqlite3 -ljansson -Wl,-Bdynamic $(SYS_LIBS)
 
 .PHONY: python-package python-for-tests wheel wheel-run
-python-package: $(PYTHON_FILES) $(PYTHON_PACKAGE)/_native.abi3.so $(if $(CUDA_LIB),$(PYTHON_PACKAGE)/$(notdir $(CUDA_LIB))) $(PYTHON_PACKAGE)/bin/ckptdelta \
+python-package: $(PYTHON_FILES) $(PYTHON_PACKAGE)/_native.abi3.so $(patsubst $(B)/%,$(PYTHON_PACKAGE)/%,$(CUDA_LIB) $(S3_LIB)) $(PYTHON_PACKAGE)/bin/ckptdelta \
     $(PYTHON_PACKAGE)/notices.txt
 
 $(PYTHON_FILES): $(PYTHON_PACKAGE)/%: python/src/ckptdelta/%
@@ -36,7 +36,7 @@ $(PYTHON_PACKAGE)/_native.abi3.so: $(B)/obj/python/native.o $(STATIC_LIB)
 	@$(call link_package,-shared -Wl$(comma)-z$(comma)text -Wl$(comma)--exclude-libs$(comma)ALL $^)
 	@strip --strip-unneeded $@
 
-$(PYTHON_PACKAGE)/libckptdelta_cuda.so: $(B)/libckptdelta_cuda.so
+$(PYTHON_PACKAGE)/libckptdelta_cuda.so $(PYTHON_PACKAGE)/libckptdelta_s3.so: $(PYTHON_PACKAGE)/%: $(B)/%
 	@mkdir -p $(@D)
 	@cp $< $@
 

@@ -202,7 +202,7 @@ check-layers:
 check-layers-run: $(LIB_OBJ) $(CLI_OBJ)
 	@$(or $(wildcard /usr/bin/python3),python3) scripts/check_layers.py . --objects '$(B)/obj' --graph
 
-C_FILES := $(wildcard $(foreach d,include base objects objects/s3 codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* supervise agent peers examples bench/* $(TEST_DIRS),\
+C_FILES := $(wildcard $(foreach d,include base objects objects/* codec/* catalog kernels kernels/cuda engine engine/* mpi python cli/* supervise agent peers examples bench/* $(TEST_DIRS),\
              $(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 format:
 	@clang-format -i $(C_FILES)

@@ -27,8 +27,8 @@ HEADER = "include/ckptdelta.h"
 ROOT = HERE / "library" if (HERE / "library" / HEADER).is_file() else HERE.parent
 PAGES = tuple(f"docs/{page}.md" for page in ("THIRD-PARTY", "python", "recipes", "run", "cli"))
 SOURCES = ("Makefile", "LICENSE", "NOTICE", *PAGES, "python/*.h", "python/*.py", *(
-    f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "cli", "supervise", "agent", "peers", "include", "mk", "scripts")))
-BUILT = ("_native.abi3.so", "bin/ckptdelta", "notices.txt", "libckptdelta_cuda.so")
+    f"{folder}/**/*" for folder in ("base", "catalog", "codec", "engine", "kernels", "objects", "cli", "supervise", "agent", "peers", "include", "mk", "scripts")))
+BUILT = ("_native.abi3.so", "bin/ckptdelta", "notices.txt", "libckptdelta_cuda.so", "libckptdelta_s3.so")
 
 
 def version():

@@ -332,7 +332,8 @@ static size_t join(file_range *ranges, size_t count) {
 void ahead_announce(object_mirror *m, const char *name, uint64_t file_size, const file_range *ranges,
                     size_t count) {
     ahead *a = &m->ahead;
-    file_range *own = strlen(name) < AHEAD_NAME && m->process == getpid() ? calloc(count + 1, sizeof(*own)) : NULL;
+    file_range *own =
+        strlen(name) < AHEAD_NAME && m->process == getpid() ? calloc(count + 1, sizeof(*own)) : NULL;
     if (!own) {
         return;
     }

@@ -9,10 +9,10 @@
 
 #include "base/threads.h"
 
-#define NOTES_MAX  ((size_t)256 << 20)
-#define FETCHERS   8
-#define TRIES      5
-#define FRESH_NS   UINT64_C(1000000000) /* copies that were compared so recently are up to date for a reader */
+#define NOTES_MAX ((size_t)256 << 20)
+#define FETCHERS  8
+#define TRIES     5
+#define FRESH_NS  UINT64_C(1000000000) /* copies that were compared so recently are up to date for a reader */
 
 static const char *const folders[] = {"data/m", "data/n", "data/t"};
 static const char *const files[] = {"data/store", "data/deletions"};
@@ -224,8 +224,8 @@ static ckd_status fetch(bool *changed, const object_mirror *m, const copy *c, si
     bytes data = {0};
     *changed = false;
     if (c->size > OBJECT_NEW_MAX) {
-        return err_set(err, CKD_E_CORRUPT, "%s in %s has %llu bytes; at most %llu are expected", c->name, m->address,
-                       (unsigned long long)c->size, (unsigned long long)OBJECT_NEW_MAX);
+        return err_set(err, CKD_E_CORRUPT, "%s in %s has %llu bytes; at most %llu are expected", c->name,
+                       m->address, (unsigned long long)c->size, (unsigned long long)OBJECT_NEW_MAX);
     }
     ckd_status status = mirror_key(key, c->name, err);
     object_range range = {.to = bytes_extend(&data, (size_t)c->size), .size = (size_t)c->size};
@@ -339,7 +339,8 @@ static ckd_status refresh_locked(object_mirror *m, ckd_error *err) {
         copies_free(&r.now);
     }
     return status == CKD_OK && missing > 0
-               ? err_set(err, CKD_E_BUSY, "the files of %s changed each time they were read: try again", m->address)
+               ? err_set(err, CKD_E_BUSY, "the files of %s changed each time they were read: try again",
+                         m->address)
                : status;
 }
 

@@ -67,10 +67,11 @@ static void format_lease(char out[LEASE_BYTES], const object_mirror *m, bool hel
 }
 
 static bool parse_lease(lease_text *out, const char *text) {
-    return sscanf(text,
-                  "ckptdelta-lease %7s mirror %32s opened %16s boot %40s host %64s process %lld renewals %llu",
-                  out->state, out->mirror, out->opened, out->boot, out->host, &out->process,
-                  &out->renewals) == 7;
+    return sscanf(
+               text,
+               "ckptdelta-lease %7s mirror %32s opened %16s boot %40s host %64s process %lld renewals %llu",
+               out->state, out->mirror, out->opened, out->boot, out->host, &out->process,
+               &out->renewals) == 7;
 }
 
 static ckd_status put_lease(object_mirror *m, uint64_t number, bool held, bool only_new,
@@ -121,10 +122,11 @@ static ckd_status read_lease(char out[LEASE_BYTES], const object_mirror *m, uint
 /* ---- holding ---- */
 
 static ckd_status lost(const object_mirror *m, ckd_error *err) {
-    return err_set(err, CKD_E_IO,
-                   "the lease of %s was not renewed for %u s, so another machine may have taken it: this process "
-                   "changes nothing more there; try again",
-                   m->address, (unsigned)(LEASE_VALID_NS / SECOND_NS));
+    return err_set(
+        err, CKD_E_IO,
+        "the lease of %s was not renewed for %u s, so another machine may have taken it: this process "
+        "changes nothing more there; try again",
+        m->address, (unsigned)(LEASE_VALID_NS / SECOND_NS));
 }
 
 /* Nobody else takes the lease before LEASE_DEAD_NS have passed since it was written. */
@@ -220,10 +222,11 @@ static ckd_status busy(const object_mirror *m, const char *text, ckd_error *err)
     if (!parse_lease(&t, text)) {
         return err_set(err, CKD_E_BUSY, "another machine holds the lease of %s: try again later", m->address);
     }
-    return err_set(err, CKD_E_BUSY,
-                   "process %lld on %s holds the lease of %s: let it continue, or end it; a lease that is not renewed "
-                   "for %u s is taken over",
-                   t.process, t.host, m->address, (unsigned)(LEASE_DEAD_NS / SECOND_NS));
+    return err_set(
+        err, CKD_E_BUSY,
+        "process %lld on %s holds the lease of %s: let it continue, or end it; a lease that is not renewed "
+        "for %u s is taken over",
+        t.process, t.host, m->address, (unsigned)(LEASE_DEAD_NS / SECOND_NS));
 }
 
 /*

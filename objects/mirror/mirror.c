@@ -9,9 +9,9 @@
 
 #include "base/hash.h"
 
-#define LOCK_MS     120000 /* for another process's refresh */
-#define KNOWN_NS    UINT64_C(30000000000)
-#define PUBLISH     "data/lock"
+#define LOCK_MS  120000 /* for another process's refresh */
+#define KNOWN_NS UINT64_C(30000000000)
+#define PUBLISH  "data/lock"
 
 mirror_path mirror_file(const object_mirror *m, const char *name) {
     mirror_path p;
@@ -104,7 +104,8 @@ static ckd_status put_copied(object_mirror *m, const char *name, const char *key
                           : mirror_put_new(m, key, source, &call, err);
     }
     THEN(status, lease_check(m, err)); /* the server may have taken long */
-    if (status == CKD_OK && file_rename(file_path(source->file), mirror_local(m, name).text, NULL) != CKD_OK) {
+    if (status == CKD_OK &&
+        file_rename(file_path(source->file), mirror_local(m, name).text, NULL) != CKD_OK) {
         (void)file_remove(mirror_local(m, name).text, true, NULL);
         (void)file_remove(file_path(source->file), true, NULL);
     }
@@ -169,9 +170,10 @@ static ckd_status compare(void *context, const char *name, ckd_error *err) {
     lock_release(lock);
     status = err_except(err, status, CKD_E_NOT_FOUND, &why);
     return status == CKD_OK && changed
-               ? err_set(err, CKD_E_BUSY,
-                         "the copy of %s in %s was damaged, and was fetched from %s again: repeat the command", name,
-                         m->home, m->address)
+               ? err_set(
+                     err, CKD_E_BUSY,
+                     "the copy of %s in %s was damaged, and was fetched from %s again: repeat the command",
+                     name, m->home, m->address)
                : status;
 }
 
@@ -214,7 +216,8 @@ static void will_read(void *context, const char *name, const file_range *ranges,
 typedef ckd_status (*take_item_fn)(void *to, const char *name, const object_item *item, ckd_error *err);
 
 /* Calls take with the objects of a folder. */
-static ckd_status each_object(object_mirror *m, const char *folder, take_item_fn take, void *to, ckd_error *err) {
+static ckd_status each_object(object_mirror *m, const char *folder, take_item_fn take, void *to,
+                              ckd_error *err) {
     char prefix[64];
     object_query query = {.prefix = prefix};
     char *after = NULL;

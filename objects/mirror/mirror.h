@@ -112,7 +112,7 @@ struct object_mirror {
     char home[MIRROR_PATH]; /* the folder of this mirror in the cache folder */
     char root[MIRROR_PATH]; /* home/store, which is mounted */
     char id[33];            /* random: tells the leases of this mirror from those of others */
-    char boot[BOOT_ID];          /* the id of this boot of the machine; "?" if unknown */
+    char boot[BOOT_ID];     /* the id of this boot of the machine; "?" if unknown */
     char opened[17];        /* random, for each time that it is opened */
     file_mount mount;
     bool single_writer; /* the place does not honour conditional puts, and the user knows */

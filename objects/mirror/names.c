@@ -68,7 +68,8 @@ ckd_status mirror_key(char out[OBJECT_KEY_MAX + 1], const char *name, ckd_error 
         }
     }
     return err_set(err, CKD_E_INVALID,
-                   "%.100s is too long for the key of an object, or cannot be one: choose a shorter name", name);
+                   "%.100s is too long for the key of an object, or cannot be one: choose a shorter name",
+                   name);
 }
 
 static unsigned value_of(char digit) {

@@ -20,10 +20,10 @@ static struct {
 static ckd_status cache_folder(char out[MIRROR_PATH], ckd_error *err) {
     const char *own = secure_getenv("CKPTDELTA_CACHE"), *cache = secure_getenv("XDG_CACHE_HOME"),
                *home = secure_getenv("HOME");
-    int length = own && *own        ? snprintf(out, MIRROR_PATH, "%s", own)
-                 : cache && *cache  ? snprintf(out, MIRROR_PATH, "%s/ckptdelta", cache)
-                 : home && *home    ? snprintf(out, MIRROR_PATH, "%s/.cache/ckptdelta", home)
-                                    : 0;
+    int length = own && *own       ? snprintf(out, MIRROR_PATH, "%s", own)
+                 : cache && *cache ? snprintf(out, MIRROR_PATH, "%s/ckptdelta", cache)
+                 : home && *home   ? snprintf(out, MIRROR_PATH, "%s/.cache/ckptdelta", home)
+                                   : 0;
     if (length == 0 || length > MIRROR_PATH - 128 || out[0] != '/') {
         return err_set(err, CKD_E_STATE,
                        "a store in a bucket needs a folder for its catalog: name one, by its full path, in "
@@ -35,7 +35,8 @@ static ckd_status cache_folder(char out[MIRROR_PATH], ckd_error *err) {
 static ckd_status make_folders(const char *path, ckd_error *err) {
     char part[MIRROR_PATH];
     ckd_status status = CKD_OK;
-    for (const char *slash = strchr(path + 1, '/'); slash && status == CKD_OK; slash = strchr(slash + 1, '/')) {
+    for (const char *slash = strchr(path + 1, '/'); slash && status == CKD_OK;
+         slash = strchr(slash + 1, '/')) {
         snprintf(part, sizeof(part), "%.*s", (int)(slash - path), path);
         status = dir_create(part, true, err);
     }
@@ -143,10 +144,11 @@ static ckd_status probe_listing(object_mirror *m, ckd_error *err) {
     THEN(status, objects_delete(m->objects, &keys, 1, NULL, err));
     THEN(status, is_listed(&after, m, key, err));
     if (status == CKD_OK && (!before || after)) {
-        status = err_set(err, CKD_E_UNSUPPORTED,
-                         "the server of %s lists objects as they were some time ago, so it cannot have a store: use one "
-                         "whose listings are consistent, as those of Amazon S3 are",
-                         m->address);
+        status = err_set(
+            err, CKD_E_UNSUPPORTED,
+            "the server of %s lists objects as they were some time ago, so it cannot have a store: use one "
+            "whose listings are consistent, as those of Amazon S3 are",
+            m->address);
     }
     return status;
 }
