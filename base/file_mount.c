@@ -145,7 +145,7 @@ static ckd_status move_within(const mounted *from, const char *from_path, const 
     uint8_t random[8];
     ckd_status status = random_bytes(random, sizeof(random), err);
     uint64_t number = load_le64(random);
-    snprintf(local, sizeof(local), "%.4096s/data/.tmp-%016llx", to->mount->root, (unsigned long long)number);
+    snprintf(local, sizeof(local), "%.4096s.tmp-%016llx", to->mount->root, (unsigned long long)number);
     THEN(status, make_local(from, from_path, local, err));
     if (status != CKD_OK) {
         return status;

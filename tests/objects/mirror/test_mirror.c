@@ -145,7 +145,10 @@ typedef struct place {
         char name[64];
         bytes data;
     } items[ITEMS];
-    ckd_status fails; /* of all functions, with this status */
+    uint64_t announced; /* bytes, and the file of the last announcement */
+    char announced_name[64];
+    bool loses_answers; /* of removals, which are done */
+    ckd_status fails;   /* of all functions, with this status */
     int refreshed, compared, locked;
     file_mount mount;
 } place;
@@ -217,6 +220,9 @@ static ckd_status place_remove(void *context, const char *name, ckd_error *err) 
     if (p->fails == CKD_OK && kind_of(name) == MOUNT_COPIED) {
         (void)unlink(path_of_copy(p, name));
     }
+    if (p->loses_answers) {
+        return err_set(err, CKD_E_IO, "the answer is lost");
+    }
     return answer(p, err);
 }
 
@@ -260,10 +266,12 @@ static ckd_status place_read(void *context, const char *name, uint64_t offset, v
     return answer(p, err);
 }
 
-static ckd_status place_list(void *context, const char *directory, dir_list *out, ckd_error *err) {
+/* All files count as new. */
+static ckd_status place_list(void *context, const char *directory, uint64_t older_than_s, dir_list *out,
+                             ckd_error *err) {
     place *p = context;
     ckd_status status = answer(p, err);
-    for (size_t i = ITEMS; i-- > 0 && status == CKD_OK;) {
+    for (size_t i = ITEMS; i-- > 0 && status == CKD_OK && older_than_s == 0;) {
         size_t length = strlen(directory);
         if (strncmp(p->items[i].name, directory, length) == 0 && p->items[i].name[length] == '/') {
             status = dir_list_add(out, p->items[i].name + length + 1, err);
@@ -278,6 +286,14 @@ static ckd_status place_bytes(void *context, const char *directory, uint64_t *to
         *total += strncmp(p->items[i].name, directory, strlen(directory)) == 0 ? p->items[i].data.size : 0;
     }
     return answer(p, err);
+}
+
+static void place_will_read(void *context, const char *name, const file_range *ranges, size_t count) {
+    place *p = context;
+    for (size_t i = 0; i < count; i++) {
+        p->announced += ranges[i].size;
+    }
+    snprintf(p->announced_name, sizeof(p->announced_name), "%s", name);
 }
 
 static ckd_status place_lock(void *context, const char *name, uint32_t timeout_ms, ckd_error *err) {
@@ -301,6 +317,7 @@ static const file_mount functions = {
     .compare = place_compare,
     .size = place_size,
     .read = place_read,
+    .will_read = place_will_read,
     .list = place_list,
     .bytes = place_bytes,
     .lock = place_lock,
@@ -527,13 +544,44 @@ static void test_remote_files_are_read(void **state) {
     give(p, "remote/a", "0123456789");
     assert_int_equal(file_open_read(&f, at(p, "remote/a"), NULL), CKD_OK);
     assert_int_equal(file_remove(at(p, "remote/a"), false, NULL), CKD_OK);
-    assert_int_equal(file_read_at(f, 0, part, 4, &err), CKD_E_CORRUPT);
+    assert_int_equal(file_read_at(f, 0, part, 4, &err), CKD_E_BUSY); /* another machine may have done it */
     assert_non_null(strstr(err.message, "was removed while it was in use"));
     file_close_read(f);
     err = (ckd_error){0};
     assert_int_equal(file_open_read(&f, at(p, "remote/a"), &err), CKD_E_NOT_FOUND);
     assert_string_equal(err.file, at(p, "remote/a"));
     assert_int_equal(file_open_size(&size, at(p, "remote/a"), NULL), CKD_E_NOT_FOUND);
+}
+
+static void test_reads_are_announced(void **state) {
+    place *p = *state;
+    file_reader *f;
+    give(p, "remote/a", "0123456789");
+    give(p, "copied/a", "0123456789");
+    assert_int_equal(file_open_read(&f, at(p, "copied/a"), NULL), CKD_OK);
+    file_will_read(f, (file_range[]){{0, 3}}, 1);
+    assert_int_equal(p->announced, 0);
+    file_close_read(f);
+    assert_int_equal(file_open_read(&f, at(p, "remote/a"), NULL), CKD_OK);
+    file_will_read(f, (file_range[]){{0, 3}, {5, 4}}, 2);
+    assert_int_equal(p->announced, 7);
+    assert_string_equal(p->announced_name, "remote/a");
+    file_close_read(f);
+}
+
+/* The place may have removed the file although it says that it failed: then the local file is the only one. */
+static void test_a_removal_that_fails_leaves_the_local_file(void **state) {
+    place *p = *state;
+    static const char *const names[] = {"remote/a", "copied/a"};
+    for (size_t i = 0; i < 2; i++) {
+        give(p, names[i], "content");
+        p->loses_answers = true;
+        assert_int_equal(file_rename_noreplace(at(p, names[i]), at(p, "local/aside"), NULL), CKD_E_IO);
+        p->loses_answers = false;
+        assert_false(has(p, names[i]));
+        assert_content(p, "local/aside", "content");
+        assert_int_equal(file_remove(at(p, "local/aside"), false, NULL), CKD_OK);
+    }
 }
 
 static void test_directories_are_listed(void **state) {
@@ -550,6 +598,12 @@ static void test_directories_are_listed(void **state) {
     assert_int_equal(p->refreshed, 1);
     assert_int_equal(dir_list_local(&local, at(p, "remote"), NULL), CKD_OK);
     assert_int_equal(local.count, 0);
+    dir_list_free(&local);
+    assert_int_equal(dir_list_settled(&local, at(p, "remote"), 60, NULL), CKD_OK);
+    assert_int_equal(local.count, 0);
+    dir_list_free(&local);
+    assert_int_equal(dir_list_settled(&local, at(p, "local"), 60, NULL), CKD_OK);
+    assert_int_equal(local.count, 1);
     dir_list_free(&local);
     assert_int_equal(dir_bytes(&total, at(p, "remote"), NULL), CKD_OK);
     assert_int_equal(total, 3);
@@ -651,6 +705,8 @@ int main(void) {
         mounted_test(test_files_are_removed),
         mounted_test(test_remote_files_are_read),
         mounted_test(test_directories_are_listed),
+        mounted_test(test_reads_are_announced),
+        mounted_test(test_a_removal_that_fails_leaves_the_local_file),
         mounted_test(test_a_place_that_fails),
         mounted_test(test_exclusive_locks_are_the_places_as_well),
         mounted_test(test_mounts_are_told_apart),
