@@ -56,8 +56,13 @@ static ckd_status put_lease(object_mirror *m, uint64_t number, bool held, bool o
     m->lease.renewals++;
     format_lease(text, m, held);
     object_source source = {.data = text, .size = strlen(text)};
-    return only_new ? mirror_put_new(m, key_of(number).text, &source, err)
-                    : objects_put(m->objects, key_of(number).text, &source, NULL, err);
+    uint64_t begun = clock_monotonic_ns();
+    ckd_status status = only_new ? mirror_put_new(m, key_of(number).text, &source, NULL, err)
+                                 : objects_put(m->objects, key_of(number).text, &source, NULL, err);
+    if (status == CKD_OK) {
+        atomic_store(&m->lease.renewed_ns, begun); /* others wait for LEASE_DEAD_NS from a later moment on */
+    }
+    return status;
 }
 
 /* The highest number, 0 if there is none. Others are left over. */
@@ -162,12 +167,20 @@ void lease_destroy(lease *l) {
     pthread_mutex_destroy(&l->mutex);
 }
 
+static bool may_be_taken(const lease *l) {
+    return clock_monotonic_ns() - atomic_load(&l->renewed_ns) > LEASE_DEAD_NS;
+}
+
 ckd_status lease_check(object_mirror *m, ckd_error *err) {
     lease *l = &m->lease;
     pthread_mutex_lock(&l->mutex);
     ckd_status status = CKD_OK;
     if (l->held && !l->lost && clock_monotonic_ns() - l->confirmed_ns > LEASE_RENEW_NS) {
         status = confirm(m, err);
+    }
+    if (status == CKD_OK && l->held && !l->lost && may_be_taken(l)) {
+        status = put_lease(m, l->number, true, false, err);
+        THEN(status, confirm(m, err));
     }
     if (status == CKD_OK && l->held && l->lost) {
         status = err_set(err, CKD_E_IO,
@@ -177,6 +190,23 @@ ckd_status lease_check(object_mirror *m, ckd_error *err) {
     }
     pthread_mutex_unlock(&l->mutex);
     return status;
+}
+
+/* The mutex is not taken: the renewer holds it while it asks the place. */
+static ckd_status still_ours(void *context, ckd_error *err) {
+    const object_mirror *m = context;
+    const lease *l = &m->lease;
+    if (!atomic_load(&l->held) || (!atomic_load(&l->lost) && !may_be_taken(l))) {
+        return CKD_OK;
+    }
+    return err_set(err, CKD_E_IO,
+                   "another machine may have taken the lease of %s, because this one could not renew it for %u s: nothing "
+                   "more is changed; try again",
+                   m->address, (unsigned)(LEASE_DEAD_NS / 1000000000));
+}
+
+object_call lease_call(object_mirror *m) {
+    return (object_call){.poll = still_ours, .context = m};
 }
 
 /* ---- acquiring and releasing ---- */
@@ -278,8 +308,14 @@ static ckd_status try_acquire(object_mirror *m, ckd_error *err) {
         return busy(m, text, err);
     }
     if (status == CKD_OK && by_force) {
-        /* A request of its last holder may still be on its way to the server. */
+        /* A request of its last holder may still be on its way to the server, or the holder goes on just now. */
+        char again[LEASE_BYTES];
         clock_sleep_ns(SETTLE_NS);
+        status = read_lease(again, m, number, err);
+        status = status == CKD_E_NOT_FOUND ? CKD_E_EXISTS : status;
+        if (status == CKD_OK && strcmp(again, text) != 0) {
+            return busy(m, again, err);
+        }
     }
     THEN(status, hold(m, number + 1, oldest, err));
     return status;

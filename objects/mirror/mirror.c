@@ -33,17 +33,18 @@ ckd_status mirror_lock(file_lock **out, const object_mirror *m, ckd_error *err) 
     return lock_acquire(out, mirror_file(m, "lock").text, LOCK_EXCLUSIVE, true, LOCK_MS, err);
 }
 
-ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from, ckd_error *err) {
+ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from,
+                          const object_call *call, ckd_error *err) {
     if (!m->single_writer) {
-        return objects_put_new(m->objects, key, from, NULL, err);
+        return objects_put_new(m->objects, key, from, call, err);
     }
     uint64_t size;
     ckd_error why = {0};
-    ckd_status status = objects_size(m->objects, key, &size, NULL, &why);
+    ckd_status status = objects_size(m->objects, key, &size, call, &why);
     if (status == CKD_OK) {
         return err_set(err, CKD_E_EXISTS, "%s exists", key);
     }
-    return status == CKD_E_NOT_FOUND ? objects_put(m->objects, key, from, NULL, err) : err_from(err, status, &why);
+    return status == CKD_E_NOT_FOUND ? objects_put(m->objects, key, from, call, err) : err_from(err, status, &why);
 }
 
 /* ---- sizes that were known a moment ago: objects never change ---- */
@@ -91,7 +92,9 @@ static ckd_status put_copied(object_mirror *m, const char *name, const char *key
     }
     status = lease_check(m, err);
     if (status == CKD_OK) {
-        status = replaces ? objects_put(m->objects, key, source, NULL, err) : mirror_put_new(m, key, source, err);
+        object_call call = lease_call(m);
+        status = replaces ? objects_put(m->objects, key, source, &call, err)
+                          : mirror_put_new(m, key, source, &call, err);
     }
     THEN(status, file_rename(file_path(source->file), mirror_local(m, name).text, err));
     lock_release(lock);
@@ -126,13 +129,14 @@ static ckd_status remove_file(void *context, const char *name, ckd_error *err) {
     bool copied = mirror_kind(name) == MOUNT_COPIED;
     char key[OBJECT_KEY_MAX + 1];
     const char *keys = key;
+    object_call call = lease_call(m);
     file_lock *lock = NULL;
     ckd_status status = mirror_key(key, name, err);
     if (status == CKD_OK && copied) {
         status = mirror_lock(&lock, m, err);
     }
     THEN(status, lease_check(m, err));
-    THEN(status, objects_delete(m->objects, &keys, 1, NULL, err));
+    THEN(status, objects_delete(m->objects, &keys, 1, &call, err));
     if (status == CKD_OK && copied) {
         status = file_remove(mirror_local(m, name).text, true, err);
     }

@@ -3,6 +3,7 @@
 #define OBJECTS_MIRROR_MIRROR_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "objects/objects.h"
 
@@ -36,11 +37,12 @@ typedef struct lease {
     pthread_cond_t changed;
     pthread_t renewer;
     bool has_renewer, closing;
-    bool held;            /* by this process */
-    bool lost;            /* it was, and another one has taken it */
+    atomic_bool held;     /* by this process */
+    atomic_bool lost;     /* it was, and another one has taken it */
     uint64_t number;      /* of the lease that is held */
     uint64_t renewals;    /* how often it was written */
     uint64_t confirmed_ns; /* when it was last known to be ours, on clock_monotonic_ns */
+    _Atomic uint64_t renewed_ns; /* when the last write of it that succeeded began */
     /* what another holder was last seen to have written, and since when */
     uint64_t seen_number, seen_ns;
     char seen[256];
@@ -57,6 +59,11 @@ void lease_release(object_mirror *m);
  * lately. CKD_OK also if this process holds no lease. Errors: IO (the lease was lost), those of objects.
  */
 ckd_status lease_check(object_mirror *m, ckd_error *err);
+/*
+ * For such a request, which may be tried again for minutes: it ends when another machine may have the lease. The mirror
+ * must outlive it.
+ */
+object_call lease_call(object_mirror *m);
 
 /* ---- copies.c ---- */
 /* Takes the local lock and brings all copies up to date; without `ask`, not if that was done a moment ago. */
@@ -92,6 +99,7 @@ mirror_path mirror_local(const object_mirror *m, const char *name);
 /* Locks the copies against other processes and threads of this machine. */
 ckd_status mirror_lock(file_lock **out, const object_mirror *m, ckd_error *err);
 /* Puts an object only if it is absent; where the place cannot, as far as that goes. */
-ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from, ckd_error *err);
+ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from,
+                          const object_call *call, ckd_error *err);
 
 #endif

@@ -427,6 +427,23 @@ def test_a_commit_that_is_late_replaces_nothing(held, gate, other):
         assert st.same(each.load(2), state(1, 5)) and each.call("verify").out.endswith("no damage\n")
 
 
+@pytest.mark.skipif(QUICK, reason="it waits for the end of a lease, as another test does: full level")
+def test_a_request_that_is_tried_again_ends_with_the_lease(held, gate, other):
+    """The network is down while files are removed. Meanwhile another machine restores the checkpoint that they are of."""
+    for step in (1, 2, 3, 4):
+        held.save(step, state(1, step))
+    held.call("delete", "a@2")
+    gate.arm(lambda line: line.startswith("DELETE ") and "/data/m/" in line, cut=True)
+    with held.started("trash", "--empty", "--all") as process:
+        assert gate.reached.wait(60)
+        other.call("trash", "--restore", "a@2", expect_message=WAITING)
+        gate.open.set()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == cli.FAILED and "may have taken the lease" in err, (out, err)
+    for each in (held, other):
+        assert st.same(each.load(2), state(1, 2)) and each.call("verify").out.endswith("no damage\n")
+
+
 @pytest.mark.skipif(QUICK, reason="it waits for longer than a lease lasts: full level")
 def test_a_holder_that_works_keeps_the_lease(held, gate, other):
     """Its request takes long, and it renews the lease meanwhile."""
