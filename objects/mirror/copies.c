@@ -137,14 +137,14 @@ static ckd_status list_local(copies *out, const object_mirror *m, ckd_error *err
             char name[OBJECT_KEY_MAX];
             int length = snprintf(name, sizeof(name), "%s/%s", folders[f], list.names[i]);
             if (length < (int)sizeof(name) && mirror_kind(name) == MOUNT_COPIED) {
-                status = copies_add(out, name, 0, "", err);
+                status = copies_add(out, name, file_bytes(mirror_local(m, name).text), "", err);
             }
         }
         dir_list_free(&list);
     }
     for (size_t f = 0; f < FILES && status == CKD_OK; f++) {
         if (file_exists(mirror_local(m, files[f]).text)) {
-            status = copies_add(out, files[f], 0, "", err);
+            status = copies_add(out, files[f], file_bytes(mirror_local(m, files[f]).text), "", err);
         }
     }
     copies_sort(out);
@@ -290,9 +290,9 @@ static ckd_status fetch_lacking(refreshed *r, const object_mirror *m, ckd_error 
     }
     for (size_t i = 0; i < r->now.count; i++) {
         copy *c = &r->now.items[i];
-        const copy *noted = copies_find(&r->had, c->name);
+        const copy *noted = copies_find(&r->had, c->name), *local = copies_find(&r->local, c->name);
         bool same = noted && c->tag[0] && strcmp(noted->tag, c->tag) == 0;
-        if (!same || !copies_find(&r->local, c->name)) {
+        if (!same || !local || local->size != c->size) {
             f.wanted[r->wanted++] = c;
         }
     }

@@ -74,12 +74,12 @@ class Gate(FaultProxy):
 
     def __init__(self, endpoint):
         super().__init__(endpoint)
-        self.which, self.drop = None, False
+        self.which, self.drop, self.cut = None, False, False
         self.reached, self.open = threading.Event(), threading.Event()
 
-    def arm(self, which, drop=False):
-        """drop: the server never sees the request."""
-        self.which, self.drop = which, drop
+    def arm(self, which, drop=False, cut=False):
+        """drop: the server never sees the request. cut: nor those that follow until then, as if the network were down."""
+        self.which, self.drop, self.cut = which, drop or cut, cut
 
     def arm_behind_lease(self, number, drop=False):
         """The files are listed again when a lease was taken, these last. The holder of the n-th lease from now on has then changed nothing yet."""
@@ -99,6 +99,7 @@ class Gate(FaultProxy):
             held = self.which is not None and self.which(line)
             if held:
                 self.which = None
+            held = held or (self.cut and self.reached.is_set() and not self.open.is_set())
         if held:
             self.reached.set()
             self.open.wait(120)
