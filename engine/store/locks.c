@@ -33,6 +33,23 @@ static holder_text holder_of(const char *path) {
     return out;
 }
 
+/* Another machine holds the lock, and the error says which one. */
+static bool is_held_elsewhere(const ckd_store *store, const char *path) {
+    lock_holder local;
+    return store_is_remote(store) && !lock_find_holder(&local, path);
+}
+
+static void report_wait(const ckd_store *store, const char *name, const char *path, uint32_t timeout_ms,
+                        const ckd_error *why) {
+    unsigned seconds = (unsigned)(timeout_ms + 999) / 1000;
+    if (is_held_elsewhere(store, path)) {
+        store_message(store, "waiting up to %u s: %s", seconds, why->message);
+    } else {
+        store_message(store, "waiting up to %u s for the lock %s, held by %s", seconds, name,
+                      holder_of(path).text);
+    }
+}
+
 /* Waits for a second, then sends a message and waits for the rest of the time. */
 static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *name, lock_kind kind,
                            uint32_t timeout_ms, ckd_error *err) {
@@ -42,16 +59,11 @@ static ckd_status wait_for(file_lock **out, const ckd_store *store, const char *
     ckd_error why = {0};
     ckd_status status = lock_acquire(out, p.text, kind, create, first, &why);
     if (status == CKD_E_BUSY && timeout_ms > first) {
-        store_message(store, "waiting up to %u s for the lock %s, held by %s",
-                      (unsigned)(timeout_ms + 999) / 1000, name, holder_of(p.text).text);
+        report_wait(store, name, p.text, timeout_ms, &why);
         status = lock_acquire(out, p.text, kind, create, timeout_ms - first, &why);
     }
     err_from(err, status, &why);
-    lock_holder local;
-    if (status == CKD_E_BUSY && store_is_remote(store) && !lock_find_holder(&local, p.text)) {
-        return status; /* another machine holds it, and the error says which */
-    }
-    if (status == CKD_E_BUSY && timeout_ms > 0) {
+    if (status == CKD_E_BUSY && timeout_ms > 0 && !is_held_elsewhere(store, p.text)) {
         err_set(err, status,
                 "the lock %s is held by %s and was not released within %u ms: let that process continue, or "
                 "end it, then try again",

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,9 +19,9 @@ from support_s3_faults import FaultProxy
 QUICK = os.environ.get("CKD_TEST_LEVEL", "quick") == "quick"
 pytestmark = pytest.mark.skipif(without_backend() is not None, reason=str(without_backend()))
 
-RENEW_S, DEAD_S = 5, 20  # LEASE_RENEW_NS and LEASE_DEAD_NS of objects/mirror/mirror.h
+DEAD_S = 20  # LEASE_DEAD_NS of objects/mirror/mirror.h
 CLEANED = "cleaned up after a writer of a@2 that died"
-WAITING = "waiting up to 30 s for the lock data/lock, held by a process of another user, container or machine"
+WAITING = "holds the lease of s3://"  # of another machine, in a note after a second
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def test_one_of_several_writers_wins(server, address, tmp_path):
         if done.returncode == cli.DONE:
             return i
         assert done.returncode == cli.FAILED
-        said = done.stderr.removeprefix(f"ckptdelta: {WAITING}\n")
+        said = re.sub(f"^ckptdelta: waiting up to 30 s: .*{WAITING}.*\n", "", done.stderr)
         assert said in (found.replace("step 1;", f"step {step};"), raced.replace("a@1", f"a@{step}")), done.stderr
         return None
 
@@ -229,7 +230,7 @@ def test_a_store_is_created_once(server, address, tmp_path):
     machines = [Machine(tmp_path, address, server.endpoint, f"M{i}") for i in range(8)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         said = set(pool.map(lambda i: machines[i].save(i, state(i, 1), expect_message="").err, range(8)))
-    assert said <= {"", f"ckptdelta: {WAITING}\n"}
+    assert all(not line or WAITING in line for text in said for line in text.split("\n"))
     for each in machines[:2]:
         assert each.listed() == [("a", i) for i in range(8)]
         assert all(st.same(each.load(i), state(i, 1)) for i in range(8))
@@ -393,13 +394,7 @@ def loses(process):
     assert process.returncode == cli.FAILED and "another machine may have taken it" in err and "try again" in err, (out, err)
 
 
-def take_over(machine):
-    """What another machine does when the lease was not renewed for 20 s, without the wait: it has had the lease, and released it."""
-    newest = max(objects(machine, "lease/"))
-    text = "ckptdelta-lease free mirror 0123456789abcdef0123456789abcdef host elsewhere process 1 renewals 2\n"
-    Store(machine.address, machine.endpoint).run("put", f"lease/{int(newest[6:], 16) + 1:016x}", text)
-
-
+@pytest.mark.sampled(2)
 def test_a_stopped_holder_deletes_nothing(held, gate, other):
     """What a deletion has decided is void when another machine has had the lease."""
     for step in (1, 2, 3, 4):
@@ -409,23 +404,23 @@ def test_a_stopped_holder_deletes_nothing(held, gate, other):
         assert gate.reached.wait(60)
         cli.stop(process)
         gate.open.set()
-        take_over(other)
-        other.call("pin", "a@2")
-        time.sleep(RENEW_S + 1)
+        other.call("pin", "a@2", expect_message=WAITING)
         loses(process)
     assert st.same(other.load(2), state(1, 2)) and len(other.listed()) == 4
     assert held.call("verify").out.endswith("no damage\n")
 
 
+@pytest.mark.sampled(2)
 def test_a_commit_that_is_late_replaces_nothing(held, gate, other):
     """It was on its way when its sender lost the lease."""
     held.save(1, state(1, 1))
     gate.arm(lambda line: is_put(line, "data/m"))
     with held.started_save(2, state(1, 2)) as process:
         assert gate.reached.wait(60)
-        take_over(other)
-        other.save(2, state(1, 5))
+        cli.stop(process)
+        other.save(2, state(1, 5), expect_message=WAITING)
         gate.open.set()
+        process.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == cli.FAILED and err, (out, err)
     for each in (held, other):
@@ -444,7 +439,7 @@ def test_a_request_that_is_tried_again_ends_with_the_lease(held, gate, other):
         other.call("trash", "--restore", "a@2", expect_message=WAITING)
         gate.open.set()
         out, err = process.communicate(timeout=60)
-        assert process.returncode == cli.FAILED and "may have taken the lease" in err, (out, err)
+        assert process.returncode == cli.FAILED and "may have taken it" in err, (out, err)
     for each in (held, other):
         assert st.same(each.load(2), state(1, 2)) and each.call("verify").out.endswith("no damage\n")
 
