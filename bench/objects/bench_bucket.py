@@ -5,7 +5,7 @@
 A SeaweedFS server runs on loopback, on the same cores. Needs the servers of scripts/s3-venv.sh (CKD_S3_SERVERS=FOLDER) and numpy.
 The state has N MB of f32 values in matrices of 4 MiB; a second one differs by a part in ten thousand. Each repeat runs, in turn:
 
-- base, delta: `ckptdelta save` of either, the whole command. A delta also reads its parent from the bucket. Beside it, `rclone
+- base, delta: `ckptdelta save` of either into a store that exists, the whole command. A delta also reads its parent from the bucket. Beside it, `rclone
   copy` uploads the chunk files that this save has written, and for a delta downloads the parent's as well.
 - load, load delta: `ckptdelta load` of either into a file in memory. Beside it, `rclone copy` downloads the chunk files that it
   reads.
@@ -81,6 +81,7 @@ class Bench:
         for name in state:
             state[name] *= 1 + np.float32(1e-4) * random.standard_normal(state[name].shape, np.float32)
         self.files.append(st.write(folder / "2.safetensors", state))
+        self.small = st.write(folder / "small.safetensors", {"weight": np.ones(4, np.float32)})
         self.count = 0
 
     def run(self, *command, env=None):
@@ -112,6 +113,7 @@ class Bench:
             folders[-1].mkdir()
             chunk.rename(folders[-1] / chunk.name)
             os.link(folders[-1] / chunk.name, chunk)
+        self.command("save", bucket, "--run", "first", "--step", 1, "-q", self.small)  # creates the store, and probes the server
         for step, name in ((1, "base"), (2, "delta")):
             times[name] = self.command("save", bucket, "--run", "r", "--step", step, "-q", self.files[step - 1])
             times[f"rclone {name}"] = self.copy(folders[step - 1], f"w:bucket/{folders[step - 1].name}")
