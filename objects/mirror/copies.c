@@ -153,28 +153,10 @@ static ckd_status list_local(copies *out, const object_mirror *m, ckd_error *err
 
 /* ---- what the place has ---- */
 
-static ckd_status list_prefix(copies *out, const object_mirror *m, const char *prefix, ckd_error *err) {
-    object_query query = {.prefix = prefix};
-    char *after = NULL;
-    ckd_status status = CKD_OK;
-    do {
-        object_page page;
-        query.after = after;
-        status = objects_list(m->objects, &query, &page, NULL, err);
-        for (size_t i = 0; i < page.count && status == CKD_OK; i++) {
-            char name[OBJECT_KEY_MAX + 1];
-            const object_item *item = &page.items[i];
-            if (mirror_name(name, item->key) && mirror_kind(name) == MOUNT_COPIED) {
-                status = copies_add(out, name, item->size, item->tag, err);
-            }
-        }
-        free(after);
-        after = page.next;
-        page.next = NULL;
-        object_page_free(&page);
-    } while (status == CKD_OK && after);
-    free(after);
-    return status;
+static ckd_status add_copied(void *to, const object_item *item, ckd_error *err) {
+    char name[OBJECT_KEY_MAX + 1];
+    bool copied = mirror_name(name, item->key) && mirror_kind(name) == MOUNT_COPIED;
+    return copied ? copies_add(to, name, item->size, item->tag, err) : CKD_OK;
 }
 
 static ckd_status list_remote(copies *out, const object_mirror *m, ckd_error *err) {
@@ -182,10 +164,10 @@ static ckd_status list_remote(copies *out, const object_mirror *m, ckd_error *er
     for (size_t f = 0; f < FOLDERS && status == CKD_OK; f++) {
         char prefix[16];
         snprintf(prefix, sizeof(prefix), "%s/", folders[f]);
-        status = list_prefix(out, m, prefix, err);
+        status = mirror_each_object(m, prefix, add_copied, out, err);
     }
     for (size_t f = 0; f < FILES && status == CKD_OK; f++) {
-        status = list_prefix(out, m, files[f], err);
+        status = mirror_each_object(m, files[f], add_copied, out, err);
     }
     copies_sort(out);
     return status;

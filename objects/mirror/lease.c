@@ -84,27 +84,22 @@ static ckd_status put_lease(object_mirror *m, uint64_t number, bool held, bool o
 }
 
 /* The highest number, and the lowest; 0 if there is none. Those below the highest are left over. */
-static ckd_status find_newest(uint64_t *number, uint64_t *oldest, const object_mirror *m, ckd_error *err) {
-    object_query query = {.prefix = LEASES};
-    ckd_status status = CKD_OK;
-    char *after = NULL;
-    *number = *oldest = 0;
-    do {
-        object_page page;
-        query.after = after;
-        status = objects_list(m->objects, &query, &page, NULL, err);
-        for (size_t i = 0; i < page.count; i++) {
-            uint64_t found = strtoull(page.items[i].key + strlen(LEASES), NULL, 16);
-            *oldest = *oldest == 0 || found < *oldest ? found : *oldest;
-            *number = found > *number ? found : *number;
-        }
-        free(after);
-        after = page.next;
-        page.next = NULL;
-        object_page_free(&page);
-    } while (status == CKD_OK && after);
-    free(after);
-    return status;
+typedef struct numbers {
+    uint64_t newest, oldest;
+} numbers;
+
+static ckd_status add_number(void *to, const object_item *item, ckd_error *err) {
+    numbers *n = to;
+    (void)err;
+    uint64_t found = strtoull(item->key + strlen(LEASES), NULL, 16);
+    n->oldest = n->oldest == 0 || found < n->oldest ? found : n->oldest;
+    n->newest = found > n->newest ? found : n->newest;
+    return CKD_OK;
+}
+
+static ckd_status find_numbers(numbers *out, const object_mirror *m, ckd_error *err) {
+    *out = (numbers){0, 0};
+    return mirror_each_object(m, LEASES, add_number, out, err);
 }
 
 /* NOT_FOUND: it was removed meanwhile. */
@@ -272,13 +267,13 @@ static void remove_lease(object_mirror *m, uint64_t number) {
  * ones, and removed it. EXISTS: somebody else was first.
  */
 static ckd_status put_highest(object_mirror *m, uint64_t number, ckd_error *err) {
-    uint64_t newest, oldest;
+    numbers n;
     ckd_status status = put_lease(m, number, true, true, NULL, err);
     if (status != CKD_OK) {
         return status;
     }
-    status = find_newest(&newest, &oldest, m, err);
-    if (status == CKD_OK && newest != number) {
+    status = find_numbers(&n, m, err);
+    if (status == CKD_OK && n.newest != number) {
         status = err_set(err, CKD_E_EXISTS, "another machine has the lease of %s", m->address);
     }
     if (status != CKD_OK) {
@@ -319,14 +314,14 @@ static ckd_status hold(object_mirror *m, uint64_t number, uint64_t oldest, ckd_e
 
 /* EXISTS: somebody else was first. */
 static ckd_status try_acquire(object_mirror *m, ckd_error *err) {
-    uint64_t number, oldest;
+    numbers n;
     char text[LEASE_BYTES] = "";
     bool settle = false, take = true;
-    ckd_status status = find_newest(&number, &oldest, m, err);
-    if (status == CKD_OK && number > 0) {
-        status = read_lease(text, m, number, err);
+    ckd_status status = find_numbers(&n, m, err);
+    if (status == CKD_OK && n.newest > 0) {
+        status = read_lease(text, m, n.newest, err);
         status = status == CKD_E_NOT_FOUND ? CKD_E_EXISTS : status;
-        take = status == CKD_OK && may_take(&settle, m, number, text);
+        take = status == CKD_OK && may_take(&settle, m, n.newest, text);
     }
     if (status == CKD_OK && !take) {
         return busy(m, text, err);
@@ -334,7 +329,7 @@ static ckd_status try_acquire(object_mirror *m, ckd_error *err) {
     if (status == CKD_OK && settle) {
         clock_sleep_ns(LEASE_SETTLE_NS);
     }
-    THEN(status, hold(m, number + 1, oldest, err));
+    THEN(status, hold(m, n.newest + 1, n.oldest, err));
     return status;
 }
 

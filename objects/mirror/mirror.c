@@ -44,6 +44,27 @@ ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source
                                      : err_from(err, status, &why);
 }
 
+ckd_status mirror_each_object(const object_mirror *m, const char *prefix, take_object_fn take, void *to,
+                              ckd_error *err) {
+    object_query query = {.prefix = prefix};
+    char *after = NULL;
+    ckd_status status = CKD_OK;
+    do {
+        object_page page;
+        query.after = after;
+        status = objects_list(m->objects, &query, &page, NULL, err);
+        for (size_t i = 0; i < page.count && status == CKD_OK; i++) {
+            status = take(to, &page.items[i], err);
+        }
+        free(after);
+        after = page.next;
+        page.next = NULL;
+        object_page_free(&page);
+    } while (status == CKD_OK && after);
+    free(after);
+    return status;
+}
+
 /* ---- sizes that were known a moment ago: objects never change ---- */
 
 static struct known_size *slot_of(object_mirror *m, const char *name) {
@@ -213,33 +234,16 @@ static void will_read(void *context, const char *name, const file_range *ranges,
     }
 }
 
-typedef ckd_status (*take_item_fn)(void *to, const char *name, const object_item *item, ckd_error *err);
-
-/* Calls take with the objects of a folder. */
-static ckd_status each_object(object_mirror *m, const char *folder, take_item_fn take, void *to,
-                              ckd_error *err) {
+/* Calls take with the remote files of a folder. */
+static ckd_status each_file(const object_mirror *m, const char *folder, take_object_fn take, void *to,
+                            ckd_error *err) {
     char prefix[64];
-    object_query query = {.prefix = prefix};
-    char *after = NULL;
-    ckd_status status = CKD_OK;
     snprintf(prefix, sizeof(prefix), "%s/", folder);
-    do {
-        object_page page;
-        query.after = after;
-        status = objects_list(m->objects, &query, &page, NULL, err);
-        for (size_t i = 0; i < page.count && status == CKD_OK; i++) {
-            char name[OBJECT_KEY_MAX + 1];
-            if (mirror_name(name, page.items[i].key) && mirror_kind(name) == MOUNT_REMOTE) {
-                status = take(to, name, &page.items[i], err);
-            }
-        }
-        free(after);
-        after = page.next;
-        page.next = NULL;
-        object_page_free(&page);
-    } while (status == CKD_OK && after);
-    free(after);
-    return status;
+    return mirror_each_object(m, prefix, take, to, err);
+}
+
+static bool is_remote(char name[OBJECT_KEY_MAX + 1], const object_item *item) {
+    return mirror_name(name, item->key) && mirror_kind(name) == MOUNT_REMOTE;
 }
 
 typedef struct older_names {
@@ -247,28 +251,29 @@ typedef struct older_names {
     uint64_t than_s; /* since 1970 */
 } older_names;
 
-static ckd_status add_name(void *to, const char *name, const object_item *item, ckd_error *err) {
+static ckd_status add_name(void *to, const object_item *item, ckd_error *err) {
     const older_names *n = to;
+    char name[OBJECT_KEY_MAX + 1];
     bool young = n->than_s && item->modified_s > n->than_s;
-    return young ? CKD_OK : dir_list_add(n->list, strrchr(name, '/') + 1, err);
+    return !is_remote(name, item) || young ? CKD_OK : dir_list_add(n->list, strrchr(name, '/') + 1, err);
 }
 
 static ckd_status list_names(void *context, const char *folder, uint64_t older_than_s, dir_list *out,
                              ckd_error *err) {
     uint64_t now_s = clock_wall_ns() / 1000000000;
     older_names n = {out, older_than_s && now_s > older_than_s ? now_s - older_than_s : 0};
-    return each_object(context, folder, add_name, &n, err);
+    return each_file(context, folder, add_name, &n, err);
 }
 
-static ckd_status add_size(void *to, const char *name, const object_item *item, ckd_error *err) {
-    (void)name;
+static ckd_status add_size(void *to, const object_item *item, ckd_error *err) {
+    char name[OBJECT_KEY_MAX + 1];
     (void)err;
-    *(uint64_t *)to += item->size;
+    *(uint64_t *)to += is_remote(name, item) ? item->size : 0;
     return CKD_OK;
 }
 
 static ckd_status add_sizes(void *context, const char *folder, uint64_t *total, ckd_error *err) {
-    return each_object(context, folder, add_size, total, err);
+    return each_file(context, folder, add_size, total, err);
 }
 
 static ckd_status lock_store(void *context, const char *name, uint32_t timeout_ms, ckd_error *err) {

@@ -134,6 +134,10 @@ mirror_path mirror_file(const object_mirror *m, const char *name);
 mirror_path mirror_local(const object_mirror *m, const char *name);
 /* Locks the copies against other processes and threads of this machine. */
 ckd_status mirror_lock(file_lock **out, const object_mirror *m, ckd_error *err);
+/* Calls take with all objects whose keys begin with the prefix, until a call fails. */
+typedef ckd_status (*take_object_fn)(void *to, const object_item *item, ckd_error *err);
+ckd_status mirror_each_object(const object_mirror *m, const char *prefix, take_object_fn take, void *to,
+                              ckd_error *err);
 /* Puts an object only if it is absent; where the place cannot, as far as that goes. */
 ckd_status mirror_put_new(object_mirror *m, const char *key, const object_source *from,
                           const object_call *call, ckd_error *err);
