@@ -145,6 +145,7 @@ typedef struct place {
         char name[64];
         bytes data;
     } items[ITEMS];
+    char *tempdir;
     uint64_t announced; /* bytes, and the file of the last announcement */
     char announced_name[64];
     bool loses_answers; /* of removals, which are done */
@@ -331,8 +332,9 @@ static int setup(void **state) {
         free(p);
         return -1;
     }
-    snprintf(p->root, sizeof(p->root), "%s/root", (char *)*state);
-    snprintf(p->directory, sizeof(p->directory), "%s/./root", (char *)*state);
+    p->tempdir = *state;
+    snprintf(p->root, sizeof(p->root), "%s/root", p->tempdir);
+    snprintf(p->directory, sizeof(p->directory), "%s/./root", p->tempdir);
     p->mount = functions;
     p->mount.root = p->root;
     p->mount.context = p;
@@ -351,8 +353,7 @@ static int teardown(void **state) {
     for (size_t i = 0; i < ITEMS; i++) {
         bytes_free(&p->items[i].data);
     }
-    p->root[strlen(p->root) - strlen("/root")] = 0;
-    *state = strdup(p->root);
+    *state = p->tempdir;
     free(p);
     return tempdir_teardown(state);
 }
