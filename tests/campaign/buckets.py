@@ -47,7 +47,7 @@ SOURCES = (*record.PRODUCT, "objects")
 TIMEOUT = 240
 KEPT = 4  # of a run: what is pruned has at least so many newer steps
 RUNS = ("a", "b", "c")
-# What a command may say that fails because of others, or because of the server and the proxy.
+# Messages of commands that fail because of others, or because of the server and the proxy.
 EXPECTED = re.compile("already has a checkpoint|another writer has committed|another machine|holds the lease|"
                       "may have been written|changed each time|try again|no checkpoint|is not in the store|no such|has no run|gone|being (deleted|rewritten)|"
                       "is busy|in progress|changed meanwhile|was deleted|already|the server of|no run |for the lock")

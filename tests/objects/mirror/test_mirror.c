@@ -618,7 +618,7 @@ static void test_directories_are_listed(void **state) {
     p->fails = CKD_OK;
 }
 
-/* What a place cannot say is no "it is not there", and nothing local is lost. */
+/* A place that fails has not said that a file is absent, and nothing local is lost. */
 static void test_a_place_that_fails(void **state) {
     place *p = *state;
     file_reader *f;
