@@ -125,49 +125,68 @@ static bool is_weight(const session_item *item) {
     return !item->is_bytes && (role == CKD_ROLE_WEIGHT || role == CKD_ROLE_MASTER);
 }
 
-/* Slices of weights that are read and hashed together. */
-typedef struct weight_slices {
-    uint64_t hash; /* of all before */
-    size_t count;
-    session_sample slice[SLICES_AT_ONCE];
-    uint8_t data[SLICES_AT_ONCE][WEIGHTS_SLICE];
-} weight_slices;
-
-static bool hash_slices(weight_slices *w, const ckd_session *s, const session_slot *slot) {
-    if (!read_samples(s, slot, w->slice, w->count)) {
-        return false;
-    }
-    for (size_t i = 0; i < w->count; i++) {
-        w->hash = w->hash * UINT64_C(0x9e3779b97f4a7c15) + hash64(w->data[i], w->slice[i].bytes);
-    }
-    w->count = 0;
-    return true;
+static void add_hash(uint64_t *hash, const void *data, size_t size) {
+    *hash = *hash * UINT64_C(0x9e3779b97f4a7c15) + hash64(data, size);
 }
 
-/* Returns false if the snapshot has no weights, or if they cannot be read. Large weights are sampled by every nth slice. */
-static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
-    uint64_t total = 0;
-    for (size_t i = 0; i < s->item_count; i++) {
-        total += is_weight(&s->items[i]) ? s->items[i].bytes : 0;
+static size_t slice_size(const session_item *item, uint64_t at) {
+    return item->bytes - at < WEIGHTS_SLICE ? (size_t)(item->bytes - at) : WEIGHTS_SLICE;
+}
+
+/* Adds every nth slice of a tensor in host memory. */
+static void hash_on_host(uint64_t *hash, const ckd_session *s, const session_slot *slot, size_t i,
+                         uint64_t stride) {
+    const uint8_t *data = snapshot_read(slot->snapshot, i);
+    for (uint64_t at = 0; at < s->items[i].bytes; at += stride) {
+        add_hash(hash, data + at, slice_size(&s->items[i], at));
     }
-    weight_slices *w = total > 0 ? calloc(1, sizeof(*w)) : NULL;
-    uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_SLICE;
-    bool readable = w != NULL;
-    for (size_t i = 0; i < s->item_count && readable; i++) {
-        uint64_t size = is_weight(&s->items[i]) ? s->items[i].bytes : 0;
-        for (uint64_t at = 0; at < size && readable; at += stride) {
-            uint64_t left = size - at;
-            w->slice[w->count] =
-                (session_sample){.item = i,
-                                 .at = at,
-                                 .bytes = left < WEIGHTS_SLICE ? (size_t)left : WEIGHTS_SLICE,
-                                 .to = w->data[w->count]};
-            readable = ++w->count < SLICES_AT_ONCE || hash_slices(w, s, slot);
+}
+
+/* Slices of a tensor on a device, which come to the host together. */
+typedef struct device_slices {
+    session_sample slice[SLICES_AT_ONCE];
+    uint8_t data[SLICES_AT_ONCE][WEIGHTS_SLICE];
+} device_slices;
+
+/* The same for a tensor on a device. False if it cannot be read. */
+static bool hash_on_device(uint64_t *hash, device_slices *d, const ckd_session *s, const session_slot *slot,
+                           size_t i, uint64_t stride) {
+    const session_item *item = &s->items[i];
+    bool readable = true;
+    for (uint64_t at = 0; at < item->bytes && readable;) {
+        size_t count = 0;
+        for (; count < SLICES_AT_ONCE && at < item->bytes; at += stride, count++) {
+            d->slice[count] = (session_sample){i, at, slice_size(item, at), d->data[count]};
+        }
+        readable = read_samples(s, slot, d->slice, count);
+        for (size_t k = 0; k < count && readable; k++) {
+            add_hash(hash, d->data[k], d->slice[k].bytes);
         }
     }
-    readable = readable && hash_slices(w, s, slot);
-    *hash = readable ? w->hash : 0;
-    free(w);
+    return readable;
+}
+
+/* Returns false if the snapshot has no weights, or if they cannot be read. Large weights are sampled. */
+static bool sample_weights(uint64_t *hash, const ckd_session *s, const session_slot *slot) {
+    uint64_t total = 0, on_devices = 0;
+    for (size_t i = 0; i < s->item_count; i++) {
+        uint64_t size = is_weight(&s->items[i]) ? s->items[i].bytes : 0;
+        total += size;
+        on_devices += s->items[i].on_device ? size : 0;
+    }
+    device_slices *d = on_devices > 0 ? malloc(sizeof(*d)) : NULL;
+    uint64_t stride = (total / WEIGHTS_MAX + 1) * WEIGHTS_SLICE;
+    bool readable = total > 0 && (on_devices == 0 || d);
+    *hash = 0;
+    for (size_t i = 0; i < s->item_count && readable; i++) {
+        const session_item *item = &s->items[i];
+        if (is_weight(item) && item->on_device) {
+            readable = hash_on_device(hash, d, s, slot, i, stride);
+        } else if (is_weight(item)) {
+            hash_on_host(hash, s, slot, i, stride);
+        }
+    }
+    free(d);
     return readable;
 }
 
@@ -253,28 +272,34 @@ static void to_doubles(double *to, ckd_dtype dtype, const void *values, size_t n
     }
 }
 
-/* Sets the changes since the save before. False if the samples cannot be read; nothing has changed then. */
-static bool find_changes(changes *c, const ckd_session *s, const session_slot *slot) {
-    uint64_t(*raw)[CHANGE_SAMPLE] = calloc(c->count, sizeof(*raw));
-    session_sample *samples = calloc(c->count * CHANGE_SLICES, sizeof(*samples));
-    for (size_t i = 0; raw && samples && i < c->count * CHANGE_SLICES; i++) {
-        size_t tensor = i / CHANGE_SLICES, slice = i % CHANGE_SLICES;
-        const session_item *item = &s->items[c->tensors[tensor].item];
-        size_t size = ckd_dtype_size(item->tensor.dtype);
-        samples[i] = (session_sample){.item = c->tensors[tensor].item,
-                                      .at = change_slice(elements_of(item), slice) * size,
-                                      .bytes = CHANGE_SLICE * size,
-                                      .to = (uint8_t *)raw[tensor] + slice * CHANGE_SLICE * size};
+/* Reads a tensor's sample from the snapshot. */
+static bool read_sample(double out[CHANGE_SAMPLE], const ckd_session *s, const session_slot *slot, size_t i) {
+    const session_item *item = &s->items[i];
+    size_t size = ckd_dtype_size(item->tensor.dtype);
+    uint64_t raw[CHANGE_SAMPLE]; /* of values of at most 8 bytes */
+    session_sample slices[CHANGE_SLICES];
+    for (size_t k = 0; k < CHANGE_SLICES; k++) {
+        slices[k] = (session_sample){i, change_slice(elements_of(item), k) * size, CHANGE_SLICE * size,
+                                     (uint8_t *)raw + k * CHANGE_SLICE * size};
     }
-    bool found = raw && samples && read_samples(s, slot, samples, c->count * CHANGE_SLICES);
-    for (size_t i = 0; found && i < c->count; i++) {
+    if (!read_samples(s, slot, slices, CHANGE_SLICES)) {
+        return false;
+    }
+    to_doubles(out, item->tensor.dtype, raw, CHANGE_SAMPLE);
+    return true;
+}
+
+/* Sets the changes since the save before. False if a sample cannot be read: then the next save has none before it. */
+static bool find_changes(changes *c, const ckd_session *s, const session_slot *slot) {
+    for (size_t i = 0; i < c->count; i++) {
         double now[CHANGE_SAMPLE] = {0};
-        to_doubles(now, s->items[c->tensors[i].item].tensor.dtype, raw[i], CHANGE_SAMPLE);
+        if (!read_sample(now, s, slot, c->tensors[i].item)) {
+            c->has_samples = false;
+            return false;
+        }
         c->found[i] = change_replace(c->samples + i * CHANGE_SAMPLE, now);
     }
-    free(samples);
-    free(raw);
-    return found;
+    return true;
 }
 
 /* Raises an alarm if a tensor of weights has changed much more than it used to, compared with the others. */
