@@ -394,7 +394,6 @@ def loses(process):
     assert process.returncode == cli.FAILED and "another machine may have taken it" in err and "try again" in err, (out, err)
 
 
-@pytest.mark.sampled(2)
 def test_a_stopped_holder_deletes_nothing(held, gate, other):
     """What a deletion has decided is void when another machine has had the lease."""
     for step in (1, 2, 3, 4):
@@ -410,7 +409,6 @@ def test_a_stopped_holder_deletes_nothing(held, gate, other):
     assert held.call("verify").out.endswith("no damage\n")
 
 
-@pytest.mark.sampled(2)
 def test_a_commit_that_is_late_replaces_nothing(held, gate, other):
     """It was on its way when its sender lost the lease."""
     held.save(1, state(1, 1))
