@@ -296,6 +296,7 @@ ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error 
 /* The first lists all manifests, those in the trash included; the second all tombstones. Both in the same order. */
 ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_error *err);
 ckd_status manifests_tombstones(manifest_list *out, const ckd_store *store, ckd_error *err);
+bool manifests_contain(const manifest_list *list, const manifest_name *name);
 /* The tombstone of the lowest generation that covers the manifest; NULL: the manifest counts. */
 const manifest_name *manifests_covering_tombstone(const manifest_list *tombstones, const manifest_name *name);
 /* Tells of each tombstone whether it covers one of the manifests. The caller frees *out. Errors: NOMEM. */

@@ -105,6 +105,10 @@ ckd_status manifests_read_all(manifest_list *out, const ckd_store *store, ckd_er
     return read_names(out, store, DIR_MANIFESTS, err);
 }
 
+bool manifests_contain(const manifest_list *list, const manifest_name *name) {
+    return list->count && bsearch(name, list->items, list->count, sizeof(*list->items), by_name);
+}
+
 ckd_status manifests_read(manifest_list *out, const ckd_store *store, ckd_error *err) {
     manifest_list tombstones = {0};
     ckd_status status = manifests_read_all(out, store, err);

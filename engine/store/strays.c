@@ -134,25 +134,47 @@ ckd_status strays_remove_unfinished(const ckd_store *store, ckd_error *err) {
     return status;
 }
 
-/* Adds the files of all generations, those of deleted checkpoints included. `checkpoints`: their ids. */
+/* *complete stays as it is if the manifest was read, or was removed since it was listed. */
+static ckd_status add_manifest(bytes *named, bytes *checkpoints, bool *complete, const ckd_store *store,
+                               const manifest_name *n, ckd_error *err) {
+    manifest m;
+    ckd_error why = {0};
+    ckd_status status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
+    if (status == CKD_OK) {
+        add_files(named, m.files, m.file_count);
+        bytes_put(checkpoints, &m.checkpoint.id, sizeof(ckd_id));
+        manifest_free(&m);
+    }
+    *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
+    return status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+}
+
+/*
+ * Adds the files of all generations, those of deleted checkpoints included. `checkpoints`: their ids. A rename gives a
+ * checkpoint another name. One listing may miss the new name, and the old manifest may be gone before it is read. So
+ * the folder is listed until a listing has no new names.
+ */
 ckd_status strays_add_manifests(bytes *named, bytes *checkpoints, bool *complete, const ckd_store *store,
                                 ckd_error *err) {
-    manifest_list list = {0};
-    ckd_status status = manifests_read_all(&list, store, err);
-    for (size_t i = 0; i < list.count && status == CKD_OK; i++) {
-        const manifest_name *n = &list.items[i];
-        manifest m;
-        ckd_error why = {0};
-        status = store_read_manifest(&m, store, n->run, n->step, n->generation, &why);
-        if (status == CKD_OK) {
-            add_files(named, m.files, m.file_count);
-            bytes_put(checkpoints, &m.checkpoint.id, sizeof(ckd_id));
-            manifest_free(&m);
+    enum { TRIES = 100 };
+    manifest_list before = {0};
+    bool settled = false;
+    ckd_status status = CKD_OK;
+    for (int i = 0; i < TRIES && !settled && status == CKD_OK; i++) {
+        manifest_list list = {0};
+        status = manifests_read_all(&list, store, err);
+        settled = status == CKD_OK;
+        for (size_t k = 0; k < list.count && status == CKD_OK; k++) {
+            if (!manifests_contain(&before, &list.items[k])) {
+                settled = false;
+                status = add_manifest(named, checkpoints, complete, store, &list.items[k], err);
+            }
         }
-        *complete = *complete && (status == CKD_OK || status == CKD_E_NOT_FOUND);
-        status = status == CKD_E_NOMEM ? err_from(err, status, &why) : CKD_OK;
+        manifests_free(&before);
+        before = list;
     }
-    manifests_free(&list);
+    manifests_free(&before);
+    *complete = *complete && settled;
     return status == CKD_OK && (named->failed || checkpoints->failed)
                ? err_nomem(err, named->size, "chunk file names")
                : status;
