@@ -1,6 +1,7 @@
 /*
- * One interface to all codings of integer arrays: raw, zstd and LZ4, with and without byte planes, and symbols.
- * symbols.c plans and encodes symbol streams; this file only decodes them.
+ * Encodes and decodes an array of integers, by the number of its coding. Raw, zstd, LZ4 and byte planes are done here.
+ * coder_decode passes symbol streams on to symbols.c: symbols_decode. coder_encode refuses them, because they are
+ * planned first (symbols.c: symbols_plan, symbols_encode). A new coding has a row in `codings`.
  */
 #include "codec/entropy/entropy.h"
 

@@ -1,4 +1,12 @@
-/* The interface of codec/entropy/ for other rooms. README.md has an overview. */
+/*
+ * Arrays of integers to bytes, and back: the interface of codec/entropy/ for other rooms. Its parts, in this order:
+ *
+ *   adaptive_*            adaptive arithmetic coding, for lossy blocks
+ *   symbols_*             the class + ANS coder: plan a stream, then encode it
+ *   coding, coder_*       all codings of arrays, by number. Begin here: coder_decode reads them
+ *   planes_*              byte planes, for zstd and LZ4
+ *   symbols_parts_* ...   symbol streams for integers in device memory
+ */
 #ifndef CODEC_ENTROPY_ENTROPY_H
 #define CODEC_ENTROPY_ENTROPY_H
 

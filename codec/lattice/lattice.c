@@ -1,4 +1,8 @@
-/* Writes and reads the payload of a lossy block, and picks the coding of its integers (put_q). */
+/*
+ * Writes and reads the payload of a lossy block: lattice_encode and lattice_decode. put_q picks the coding of its
+ * integers, get_q reads them. columns.c has the data that blocks of a matrix share, masks.c integers as masks.
+ * kernels/scalar_lattice.h defines what the integers mean.
+ */
 #include "codec/lattice/lattice.h"
 
 #include "codec/common/common.h"

@@ -1,7 +1,9 @@
 /*
+ * Codes the values of a lossy checkpoint again, without another loss. recode.c calls compact_lattice.
+ *
  * Values of lossy chains lie on a lattice whose spacing is a power of two. They are stored exactly as integers of this
  * lattice, and so are differences to any other values of the chain. The format's linear map with a step of one unit is
- * then lossless.
+ * then lossless. Each payload is decoded again and compared, and values that are off the lattice are stored verbatim.
  */
 #include <math.h>
 #include <string.h>

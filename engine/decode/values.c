@@ -1,6 +1,7 @@
 /*
- * Rebuilds the values of blocks: follows a block's chain, reads payloads, decodes, applies deltas, checks content
- * hashes, and places values in the caller's memory.
+ * Rebuilds the values of blocks on the host. Loads enter at block_into_span, other rooms also at block_values and
+ * span_values. All come to values_of_block, then decode_block, which follows the chain, decodes and checks hashes.
+ * values_lattice.c has lossy blocks, values_step.c and values_gradient.c have optimizer steps.
  */
 #include "engine/decode/internal.h"
 

@@ -1,6 +1,12 @@
 /*
- * Chooses how a block is stored: on its own, as a delta or as a step, and with which coding; then encodes it. Sizes as
- * symbols come from block_plan.c. block_lossy.c plans lossy blocks; the choice between delta and standalone is here.
+ * Chooses how a block is stored, and encodes it. A save calls, in this order:
+ *
+ *   block_analyse  finds a duplicate, or plans two candidates: the block on its own, and a prediction
+ *   block_decide   takes one of them, within the budget of load cost
+ *   block_encode   makes the payload
+ *
+ * block_dedup.c finds duplicates, block_delta.c plans predictions, and block_plan.c has the sizes of symbol streams.
+ * Lossy blocks are analysed in block_lossy.c, and decided and encoded here.
  */
 #include <stdlib.h>
 

@@ -1,6 +1,12 @@
 /*
- * Plans a block as a delta, and the coding of that delta. The delta is on the parent's values or, if this save ends the
- * parent's chain, on the values with which the chain begins.
+ * Plans the prediction of a block: an optimizer step if one predicts its values, else a delta. Also plans the coding of
+ * the difference. block_coder.c: block_analyse calls the functions of this file in this order:
+ *
+ *   block_measure_parent  what it costs to load the parent's values
+ *   block_plan_chain_end  whether this save ends the parent's chain; a delta then builds on the chain's first block
+ *   block_delta_plan      reads the values to build on, and makes the candidate
+ *
+ * block_coder.c: choose_candidate decides later whether the prediction is used.
  */
 #include "engine/encode/internal.h"
 

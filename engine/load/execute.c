@@ -1,6 +1,9 @@
 /*
- * Executes a task of a load: decodes its blocks, in parallel, into host memory or on the destination device. A device
- * decodes the blocks that suit it (device_task.c). The host decodes the rest, and everything if the device fails.
+ * Makes and executes the tasks of a load. load_task_make lists the blocks that a request needs. load_task_execute has
+ * them decoded into place, and load_task_check finds out if elements are missing.
+ *
+ * For host memory, the threads call decode/values.c: block_into_span for each block. For a device, device_task.c
+ * decodes there the blocks that suit it. The host decodes the rest, and everything if the device fails.
  */
 #include <stdlib.h>
 

@@ -1,4 +1,8 @@
-/* Loads: begin and end, requests and how they differ from the checkpoint, blobs. */
+/*
+ * Begins and ends a load: ckd_load_begin_with takes the reader lock and opens the checkpoint, ckd_load_end releases
+ * all. Also compares requests with the checkpoint, and loads blobs. tensor.c loads one tensor, batch.c several; both
+ * make tasks, which execute.c executes.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 

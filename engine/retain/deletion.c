@@ -1,7 +1,9 @@
 /*
- * Deleting and restoring make or remove tombstones (codec/FORMAT.md, "Commit, deletion and recovery"), and complete
- * manifests of early versions. Chunk files are never removed here, because other checkpoints may build on a deleted
- * one. A file stays as long as a manifest names it.
+ * Deletes checkpoints by giving them tombstones, and restores them by removing these (codec/FORMAT.md, "Commit,
+ * deletion and recovery"). No chunk file and no manifest is removed here, because other checkpoints may build on a
+ * deleted one, and it may come back. trash.c removes files later. Begin with delete_chosen and undelete_chosen.
+ *
+ * Before a deletion, manifests of early versions that depend on the checkpoint are completed.
  */
 #include <stdlib.h>
 

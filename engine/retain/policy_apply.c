@@ -1,7 +1,10 @@
 /*
- * Applies policies: reads each checkpoint of the safety set in full (store/safety_set.c), then deletes those that the
- * policy does not keep. This happens on request, and after commits for automatic policies. These may be followed by a
- * compaction.
+ * Deletes the checkpoints that a policy does not keep. policy_plan.c chooses them. Before anything is deleted, the
+ * newest checkpoints that stay are read in full, to see that they are intact (store/safety_set.c). Then deletion.c
+ * makes tombstones. trash.c removes files later.
+ *
+ * ckd_store_prune does this on request, and retain_after_commit for automatic policies, after which open.c may compact
+ * the run. Begin with delete_by_policy.
  */
 #include <stdlib.h>
 

@@ -1,8 +1,9 @@
 /*
- * The trash, and emptying it. The store stays consistent wherever a collection is interrupted. Parity groups with the
- * files go first. Then the tombstones record that the grace period has ended: a checkpoint that has lost a file must
- * not seem to be restorable. Then chunk files go, then manifests, then tombstones. Each directory is synced before the
- * next. As long as its tombstone exists, no checkpoint comes back by itself.
+ * Empties the trash: removes files of checkpoints whose grace period has ended, and what a compaction replaced. Also
+ * lists the trash. deletion.c fills it. Begin with try_collect and collect. A collection may be interrupted anywhere.
+ * Parity groups go first. Then tombstones record that the grace period is over: a checkpoint that lacks a file must not
+ * seem restorable. Then chunk files go, then manifests, then tombstones, each directory synced before the next. As long
+ * as its tombstone exists, no checkpoint comes back by itself.
  */
 #include "engine/retain/retain.h"
 #include "engine/store/store.h"

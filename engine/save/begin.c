@@ -1,4 +1,9 @@
-/* The beginning and the end of a save. At the end its files are removed or stay, and everything is released. */
+/*
+ * Begins and ends a save. ckd_save_begin resolves run, step and parent and writes the intent, both under the publish
+ * lock (enter_store). Then it opens the parent (prepare_coding) and creates the chunk file. tensor.c is next.
+ *
+ * save_close ends every save, committed or not: it keeps or removes the files, and releases everything.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,7 +1,10 @@
 /*
- * Committing: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) ->
- * catalog. A failure before the manifest leaves nothing. If the manifest has its name but cannot be synced or removed,
- * recovery decides. A failure after it (the catalog) loses nothing: the next open for writing repairs it.
+ * Commits a save: each rank's file durable -> publish lock -> all files still there -> manifest (the commit point) ->
+ * catalog. Begin with ckd_save_commit, which calls ckd_save_seal and ckd_save_publish. publish_manifest is the commit
+ * point.
+ *
+ * A failure before it leaves nothing. If the manifest has its name but cannot be synced or removed, recovery decides
+ * (store/recovery.c). A failure after it (the catalog) loses nothing: the next open for writing repairs the catalog.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,7 @@
-/* Reads the values of a block: from the caller's memory, through the caller's read function, or later from a device. */
+/*
+ * Gets the values to save, from the caller. save_fetch takes them from memory or calls the caller's read function.
+ * save_device_fetch reads a block from a device later, if its values turn out to be needed.
+ */
 #include "engine/device/device.h"
 #include "engine/save/internal.h"
 

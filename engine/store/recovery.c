@@ -1,4 +1,8 @@
-/* Cleans up after writers that died. Their intents say what they were writing. */
+/*
+ * Cleans up after writers that died. Their intents say what they were writing. store_recover runs whenever a store is
+ * opened for writing. visit_intent takes an intent that nobody has locked for a dead writer's, and clean_intent removes
+ * the chunk files that it names, unless a manifest names them or may have named them.
+ */
 #include <stdlib.h>
 
 #include "engine/store/damage.h"
@@ -153,10 +157,13 @@ static ckd_status find_lost(recovery *r, ckd_error *err) {
 }
 
 /*
- * Removes the files of a dead writer that no manifest names, then its intent. If the writer had committed and the
- * manifest is lost, only its files are left. Without the intent nothing names them, and a repair makes a manifest from
- * them. Only the catalog tells whether the writer had committed. While the catalog cannot be read, everything stays. If
- * it is gone or younger than the intent, the files go to data/q.
+ * Removes the files of a dead writer that no manifest names, then its intent. The writer may have committed even so,
+ * if its manifest was lost since. Only the catalog tells:
+ * - It lists the checkpoint: the files stay. The intent goes, because a repair makes a manifest only from files that
+ *   nothing names.
+ * - It does not list the checkpoint: the files go.
+ * - It cannot be read now: files and intent stay.
+ * - It is gone, or younger than the intent: the files are moved to data/q, and the intent goes.
  */
 static ckd_status clean_intent(recovery *r, const char *name, const intent *dead, ckd_error *err) {
     static const vanished none = {0};

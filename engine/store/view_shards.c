@@ -1,4 +1,8 @@
-/* Finds the shards and blocks of a tensor that may hold a part of a span. */
+/*
+ * Finds the blocks of a tensor that may hold a part of a span. view_shards_for has the range of shards, and
+ * view_shard_range the range of blocks in a shard. A block in these ranges need not intersect the span, so callers
+ * compare the regions (decode/values.c: scatter_block).
+ */
 #include "engine/store/view.h"
 
 /*
