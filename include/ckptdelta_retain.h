@@ -305,12 +305,13 @@ typedef struct ckd_rename_options {
  *
  * Durable on CKD_OK. Waits up to the store's lock timeout until no load or save is in progress. If interrupted, it is
  * completed by the next writer that opens the store while no load or save is in progress. Until then each checkpoint is
- * listed once, under either name. *checkpoints (may be NULL): how many were renamed. options may be NULL.
+ * listed once, under either name, and nothing can be saved or copied to the old name. *checkpoints (may be NULL): how
+ * many were renamed. options may be NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
- * save or a compaction uses a run of these names, another load or save is in progress, or another process has the
- * store's lock), STATE (a checkpoint builds on one whose manifest is lost), CORRUPT and UNSUPPORTED (an unreadable
- * manifest or setting), READ_ONLY, NOSPACE, IO, NOMEM.
+ * save, a compaction or another rename uses a run of these names, another load or save is in progress, or another
+ * process has the store's lock), STATE (a checkpoint builds on one whose manifest is lost), CORRUPT and UNSUPPORTED (an
+ * unreadable manifest or setting), READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_rename_run(uint64_t *checkpoints, ckd_store *store, const char *from,
                                         const char *to, const ckd_rename_options *options, ckd_error *err);

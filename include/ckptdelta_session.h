@@ -85,6 +85,9 @@ typedef struct ckd_session_options {
      * If another launch saves to the run meanwhile, the session's next saves fail instead of mixing the two: EXISTS,
      * naming that checkpoint and its time. With BRANCH each launch continues in its own branch, after its last save.
      * SAME_OK does not check.
+     *
+     * If the checkpoint that was restored is renamed before the first save, that save continues it under its new name.
+     * If it is deleted, the save continues none. on_message says so.
      */
     const ckd_save_options *save;
     const ckd_store_options *store; /* NULL: the defaults. Session threads call its on_message. */

@@ -51,7 +51,8 @@ typedef struct ckd_verify_result {
 
 /*
  * Checks every hash, down to the reconstructed values. Damage is a result, not an error: the call returns CKD_OK and
- * counts it. Errors: INVALID (the sample), CANCELLED, IO, NOMEM.
+ * counts it. Errors: INVALID (the sample), NOT_FOUND (no such run or step), BUSY (the run was renamed or its
+ * checkpoints replaced meanwhile), CANCELLED, IO, NOMEM.
  */
 CKD_API ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store,
                                     const ckd_verify_options *options, ckd_error *err);

@@ -123,12 +123,19 @@ install_missing() {
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # Package lists may be absent (a fresh container) or old: fetch them only if the first try fails.
-if ! install_missing; then
+install_or_fail() {
+    install_missing && return
     $as_root apt-get -o Acquire::Retries=2 -qq update </dev/null >"$log" 2>&1 || true
     if ! install_missing; then
         tail -n 5 "$log" >&2
         say_and_fail "apt-get failed, see above; run: apt-get update && apt-get install $missing"
     fi
-fi
+}
+install_or_fail
 find_missing
+# The system's Python may be preferred only now that it has packages, and lack others.
+if [ -n "$missing" ]; then
+    install_or_fail
+    find_missing
+fi
 [ -z "$missing" ] || say_and_fail "still not found after installing them${PYTHON:+; if $PYTHON is not the Python of the system, install them for it with pip}"

@@ -182,6 +182,7 @@ static ckd_status count_readers(compact_call *x, ckd_error *err) {
             compact_close_views(&x->c);
         }
     }
+    compact_close_views(&x->c); /* no lock keeps their files */
     return status;
 }
 
@@ -356,10 +357,8 @@ static ckd_status compact_one(compact_call *x, const manifest_entry *n, ckd_erro
     }
     status = finish_item(x, k, &p, status, &why, err);
     rewrite_plan_free(&p);
+    compact_close_views(c); /* without the lock, another compaction may remove their files */
     lock_release(readers);
-    if ((writes && !c->options.dry_run) || views_are_many(&c->views, COMPACT_VIEWS_MAX)) {
-        compact_close_views(c);
-    }
     c->done = done + k->stored_bytes;
     if (status == CKD_OK && writes && !c->options.dry_run) {
         status = remove_some_old(x, k->stored_bytes, err);

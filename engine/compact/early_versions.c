@@ -20,10 +20,8 @@ static ckd_status upgrade_proven(compaction *c, const ckd_id *id, ckd_error *err
     }
     status = compact_open(&p.view, &p.published, c, id, &why);
     THEN(status, compact_update_manifest(&stored, c, &p, &why));
+    compact_close_views(c);
     lock_release(readers);
-    if (views_are_many(&c->views, COMPACT_VIEWS_MAX)) {
-        compact_close_views(c);
-    }
     return status == CKD_OK || compact_is_local_error(status, &why) ? CKD_OK : err_from(err, status, &why);
 }
 

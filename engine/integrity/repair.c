@@ -110,14 +110,12 @@ static ckd_status look_at_rows(repairing *r, ckd_error *err) {
 /* ---- chunk files ---- */
 
 /*
- * Whether the file is still wanted: the manifest that named it still exists or, if no manifest names it, the file
- * itself does.
+ * Whether the file is still wanted: some manifest names it or, if none did at first, the file itself is still there.
+ * The run may have been renamed, so the name of a manifest does not matter. The caller holds the publish lock.
  */
-static bool is_wanted(const repairing *r, const bad_file *b) {
-    const manifest_name *n = b->f ? &b->f->name : NULL;
-    pathname p = n ? path_manifest(r->store->path, n->run, n->step, n->generation)
-                   : path_chunk(r->store->path, &b->file.id, "");
-    return file_exists(p.text);
+static ckd_status is_wanted(bool *out, const repairing *r, const bad_file *b, ckd_error *err) {
+    *out = file_exists(path_chunk(r->store->path, &b->file.id, "").text);
+    return b->f ? live_file_is_named(out, r->store, b->f, err) : CKD_OK;
 }
 
 static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r, const bad_file *b,
@@ -126,8 +124,10 @@ static ckd_status publish_chunk(bool *done, pathname *aside, const repairing *r,
     pathname to = path_chunk(r->store->path, &b->file.id, "");
     *done = false;
     ckd_status status = store_lock_publish(&lock, r->store, err);
+    bool wanted = false;
     if (status == CKD_OK) {
-        if (is_wanted(r, b)) {
+        status = is_wanted(&wanted, r, b, err);
+        if (wanted) {
             status = repair_publish(aside, r->store, from, DIR_CHUNKS, strrchr(to.text, '/') + 1, err);
             *done = status == CKD_OK;
         }
@@ -144,10 +144,7 @@ static ckd_status replace_chunk(bool *repaired, repairing *r, bad_file *b, const
     if (!r->options->dry_run) {
         status = publish_chunk(repaired, &aside, r, b, from, err);
         if (status == CKD_OK && !*repaired) {
-            damage_append_text(
-                &r->damage, repair_inside(r, path.text),
-                b->f ? "its manifest was removed or replaced meanwhile; run ckptdelta repair again"
-                     : "it was removed meanwhile");
+            damage_append_text(&r->damage, repair_inside(r, path.text), "it was removed meanwhile");
         }
     }
     b->repaired = *repaired;
@@ -213,6 +210,20 @@ static ckd_status repair_files(repairing *r, ckd_error *err) {
                 status = repair_one(&repaired, r, &r->bad[i], err);
             }
             repeat = repeat || (repaired && !r->options->dry_run);
+        }
+    }
+    return status;
+}
+
+/* Files of checkpoints that were deleted since they were looked at are no damage. */
+static ckd_status drop_unneeded(repairing *r, ckd_error *err) {
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < r->bad_count && status == CKD_OK; i++) {
+        bool wanted = r->bad[i].repaired || !r->bad[i].f;
+        status = wanted ? CKD_OK : is_wanted(&wanted, r, &r->bad[i], err);
+        if (status == CKD_OK && !wanted) {
+            pathname path = path_chunk(r->store->path, &r->bad[i].file.id, "");
+            damage_drop_file(&r->damage, repair_inside(r, path.text));
         }
     }
     return status;
@@ -494,6 +505,7 @@ static ckd_status repair(repairing *r, ckd_error *err) {
     }
     THEN(status, put_lost_aside(r, err));
     THEN(status, repair_lost(r, err));
+    THEN(status, drop_unneeded(r, err));
     THEN(status, repair_cache(r, err));
     THEN(status, repair_older(r, err));
     THEN(status, look_at_checkpoints(r, err));

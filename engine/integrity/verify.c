@@ -25,6 +25,7 @@ typedef struct window_entry {
 typedef struct verification {
     ckd_store *store;
     const ckd_verify_options *options;
+    char run[CKD_RUN_MAX + 1]; /* of options, without a short form */
     ckd_verify_result *result;
     damage_list damage;
     view_cache views;
@@ -437,9 +438,28 @@ static ckd_status resolve_step(ckd_verify_options *o, char run[CKD_RUN_MAX + 1],
     return status;
 }
 
-static ckd_status run_verification(verification *v, ckd_error *err) {
+/*
+ * Finding nothing damaged proves nothing if there was nothing to look at. The checkpoint may have been deleted, or saved
+ * again after a deletion, since its name was resolved.
+ */
+static ckd_status check_found_any(const verification *v, ckd_error *err) {
+    ckd_checkpoint found;
+    const ckd_verify_options *o = v->options;
+    if (!o->run || v->result->checkpoints || v->result->damage_count) {
+        return CKD_OK;
+    }
+    ckd_status status = store_find(&found, v->store, o->run, o->one_step ? o->step : CKD_LATEST, err);
+    return status == CKD_OK ? err_set(err, CKD_E_BUSY,
+                                      "the checkpoints of run '%s' changed while they were verified; try again",
+                                      o->run)
+                            : status;
+}
+
+/* Names are resolved under the reader lock, during which no run gets another name. */
+static ckd_status run_verification(verification *v, ckd_verify_options *o, ckd_error *err) {
     file_lock *lock = NULL;
     ckd_status status = store_lock_reader(&lock, v->store, err);
+    THEN(status, resolve_step(o, v->run, v->store, err));
     THEN(status, value_checker_init(&v->checker, v->store, &v->views, err));
     THEN(status, expect_total(v, err));
     THEN(status, check_identity(v, err));
@@ -448,6 +468,7 @@ static ckd_status run_verification(verification *v, ckd_error *err) {
     THEN(status, v->options->run ? CKD_OK : intents_damage(&v->damage, v->store, err));
     THEN(status, check_vanished(v, err));
     THEN(status, check_all(v, err));
+    THEN(status, check_found_any(v, err));
     THEN(status, check_parity(v, err));
     value_checker_free(&v->checker);
     lock_release(lock);
@@ -459,9 +480,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     *out = NULL;
     ckd_verify_options o = {0};
     ckd_status status = COPY_OPTIONS(&o, options, "ckd_verify_options", err);
-    char run[CKD_RUN_MAX + 1];
     THEN(status, check_sample(&o, err));
-    THEN(status, resolve_step(&o, run, store, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -473,7 +492,7 @@ ckd_status ckd_store_verify(ckd_verify_result **out, ckd_store *store, const ckd
     checkpoint_views_begin(&v.views, store);
     checkpoint_views_begin(&v.closures, store);
     v.callers_mode = float_mode_enter();
-    status = run_verification(&v, err);
+    status = run_verification(&v, &o, err);
     float_mode_leave(v.callers_mode);
     views_free(&v.views);
     views_free(&v.closures);

@@ -103,10 +103,7 @@ static ckd_status check_free(const renaming *r, const stored_setting *own, ckd_e
                            r->to);
         }
         if (is_of(x, r->to) && !has_new_name && own && own->status == CKD_OK) {
-            return err_set(
-                err, CKD_E_BUSY,
-                "run '%s' is being renamed to '%s', which will be completed when all loads have ended",
-                r->from, r->to);
+            return settings_refuse_renamed(own, err);
         }
         if (is_of(x, r->to) && !has_new_name) {
             return err_set(err, CKD_E_EXISTS, "the store has a run '%s' already; choose another name", r->to);
@@ -165,10 +162,19 @@ static ckd_status check_found(const renaming *r, const stored_setting *earlier, 
                                       : err_set(err, CKD_E_NOT_FOUND, "the store has no run '%s'", r->from);
 }
 
+/* Half of the run may have this name until another rename is completed. */
+static ckd_status check_no_other(const renaming *r, const setting_list *all, const stored_setting *own,
+                                 ckd_error *err) {
+    const stored_setting *other = settings_rename(all, r->from, own);
+    other = other ? other : settings_rename(all, r->to, own);
+    return other ? settings_refuse_renamed(other, err) : CKD_OK;
+}
+
 static ckd_status check_request(renaming *r, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read(&all, r->store, err);
     const stored_setting *own = status == CKD_OK ? settings_find(&all, METADATA_RENAME, r->from) : NULL;
+    THEN(status, check_no_other(r, &all, own, err));
     THEN(status, check_found(r, own, err));
     THEN(status, check_free(r, own, err));
     THEN(status, check_setting(r, &all, METADATA_POLICY, err));

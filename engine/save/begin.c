@@ -173,6 +173,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         uint32_t generation;
         status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
         status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
+        THEN(status, settings_check_not_renamed(store, save->target.run, err));
     }
     THEN(status, store_lock_reader(&save->output.reader_lock, store, err));
     if (status == CKD_OK && !save->target.compare) {

@@ -364,9 +364,9 @@ static ckd_status ask_for_save(ckd_checkpoint *saved, ckd_session *s, const shar
 
 /*
  * If the agent of one rank is lost, or can no longer talk to the others (STATE), no rank goes on with its own agent. By
- * then all ranks have their answers, so a living agent commits nothing later.
+ * then all ranks have their answers, so a living agent commits nothing later. *missing becomes that of rank 0.
  */
-static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *answer) {
+static bool agents_are_lost(uint8_t *missing, ckd_session *s, ckd_status status, const ckd_error *answer) {
     ckd_error why = {.offset = CKD_NO_OFFSET}, err;
     bool broken = s->agent.link.broken;
     if (!s->agent.joint) {
@@ -378,7 +378,7 @@ static bool agents_are_lost(ckd_session *s, ckd_status status, const ckd_error *
     ckd_status own = broken && status != CKD_E_BUSY    ? err_set(&why, CKD_E_IO, "the agent has gone")
                      : broken || status == CKD_E_STATE ? err_from(&why, status, answer)
                                                        : CKD_OK;
-    if (ranks_agree(s->saver.ranks, own, &why, NULL, 0, &err) == CKD_OK) {
+    if (ranks_agree(s->saver.ranks, own, &why, missing, sizeof(*missing), &err) == CKD_OK) {
         return false;
     }
     (void)session_agent_leave(s, &why); /* a newer state is saved next */
@@ -401,7 +401,9 @@ bool session_agent_save(ckd_status *status, ckd_checkpoint *saved, ckd_session *
     }
     /* asks even if the slot is not good, because the other ranks' agents must not wait for it */
     ckd_status answered = ask_for_save(saved, s, to, &why);
-    if (!agents_are_lost(s, answered, &why)) {
+    /* The parent was deleted or renamed. The session saves itself: only it knows what to name instead. */
+    uint8_t missing = answered == CKD_E_NOT_FOUND;
+    if (!agents_are_lost(&missing, s, answered, &why) && !missing) {
         *status = *status == CKD_OK ? err_from(err, answered, &why) : *status;
         return true;
     }

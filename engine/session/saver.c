@@ -221,10 +221,76 @@ static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd
     return s->saver.ranks ? ranks_agree(s->saver.ranks, own, &why, NULL, 0, err) : err_from(err, own, &why);
 }
 
+/*
+ * Finds the present name of the checkpoint that was restored: its run may have been renamed. Leaves `run` empty if it
+ * was deleted, or if nothing was restored: then the names are those of the session's options, and no id is known.
+ */
+static void find_origin(char run[CKD_RUN_MAX + 1], const ckd_session *s) {
+    const launch_record *restored = &s->saver.launch;
+    ckd_checkpoint found;
+    if (restored->own && store_find_id(&found, s->saver.store, &restored->last, NULL) == CKD_OK) {
+        snprintf(run, CKD_RUN_MAX + 1, "%s", found.run);
+    }
+}
+
+/*
+ * Corrects the name of the checkpoint that the save continues. The save continues none if that is gone, or if its
+ * present name was tried already (`tried`). Ranks must name the same one, so rank 0 looks for all.
+ */
+static ckd_status correct_origin(ckd_session *s, bool tried, ckd_error *why) {
+    char run[CKD_RUN_MAX + 1] = "";
+    ckd_error lost = {.offset = CKD_NO_OFFSET};
+    ckd_store *reporter = s->save.rank == 0 ? s->saver.store : NULL;
+    if (reporter && !tried) {
+        find_origin(run, s);
+    }
+    ckd_status status =
+        s->saver.ranks ? ranks_agree(s->saver.ranks, CKD_OK, NULL, run, sizeof(run), &lost) : CKD_OK;
+    if (status != CKD_OK) {
+        return err_from(why, status, &lost);
+    }
+    run[CKD_RUN_MAX] = '\0';
+    unsigned long long from = s->save.resumed_from_step, step = s->save.step;
+    if (reporter && run[0]) {
+        store_message(reporter, "%s@%llu is now called %s@%llu; the save of step %llu continues it",
+                      s->resumed_run, from, run, from, step);
+    } else if (reporter) {
+        store_message(reporter, "%.400s; step %llu is saved without it", why->message, step);
+    }
+    if (run[0]) {
+        memcpy(s->parent_run, run, sizeof(run));
+        memcpy(s->resumed_run, run, sizeof(run));
+    } else {
+        s->save.parent_run = s->save.resumed_from_run = NULL;
+    }
+    return CKD_OK;
+}
+
+static ckd_status try_begin(ckd_save **out, ckd_session *s, ckd_error *err) {
+    return s->saver.ranks ? ckd_ranks_begin(out, s->saver.ranks, &s->save, err)
+                          : ckd_save_begin(out, s->saver.store, &s->save, err);
+}
+
+/*
+ * The checkpoint that the state comes from may have been deleted or renamed since. That must not cost the state, and
+ * nothing was read from the snapshot yet. Ranks begin together: all get NOT_FOUND, or none does.
+ */
+static ckd_status begin_save(ckd_save **out, ckd_session *s, ckd_error *err) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = try_begin(out, s, &why);
+    bool tried = false;
+    while (status == CKD_E_NOT_FOUND && (s->save.parent_run || s->save.resumed_from_run)) {
+        status = correct_origin(s, tried, &why);
+        THEN(status, try_begin(out, s, &why));
+        tried = true;
+    }
+    return err_from(err, status, &why);
+}
+
 static ckd_status save_single(ckd_checkpoint *saved, ckd_session *s, session_slot *slot, bool one_step,
                               ckd_error *err) {
     ckd_save *save;
-    ckd_status status = ckd_save_begin(&save, s->saver.store, &s->save, err);
+    ckd_status status = begin_save(&save, s, err);
     if (status != CKD_OK) {
         return status;
     }
@@ -261,7 +327,7 @@ static ckd_status save_collective(ckd_checkpoint *saved, ckd_session *s, session
     ckd_save *save;
     ckd_error why = {0};
     ckd_status status = plan_collective(&plan, s, err);
-    THEN(status, ckd_ranks_begin(&save, s->saver.ranks, &s->save, err));
+    THEN(status, begin_save(&save, s, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -307,7 +373,7 @@ static void make_checkpoint(ckd_saved *saved, ckd_session *s, session_slot *slot
         s->saver.reference = s->shared.staged_max < s->shared.slot_count ? slot : NULL;
         s->saver.reference_id = s->saver.cached.of = saved->checkpoint.id;
     } else if (saved->status == CKD_E_NOT_FOUND && s->save.parent_run) {
-        /* it was deleted: the next save continues without it */
+        /* it was deleted during the save: the next one continues without it */
         s->save.parent_run = s->save.resumed_from_run = NULL;
     }
     pthread_mutex_unlock(&s->saver.store_turn);

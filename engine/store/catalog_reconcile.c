@@ -15,6 +15,13 @@ typedef struct pairing {
     const ckd_checkpoint *row; /* NULL: not in the catalog */
 } pairing;
 
+/*
+ * Readers hold no lock. A writer may hold none when it queries a catalog in memory; no other process changes its rows.
+ */
+static bool is_unlocked(const ckd_store *store) {
+    return store->mode == CKD_OPEN_READ || store->catalog_in_memory;
+}
+
 /* A merge of both lists, which are sorted by run and step. */
 typedef struct cursor {
     const manifest_list *manifests;
@@ -216,13 +223,14 @@ static ckd_status compare_all(agreement **out, const ckd_store *store, const man
 
 /*
  * Keeps rows that the catalog is about to drop although their checkpoints have neither a manifest nor a tombstone. A
- * manifest that was replaced by another checkpoint's is gone, too. Readers keep nothing. A row that cannot be kept must
- * stay in the catalog, so the failure ends the reconciliation.
+ * manifest that was replaced by another checkpoint's is gone, too. A row that cannot be kept must stay in the catalog,
+ * so the failure ends the reconciliation. Without the publish lock nothing is kept: others may have deleted the
+ * checkpoint, and removed its tombstone as well.
  */
 static ckd_status keep_vanished(const ckd_store *store, const manifest_list *manifests,
                                 const ckd_checkpoint_list *listed, const agreement *found, ckd_error *err) {
     char noted[CATALOG_META];
-    if (store->mode == CKD_OPEN_READ) {
+    if (is_unlocked(store)) {
         return CKD_OK;
     }
     const ckd_checkpoint **lost = calloc(listed->count + 1, sizeof(*lost));
@@ -300,14 +308,14 @@ ckd_status store_record_fingerprint(ckd_store *store, ckd_error *err) {
 
 /*
  * If the mark is unchanged, this catalog was compared with these manifests. From then on comparing names is enough,
- * because every writer of a manifest also changes the row in the file. For a catalog in a reader's memory nobody does
- * that: a deleted checkpoint may be saved again with the same generation.
+ * because every writer of a manifest also changes the row in the file. For a catalog in memory nobody does that: a
+ * deleted checkpoint may be saved again with the same generation.
  */
 static ckd_status trust_mark(ckd_store *store, const char *mark, ckd_error *err) {
     char noted[CATALOG_META];
     bool others_have_files =
         store_is_remote(store); /* machines that change the store change their own catalogs */
-    if (others_have_files || (store->catalog_in_memory && store->mode == CKD_OPEN_READ)) {
+    if (others_have_files || store->catalog_in_memory) {
         store->catalog_compared = false;
     }
     if (store->catalog_compared || !mark[0]) {
@@ -478,13 +486,13 @@ static ckd_status reconcile_once(reconcile_result *result, ckd_store *store, boo
 }
 
 /*
- * A reader holds no lock against a compaction, which replaces manifests. A listing of the folder may then show neither
- * the old manifest nor the new one, or a manifest may be gone when it is read. Rows that a try has added stay in the
- * catalog, so the next try reads only what has changed since.
+ * Without a lock, a compaction may replace manifests meanwhile. A listing of the folder may then show neither the old
+ * manifest nor the new one, or a manifest may be gone when it is read. Rows that a try has added stay in the catalog, so
+ * the next try reads only what has changed since.
  */
 ckd_status store_reconcile_catalog(reconcile_result *result, ckd_store *store, ckd_error *err) {
     enum { TRIES = 20 };
-    int tries = store->mode == CKD_OPEN_READ ? TRIES : 1;
+    int tries = is_unlocked(store) ? TRIES : 1;
     ckd_status status;
     do {
         status = reconcile_once(result, store, --tries == 0, err);

@@ -152,6 +152,11 @@ ckd_status live_files_read(live_files *out, const ckd_store *store, damage_list 
 void live_files_free(live_files *f);
 /* NULL: the file is not live. */
 const live_file *live_files_find(const live_files *f, const ckd_id *id);
+/*
+ * Whether a manifest still names the file: the one in which it was found, or any other. *out is also true if some
+ * manifest cannot be read. Errors: IO, NOMEM.
+ */
+ckd_status live_file_is_named(bool *out, const ckd_store *store, const live_file *f, ckd_error *err);
 /* Names the checkpoint f->name for damage reports. */
 void live_file_checkpoint(char out[CHECKPOINT_TEXT], const live_file *f);
 /* Whether the file exists and has this size. */

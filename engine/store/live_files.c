@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/store/manifests.h"
+#include "engine/store/strays.h"
 
 static ckd_status add_files(live_files *f, const manifest *m, const manifest_name *name, bool in_trash,
                             ckd_error *err) {
@@ -156,6 +157,36 @@ void live_files_free(live_files *f) {
 
 const live_file *live_files_find(const live_files *f, const ckd_id *id) {
     return f->count ? bsearch(id, f->items, f->count, sizeof(*f->items), id_compare) : NULL;
+}
+
+static bool manifest_names(const ckd_store *store, const manifest_name *name, const ckd_id *file) {
+    manifest m;
+    if (store_read_manifest(&m, store, name->run, name->step, name->generation, NULL) != CKD_OK) {
+        return false;
+    }
+    bool named = false;
+    for (size_t i = 0; i < m.file_count && !named; i++) {
+        named = id_equal(&m.files[i].id, file);
+    }
+    manifest_free(&m);
+    return named;
+}
+
+ckd_status live_file_is_named(bool *out, const ckd_store *store, const live_file *f, ckd_error *err) {
+    bytes named = {0}, unused = {0};
+    bool complete = true;
+    *out = manifest_names(store, &f->name, &f->file.id);
+    if (*out) {
+        return CKD_OK;
+    }
+    ckd_status status = strays_add_manifests(&named, &unused, &complete, store, err);
+    if (status == CKD_OK) {
+        ids_sort(&named);
+        *out = !complete || ids_contain(&named, &f->file.id);
+    }
+    bytes_free(&named);
+    bytes_free(&unused);
+    return status;
 }
 
 void live_file_checkpoint(char out[CHECKPOINT_TEXT], const live_file *f) {

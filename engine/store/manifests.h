@@ -202,6 +202,14 @@ unsigned settings_kept_why(const setting_list *n, const ckd_id *checkpoint);
 const stored_setting *settings_policy(const setting_list *n, const char *run);
 /* The same for parity settings. */
 const stored_setting *settings_parity(const setting_list *n, const char *run);
+/* The record of another run that is being renamed from or to this name. `own`: a record that does not count, or NULL. */
+const stored_setting *settings_rename(const setting_list *n, const char *run, const stored_setting *own);
+/*
+ * Fails with BUSY if the run is being renamed. A checkpoint that is saved under the old name would be renamed with the
+ * others. Under the publish lock. Errors: BUSY, IO, NOMEM.
+ */
+ckd_status settings_check_not_renamed(const ckd_store *store, const char *run, ckd_error *err);
+ckd_status settings_refuse_renamed(const stored_setting *record, ckd_error *err);
 /* Fails if a chosen checkpoint is pinned or tagged, and says what to do. Errors: STATE, those of settings_check. */
 ckd_status settings_check_chosen(const ckd_store *store, const manifest_set *chosen, ckd_error *err);
 

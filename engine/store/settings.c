@@ -218,6 +218,33 @@ const stored_setting *settings_parity(const setting_list *n, const char *run) {
     return about_run(n, METADATA_PARITY, run);
 }
 
+const stored_setting *settings_rename(const setting_list *n, const char *run, const stored_setting *own) {
+    const stored_setting *found = NULL;
+    for (size_t i = 0; i < n->count && !found; i++) {
+        const stored_setting *s = &n->items[i];
+        bool counts = s->name.kind == METADATA_RENAME && s->status == CKD_OK && s != own;
+        found = counts && (strcmp(s->rename.run, run) == 0 || strcmp(s->rename.to, run) == 0) ? s : NULL;
+    }
+    return found;
+}
+
+ckd_status settings_refuse_renamed(const stored_setting *record, ckd_error *err) {
+    return err_set(err, CKD_E_BUSY,
+                   "run '%s' is being renamed to '%s', which will be completed when all loads have ended",
+                   record->rename.run, record->rename.to);
+}
+
+ckd_status settings_check_not_renamed(const ckd_store *store, const char *run, ckd_error *err) {
+    setting_list all = {0};
+    ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
+    const stored_setting *record = status == CKD_OK ? settings_find(&all, METADATA_RENAME, run) : NULL;
+    if (record && record->status == CKD_OK) {
+        status = settings_refuse_renamed(record, err);
+    }
+    settings_free(&all);
+    return status;
+}
+
 static ckd_status refuse(const stored_setting *n, const ckd_checkpoint *c, ckd_error *err) {
     if (n->name.kind == METADATA_TAG) {
         return err_set(err, CKD_E_STATE,

@@ -23,6 +23,11 @@ ckd_status transfer_plan_files(transfer *t, ckd_error *err);
 void transfer_plan_free(transfer *t); /* frees the whole plan */
 transfer_file *transfer_find_file(const transfer *t, const ckd_id *id);
 const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id);
+/* Fails if a run of the copy is being renamed in the destination, under its publish lock. Errors: BUSY, IO, NOMEM. */
+ckd_status transfer_check_runs(const transfer *t, ckd_error *err);
+/* Fails with EXISTS if the copy has another name for a checkpoint that the destination has. name: its source's. */
+ckd_status transfer_check_present(const transfer *t, const char *name, const ckd_checkpoint *existing,
+                                  ckd_error *err);
 static inline bool transfer_moves(const transfer_item *item) {
     return item->state == CKD_COPY_MOVED;
 }

@@ -206,16 +206,22 @@ static ckd_status add_restored(planning *p, size_t at, manifest *m, const tombst
     return status;
 }
 
+ckd_status transfer_check_present(const transfer *t, const char *name, const ckd_checkpoint *existing,
+                                  ckd_error *err) {
+    const char *new_name = t->options->as_run;
+    return !new_name || strcmp(existing->run, new_name) == 0
+               ? CKD_OK
+               : err_set(err, CKD_E_EXISTS,
+                         "%s is in '%s' already, as %s@%llu: a store has each checkpoint only once", name,
+                         t->to->path, existing->run, (unsigned long long)existing->step);
+}
+
 static ckd_status add_present(planning *p, size_t at, const ckd_checkpoint *existing, ckd_error *err) {
-    const char *new_name = p->t->options->as_run;
+    char name[CHECKPOINT_TEXT];
     manifest m = {.checkpoint = *existing};
-    if (new_name && strcmp(existing->run, new_name) != 0) {
-        return err_set(err, CKD_E_EXISTS,
-                       "%s@%llu is in '%s' already, as %s@%llu: a store has each checkpoint only once",
-                       p->from.list.items[at].run, (unsigned long long)p->from.list.items[at].step,
-                       p->t->to->path, existing->run, (unsigned long long)existing->step);
-    }
-    ckd_status status = add_item(p, at, &m, CKD_COPY_PRESENT, err);
+    checkpoint_text(name, p->from.list.items[at].run, p->from.list.items[at].step, false);
+    ckd_status status = transfer_check_present(p->t, name, existing, err);
+    THEN(status, add_item(p, at, &m, CKD_COPY_PRESENT, err));
     if (status == CKD_OK) {
         p->t->items[p->t->count - 1].m.checkpoint = *existing;
     }
@@ -282,6 +288,19 @@ const transfer_item *transfer_find_item(const transfer *t, const ckd_id *id) {
 }
 
 /* ---- runs and steps ---- */
+
+ckd_status transfer_check_runs(const transfer *t, ckd_error *err) {
+    const char *before = "";
+    ckd_status status = CKD_OK;
+    for (size_t i = 0; i < t->count && status == CKD_OK; i++) {
+        const char *run = t->items[i].m.checkpoint.run;
+        if (transfer_moves(&t->items[i]) && strcmp(run, before) != 0) {
+            status = settings_check_not_renamed(t->to, run, err);
+            before = run;
+        }
+    }
+    return status;
+}
 
 static ckd_status conflict(const transfer_item *item, const char *what, ckd_error *err) {
     return err_set(err, CKD_E_EXISTS, "%s@%llu is %s; nothing was copied: give the copied run another name",

@@ -33,7 +33,8 @@ static ckd_status describe_intent(intent *out, const transfer *t, ckd_error *err
 static ckd_status hold_intent(transfer *t, ckd_error *err) {
     intent written;
     bytes data = {0};
-    ckd_status status = ckd_id_new(&t->writer, err);
+    ckd_status status = transfer_check_runs(t, err);
+    THEN(status, ckd_id_new(&t->writer, err));
     if (status != CKD_OK) {
         return status;
     }
@@ -78,6 +79,7 @@ static ckd_status skip_present(transfer *t, const batch *b, ckd_error *err) {
         status = transfer_moves(item) ? catalog_find_id(&found, t->to->catalog, &item->m.checkpoint.id, err)
                                       : CKD_E_NOT_FOUND;
         if (status == CKD_OK) {
+            status = transfer_check_present(t, item->source, &found, err);
             item->m.checkpoint = found; /* perhaps under another name */
             item->state = CKD_COPY_PRESENT;
         }

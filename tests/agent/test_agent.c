@@ -543,6 +543,37 @@ static void test_a_later_version_rebuilds_the_catalog(void **state) {
     trainer_free(t);
 }
 
+/* The agent cannot save a state whose origin has another name by now, or is gone. The session then does. */
+static void test_the_origin_is_gone(void **state) {
+    for (int renamed = 0; renamed < 2; renamed++) {
+        ckd_error err;
+        ckd_checkpoint from;
+        trainer_run(*state, ROWS, renamed ? 6 : 1, renamed ? 8 : 3);
+        pid_t agent = start_agent(0);
+        ckd_session_options o = options_with(agent_socket);
+        trainer *t = trainer_new(ROWS);
+        ckd_session *s = session_of(*state, &o, t);
+        must(ckd_session_restore(&from, s, CKD_LATEST, &err), &err);
+        ckd_store *opened = store_reopen(*state, CKD_OPEN_WRITE);
+        must(renamed ? ckd_store_rename_run(NULL, opened, TRAINER_RUN, "old", NULL, &err)
+                     : ckd_store_delete(opened, &from.id, 1, NULL, &err),
+             &err);
+        ckd_store_close(opened);
+        iterate_through(s, t, from.step + 1, from.step + 2);
+        must(ckd_session_close(s, &err), &err);
+        trainer_free(t);
+        stop_agent(agent);
+        for (uint64_t step = from.step + 1; step <= from.step + 2; step++) {
+            stored_check(*state, TRAINER_RUN, step, ROWS);
+        }
+        ckd_checkpoint first = checkpoint_of(*state, TRAINER_RUN, from.step + 1);
+        assert_int_equal(memcmp(&first.resumed_from, &from.id, sizeof(from.id)) == 0, renamed);
+        assert_int_equal(times_said("is saved without it"), 1);
+        assert_int_equal(times_said("is now called old@8"), renamed);
+        assert_int_equal(times_said("lost"), 0);
+    }
+}
+
 /* Somebody has removed the lock file, so that another agent has taken the name. */
 static void test_the_socket_of_another_agent_stays(void **state) {
     char lock[sizeof(agent_socket) + 8], first[sizeof(agent_socket) + 8];
@@ -630,6 +661,7 @@ int main(void) {
         agent_test(test_a_failed_save_is_not_tried_again_later),
         agent_test(test_a_later_version_rebuilds_the_catalog),
         agent_test(test_a_failed_save_is_not_tried_again_by_a_restart),
+        agent_test(test_the_origin_is_gone),
         agent_test(test_the_socket_of_another_agent_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -32,6 +32,7 @@ typedef struct party {
 } party;
 
 static char *prepared, *source, *folder; /* folder: of the present case */
+static char damaged[96];                 /* a chunk file that is damaged in each case; "": none */
 static ckd_id ids[STEPS];
 
 /* ---- commands ---- */
@@ -42,7 +43,8 @@ static ckd_store *open_in(const char *where, ckd_open_mode mode) {
     ckd_error err = {0};
     o.threads = 1;
     o.lock_timeout_ms = 1; /* what the interrupted command has locked stays locked */
-    if (ckd_store_open(&store, store_path_of(where, ""), mode, &o, &err) != CKD_OK && err.status != CKD_E_BUSY) {
+    if (ckd_store_open(&store, store_path_of(where, ""), mode, &o, &err) != CKD_OK &&
+        err.status != CKD_E_BUSY) {
         fail_msg("open: %s (%s)", err.message, err.file);
     }
     return store;
@@ -139,7 +141,7 @@ static ckd_status repairs(party *p) {
     ckd_status status = ckd_store_repair(&r, p->store, &o, &p->err);
     if (r) {
         check_found("repair", r->left);
-        if (r->repaired_count) {
+        if (r->repaired_count && !damaged[0]) {
             fail_msg("repair: %s: %s", r->repaired[0].file, r->repaired[0].what);
         }
     }
@@ -152,6 +154,19 @@ static ckd_status verifies(party *p) {
     ckd_status status = ckd_store_verify(&r, p->store, NULL, &p->err);
     if (r) {
         check_found("verify", r);
+    }
+    ckd_verify_result_free(r);
+    return status;
+}
+
+static ckd_status verifies_run(party *p) {
+    ckd_verify_result *r = NULL;
+    ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+    o.run = SCENE_RUN;
+    ckd_status status = ckd_store_verify(&r, p->store, &o, &p->err);
+    if (r) {
+        check_found("verify", r);
+        assert_true(r->checkpoints > 0);
     }
     ckd_verify_result_free(r);
     return status;
@@ -229,6 +244,7 @@ static const command commands[] = {
     {"parity", makes_parity, 0},
     {"repair", repairs, 0},
     {"verify", verifies, 0},
+    {"verify a run", verifies_run, 0},
     {"scrub", scrubs, 0},
     {"mark", marks, 0},
     {"report", reports, 0},
@@ -315,11 +331,23 @@ static void check_store(const meeting *m) {
     ckd_store_close(p.store);
 }
 
+static void damage(void) {
+    size_t size;
+    const char *path = store_path_of(folder, damaged);
+    unsigned char *data = read_whole_file(path, &size);
+    data[size / 2] ^= 1;
+    write_whole_file(path, data, size);
+    free(data);
+}
+
 /* Returns false if the first command ended before that step. */
 static bool play(const command *first, const command *second, unsigned long at) {
     meeting m = {.first = first, .second = second, .at = at};
     folder = tempdir_create();
     tree_copy(store_path_of(prepared, ""), store_path_of(folder, ""));
+    if (damaged[0]) {
+        damage();
+    }
     file_set_fault_hook(meet, &m);
     act(&m.a, first);
     file_set_fault_hook(NULL, NULL);
@@ -367,6 +395,36 @@ static int clean_up(void **state) {
     return 0;
 }
 
+/* Parity covers each file, so a repair mends it, or the file goes meanwhile. */
+static void test_a_repair(const char *file, const command *second) {
+    char name[sizeof(damaged) + 32];
+    command repair = {"repair of damage", repairs, 0};
+    unsigned long stride = test_stride(211, 37, 1);
+    snprintf(damaged, sizeof(damaged), "data/c/%s", file);
+    snprintf(name, sizeof(name), "damage, meanwhile %s", second->name);
+    for (unsigned long at = test_first(name, stride); play(&repair, second, at); at += stride) {
+    }
+    damaged[0] = '\0';
+}
+
+static void test_repairs(void **state) {
+    static const char *const names[] = {"rename", "delete", "mark"};
+    dir_list files;
+    (void)state;
+    assert_int_equal(dir_list_read(&files, store_path_of(prepared, "data/c"), NULL), CKD_OK);
+    assert_true(files.count >= TRASHED);
+    for (size_t i = 0; i < files.count; i++) {
+        for (int k = 0; k < COMMANDS; k++) {
+            for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
+                if (strcmp(commands[k].name, names[n]) == 0) {
+                    test_a_repair(files.names[i], &commands[k]);
+                }
+            }
+        }
+    }
+    dir_list_free(&files);
+}
+
 typedef struct pair {
     const command *first, *second;
     char name[64];
@@ -388,12 +446,13 @@ static int remove_hook(void **state) {
 
 int main(void) {
     static pair pairs[COMMANDS * COMMANDS];
-    static struct CMUnitTest tests[COMMANDS * COMMANDS];
+    static struct CMUnitTest tests[COMMANDS * COMMANDS + 1];
     for (size_t i = 0; i < COMMANDS * COMMANDS; i++) {
         pair *p = &pairs[i];
         *p = (pair){.first = &commands[i / COMMANDS], .second = &commands[i % COMMANDS]};
         snprintf(p->name, sizeof(p->name), "%s, meanwhile %s", p->first->name, p->second->name);
         tests[i] = (struct CMUnitTest){p->name, test_pair, NULL, remove_hook, p};
     }
+    tests[COMMANDS * COMMANDS] = (struct CMUnitTest){"test_repairs", test_repairs, NULL, remove_hook, NULL};
     return run_sampled("interleaved", tests, 5, prepare, clean_up);
 }

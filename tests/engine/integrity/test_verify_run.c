@@ -1,4 +1,7 @@
-/* Verification of one run or checkpoint reports the lost manifests of that run or checkpoint, and no others. */
+/*
+ * Verification of one run or checkpoint reports the lost manifests of that run or checkpoint, and no others. It never
+ * calls undamaged what it did not look at.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/scenes.h"
 #include "tests/support/scratch.h"
@@ -119,10 +123,71 @@ static void test_doubtful_checkpoints_of_a_run(void **state) {
     ckd_store_close(store);
 }
 
+/* ---- somebody changes the run meanwhile ---- */
+
+typedef struct change {
+    const char *dir;
+    unsigned long at, seen; /* the step of the verification at which it happens, from 1 */
+    bool rename;
+} change;
+
+static int change_run(void *context, file_op step, const char *path) {
+    change *c = context;
+    ckd_store *store;
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    (void)step;
+    (void)path;
+    if (++c->seen != c->at) {
+        return 0;
+    }
+    o.lock_timeout_ms = 1; /* it may be refused, as the verification reads */
+    if (ckd_store_open(&store, store_path_of(c->dir, ""), CKD_OPEN_WRITE, &o, NULL) == CKD_OK) {
+        ckd_checkpoint found;
+        if (c->rename) {
+            (void)ckd_store_rename_run(NULL, store, SCENE_RUN, "later", NULL, NULL);
+        } else if (ckd_store_find(&found, store, SCENE_RUN, CKD_LATEST, NULL) == CKD_OK) {
+            (void)ckd_store_delete(store, &found.id, 1, NULL, NULL);
+        }
+        ckd_store_close(store);
+    }
+    return 0;
+}
+
+static void test_a_run_that_changes_meanwhile(void **state) {
+    (void)state;
+    unsigned not_found = 0;
+    for (int rename = 0; rename < 2; rename++) {
+        change c = {.rename = rename};
+        do {
+            char *dir = tempdir_create();
+            ckd_verify_options o = CKD_VERIFY_OPTIONS_INIT;
+            ckd_verify_result *r;
+            o.run = SCENE_RUN;
+            scene_make(dir, 0, 1);
+            ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+            c = (change){.dir = dir, .at = c.at + 1, .rename = rename};
+            file_set_fault_hook(change_run, &c);
+            ckd_status status = ckd_store_verify(&r, store, &o, NULL);
+            file_set_fault_hook(NULL, NULL);
+            if (status == CKD_OK) {
+                assert_int_equal(r->checkpoints, 1);
+                assert_int_equal(r->damage_count, 0);
+            } else {
+                assert_true(status == CKD_E_NOT_FOUND || status == CKD_E_BUSY);
+                not_found += status == CKD_E_NOT_FOUND;
+            }
+            ckd_verify_result_free(r);
+            ckd_store_close(store);
+            tempdir_remove(dir);
+        } while (c.seen >= c.at);
+    }
+    assert_true(not_found > 1);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {tempdir_test(test_lost_manifests_of_a_run),
-                                       tempdir_test(test_unnamed_files_belong_to_no_run),
-                                       tempdir_test(test_doubtful_checkpoints_of_a_run)};
+    const struct CMUnitTest tests[] = {
+        tempdir_test(test_lost_manifests_of_a_run), tempdir_test(test_unnamed_files_belong_to_no_run),
+        tempdir_test(test_doubtful_checkpoints_of_a_run), tempdir_test(test_a_run_that_changes_meanwhile)};
     scratch_begin();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_end();

@@ -527,6 +527,48 @@ static void test_a_rename_is_completed_when_nobody_reads(void **state) {
     check_same_as_rebuilt(*state);
 }
 
+/* Checkpoints that got the old name meanwhile would be renamed with the others. */
+static void test_nothing_gets_the_old_name_before_a_rename_is_completed(void **state) {
+    ckd_error err = {0};
+    interruption dies = AT_A_MANIFEST;
+    scene later = scene_of(STEPS);
+    char *elsewhere = tempdir_create();
+    scene_make(elsewhere, STEPS + 1, 1);
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
+    scene of_c = scene_of(0);
+    of_c.run = "c";
+    must(scene_save(NULL, store, &of_c, &err), &err);
+    ckd_store_close(store);
+    assert_false(rename_until(*state, &dies));
+    ckd_store *other = open_store(*state, CKD_OPEN_READ), *source = open_store(elsewhere, CKD_OPEN_READ);
+    ckd_load *load = begin_load(other, "b", CKD_LATEST);
+    store = open_impatient(*state);
+    char *before = tree_describe(store_path_of(*state, "data/m"));
+    assert_int_equal(scene_save(NULL, store, &later, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
+    assert_int_equal(ckd_copy(NULL, store, source, NULL, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
+    expect(store, "b", "d", CKD_E_BUSY, "is being renamed to 'b'");
+    expect(store, "c", SCENE_RUN, CKD_E_BUSY, "is being renamed to 'b'");
+    char *after = tree_describe(store_path_of(*state, "data/m"));
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    ckd_load_end(load);
+    ckd_store_close(other);
+    ckd_store_close(store);
+    store = open_store(*state, CKD_OPEN_WRITE);
+    must(scene_save(NULL, store, &later, &err), &err);
+    must(ckd_copy(NULL, store, source, NULL, &err), &err);
+    ckd_store_close(source);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, SCENE_RUN), 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
+    tempdir_remove(elsewhere);
+}
+
 /*
  * A policy is applied to a run half of which has the new name. Both halves keep what the run's policy keeps, not only
  * what the store's does.
@@ -731,6 +773,7 @@ int main(void) {
         tempdir_test(test_deletion_before_a_rename_is_completed),
         tempdir_test(test_nothing_is_renamed_while_somebody_reads),
         tempdir_test(test_a_rename_is_completed_when_nobody_reads),
+        tempdir_test(test_nothing_gets_the_old_name_before_a_rename_is_completed),
         tempdir_test(test_policies_between_two_names),
         tempdir_test(test_a_policy_changed_between_two_names),
         tempdir_test(test_a_rename_repeated_while_somebody_reads),

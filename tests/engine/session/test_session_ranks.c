@@ -336,6 +336,46 @@ static void test_a_rank_that_finds_another_launch(void **state) {
     expect_error(&t, CKD_E_EXISTS, "rank 1: ");
 }
 
+/* ---- the restored checkpoint goes before the first save ---- */
+
+static bool renames;
+
+static void save_without_origin(member *me) {
+    restore(me, 3);
+    pthread_barrier_wait(&me->team->meet);
+    if (me->rank == 0) {
+        ckd_store *store = store_reopen(me->dir, CKD_OPEN_WRITE);
+        assert_int_equal(renames ? ckd_store_rename_run(NULL, store, "run", "old", NULL, NULL)
+                                 : ckd_store_delete(store, &me->from.id, 1, NULL, NULL),
+                         CKD_OK);
+        ckd_store_close(store);
+    }
+    pthread_barrier_wait(&me->team->meet);
+    me->values[0] = 4;
+    me->status = me->status == CKD_OK ? ckd_session_save(me->session, 4, &me->err) : me->status;
+    me->status = me->status == CKD_OK ? ckd_session_wait(me->session, CKD_DURABLE, &me->err) : me->status;
+    me->from.step = 4;
+}
+
+static void test_the_origin_is_gone(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        team t;
+        char *dir = tempdir_create();
+        ckd_checkpoint four;
+        ckd_id none = {{0}};
+        renames = i;
+        run_team(&t, dir, save_without_origin);
+        expect_step(&t, 4);
+        ckd_store *store = store_reopen(dir, CKD_OPEN_READ);
+        assert_int_equal(ckd_store_find(&four, store, "run", 4, NULL), CKD_OK);
+        assert_memory_equal(&four.resumed_from, renames ? &t.members[0].from.id : &none, sizeof(none));
+        assert_int_equal(verify_damage(store), 0);
+        ckd_store_close(store);
+        tempdir_remove(dir);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         tempdir_test(test_an_opening_without_room),
@@ -349,6 +389,7 @@ int main(void) {
         tempdir_test(test_a_rank_that_finds_another),
         tempdir_test(test_saves_continue_in_a_branch),
         tempdir_test(test_a_rank_that_finds_another_launch),
+        tempdir_test(test_the_origin_is_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,25 +238,71 @@ static void test_a_name_is_registered_once(void **state) {
     trainer_free(t);
 }
 
-/* The restored checkpoint is deleted before the first save. That save fails; the next one works without it. */
-static void test_deleted_parent(void **state) {
-    const char *dir = *state;
-    trainer_run(dir, ROWS, 1, 3);
-    trainer *t = trainer_new(ROWS);
-    ckd_session_options o = session_options();
-    ckd_session *s = session_of(dir, &o, t);
+/* ---- the restored checkpoint is deleted or renamed before the first save ---- */
+
+static char messages[2048];
+
+static void keep_message(void *unused, const char *message) {
+    size_t used = strlen(messages);
+    (void)unused;
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
+}
+
+static void delete_or_rename(const char *dir, uint64_t step, bool rename) {
     ckd_error err = {0};
-    must(ckd_session_restore(NULL, s, 3, &err), &err);
     ckd_store *store = store_reopen(dir, CKD_OPEN_WRITE);
-    ckd_id id = checkpoint_of(dir, TRAINER_RUN, 3).id;
-    must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    ckd_id id = checkpoint_of(dir, TRAINER_RUN, step).id;
+    if (rename) {
+        must(ckd_store_rename_run(NULL, store, TRAINER_RUN, "old", NULL, &err), &err);
+    } else {
+        must(ckd_store_delete(store, &id, 1, NULL, &err), &err);
+    }
     ckd_store_close(store);
-    assert_int_equal(iterate_and_wait(s, t, 4, &err), CKD_E_NOT_FOUND);
-    assert_non_null(strstr(err.message, "the save of step 4"));
+}
+
+/* Restores step 3, which then goes, and saves steps 4 and 5. The first of them must not fail. */
+static void save_without_origin(const char *dir, bool base, bool rename) {
+    ckd_error err = {0};
+    ckd_store_options store = CKD_STORE_OPTIONS_INIT;
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    ckd_id none = {{0}};
+    store.on_message = keep_message;
+    o.store = &store;
+    save.base = base;
+    o.save = &save;
+    messages[0] = '\0';
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(dir, &o, t);
+    ckd_checkpoint from;
+    must(ckd_session_restore(&from, s, 3, &err), &err);
+    delete_or_rename(dir, 3, rename);
+    must(iterate_and_wait(s, t, 4, &err), &err);
     must(iterate(s, t, 5, &err), &err);
     must(ckd_session_close(s, &err), &err);
     trainer_free(t);
+    stored_check(dir, TRAINER_RUN, 4, ROWS);
     stored_check(dir, TRAINER_RUN, 5, ROWS);
+    ckd_checkpoint four = checkpoint_of(dir, TRAINER_RUN, 4), five = checkpoint_of(dir, TRAINER_RUN, 5);
+    ckd_id two = rename ? none : checkpoint_of(dir, TRAINER_RUN, 2).id; /* is then the newest of the run */
+    const ckd_id *parent = base ? &none : rename ? &from.id : &two;
+    assert_memory_equal(&four.parent, parent, sizeof(none));
+    assert_memory_equal(&four.resumed_from, rename ? &from.id : &none, sizeof(none));
+    assert_memory_equal(&five.resumed_from, &none, sizeof(none));
+    assert_int_equal(count_of(dir, TRAINER_RUN), rename ? 2 : 4);
+    assert_non_null(strstr(messages, rename ? "run@3 is now called old@3; the save of step 4 continues it"
+                                            : "step 4 is saved without it"));
+    assert_ptr_equal(strchr(messages, '\n'), messages + strlen(messages) - 1); /* one message */
+}
+
+static void test_the_origin_is_gone(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        char *dir = tempdir_create();
+        trainer_run(dir, ROWS, 1, 3);
+        save_without_origin(dir, way & 1, way & 2);
+        tempdir_remove(dir);
+    }
 }
 
 /* The forward pass draws random numbers. Registered bytes are still those of the step. */
@@ -334,7 +380,7 @@ int main(void) {
         tempdir_test(test_fresh_starts_are_reported),
         tempdir_test(test_children_have_no_snapshot),
         tempdir_test(test_a_name_is_registered_once),
-        tempdir_test(test_deleted_parent),
+        tempdir_test(test_the_origin_is_gone),
         tempdir_test(test_bytes_are_copied_at_once),
         tempdir_test(test_continuing_from_the_newest),
         tempdir_test(test_mismatches_change_nothing),

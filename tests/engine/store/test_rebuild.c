@@ -1,6 +1,7 @@
 /*
  * A new catalog replaces the old one only when it is complete. A rebuild that fails or is killed, or a first save that
- * is killed, leaves nothing that looks like damage. Anything but a regular file is not used as a catalog.
+ * is killed, leaves nothing that looks like damage. A writer that is open meanwhile goes on with the manifests. Anything
+ * but a regular file is not used as a catalog.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -176,6 +177,102 @@ static void test_a_killed_creation(void **state) {
     assert_in_range(checked, 5, SIZE_MAX);
 }
 
+/* ---- a writer that is open during a rebuild ---- */
+
+/* The writer has listed all steps from 1 on, and then, after the rebuild, once more in memory. */
+static ckd_store *open_beside_a_rebuild(const char *dir) {
+    ckd_store *store;
+    make_store(dir);
+    assert_int_equal(open_store(&store, dir, CKD_OPEN_WRITE), CKD_OK);
+    check_listed(store, STEPS);
+    assert_int_equal(ckd_store_rebuild(NULL, store_path_of(dir, ""), NULL, NULL), CKD_OK);
+    check_listed(store, STEPS);
+    return store;
+}
+
+static ckd_id id_of(ckd_store *store, uint64_t step) {
+    ckd_checkpoint found;
+    assert_int_equal(ckd_store_find(&found, store, SCENE_RUN, step, NULL), CKD_OK);
+    return found.id;
+}
+
+/* Another handle deletes the step, and its tombstone. */
+static void forget(const char *dir, uint64_t step) {
+    ckd_store *store;
+    ckd_delete_options now = CKD_DELETE_OPTIONS_INIT;
+    ckd_collect_options all = CKD_COLLECT_OPTIONS_INIT;
+    now.undo_s = 0;
+    all.all = 1;
+    assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+    ckd_id id = id_of(store, step);
+    assert_int_equal(ckd_store_delete(store, &id, 1, &now, NULL), CKD_OK);
+    assert_int_equal(ckd_store_collect(NULL, store, &all, NULL), CKD_OK);
+    ckd_store_close(store);
+}
+
+static void check_no_losses_kept(const char *dir) {
+    dir_list kept;
+    ckd_status status = dir_list_read(&kept, store_path_of(dir, "data/q"), NULL);
+    if (status == CKD_OK) {
+        assert_int_equal(kept.count, 0);
+        dir_list_free(&kept);
+    } else {
+        assert_int_equal(status, CKD_E_NOT_FOUND);
+    }
+}
+
+/* The last step builds on records of the one that is deleted, so these stay. */
+static void test_a_deletion_is_no_loss_to_a_catalog_in_memory(void **state) {
+    ckd_store *store = open_beside_a_rebuild(*state);
+    forget(*state, STEPS - 1);
+    check_listed(store, STEPS - 1);
+    assert_string_equal(messages, "");
+    check_no_losses_kept(*state);
+    ckd_store_close(store);
+    check_silent(*state, STEPS - 1);
+}
+
+static void test_a_catalog_in_memory_knows_names_that_are_used_again(void **state) {
+    ckd_store *store = open_beside_a_rebuild(*state);
+    ckd_id before = id_of(store, STEPS);
+    forget(*state, STEPS);
+    scene_make(*state, STEPS, 1);
+    check_listed(store, STEPS);
+    ckd_id after = id_of(store, STEPS);
+    assert_memory_not_equal(&after, &before, sizeof(ckd_id));
+    scene s = scene_of(STEPS);
+    assert_int_equal(scene_load_id(store, &after, &s, NULL), CKD_OK);
+    check_no_losses_kept(*state);
+    ckd_store_close(store);
+    check_silent(*state, STEPS);
+}
+
+/* Compacts as soon as a manifest is read, which is then gone. */
+static int compact_meanwhile(void *context, file_op step, const char *path) {
+    const char *dir = context;
+    ckd_store *store;
+    ckd_compact_options o = CKD_COMPACT_OPTIONS_INIT;
+    if (step == FILE_OP_OPEN && strstr(path, "data/m/" SCENE_RUN)) {
+        file_set_fault_hook(NULL, NULL);
+        o.max_depth = 1;
+        assert_int_equal(scene_open(&store, dir, CKD_OPEN_WRITE, NULL), CKD_OK);
+        assert_int_equal(ckd_compact(NULL, store, &o, NULL), CKD_OK);
+        ckd_store_close(store);
+    }
+    return 0;
+}
+
+static void test_a_catalog_in_memory_beside_a_compaction(void **state) {
+    ckd_store *store = open_beside_a_rebuild(*state);
+    scene_make(*state, STEPS + 1, STEPS);
+    file_set_fault_hook(compact_meanwhile, *state);
+    check_listed(store, (size_t)2 * STEPS);
+    file_set_fault_hook(NULL, NULL);
+    assert_string_equal(messages, "");
+    ckd_store_close(store);
+    check_silent(*state, (size_t)2 * STEPS);
+}
+
 /* ---- other things than regular files ---- */
 
 static void make_pipe(const char *path, const char *elsewhere) {
@@ -241,6 +338,9 @@ int main(void) {
         tempdir_test(test_a_failed_rebuild_keeps_the_old_catalog),
         tempdir_test(test_a_killed_rebuild),
         tempdir_test(test_a_killed_creation),
+        tempdir_test(test_a_deletion_is_no_loss_to_a_catalog_in_memory),
+        tempdir_test(test_a_catalog_in_memory_knows_names_that_are_used_again),
+        tempdir_test(test_a_catalog_in_memory_beside_a_compaction),
         tempdir_test(test_only_regular_files_are_catalogs),
     };
     scratch_begin();
