@@ -449,10 +449,10 @@ static ckd_status check_found_any(const verification *v, ckd_error *err) {
         return CKD_OK;
     }
     ckd_status status = store_find(&found, v->store, o->run, o->one_step ? o->step : CKD_LATEST, err);
-    return status == CKD_OK ? err_set(err, CKD_E_BUSY,
-                                      "the checkpoints of run '%s' changed while they were verified; try again",
-                                      o->run)
-                            : status;
+    return status == CKD_OK
+               ? err_set(err, CKD_E_BUSY,
+                         "the checkpoints of run '%s' changed while they were verified; try again", o->run)
+               : status;
 }
 
 /* Names are resolved under the reader lock, during which no run gets another name. */

@@ -528,13 +528,15 @@ static void test_a_save_reads_little(void **state) {
 
 static struct {
     const char *lock; /* taken when the policy is read; NULL: none, or already taken */
+    bool published;   /* the manifest is; the next settings that are read are the policy */
     file_lock *held;
     char store[1024];
 } rival;
 
 static int rival_hook(void *context, file_op step, const char *path) {
     (void)context;
-    if (step == FILE_OP_OPEN && strstr(path, "data/n") && rival.lock) {
+    rival.published |= step == FILE_OP_RENAME_NOREPLACE && strstr(path, "data/m/");
+    if (rival.published && step == FILE_OP_OPEN && strstr(path, "data/n") && rival.lock) {
         char lock[1100];
         snprintf(lock, sizeof(lock), "%s/%s", rival.store, rival.lock);
         file_set_fault_hook(NULL, NULL);
@@ -558,6 +560,7 @@ static void test_a_policy_does_not_wait(void **state) {
         snprintf(rival.store, sizeof(rival.store), "%s", store_path_of(*state, ""));
         rival.lock = locks[i];
         rival.held = NULL;
+        rival.published = false;
         file_set_fault_hook(rival_hook, NULL);
         save_base(store, "a", 4 + i);
         file_set_fault_hook(NULL, NULL);
