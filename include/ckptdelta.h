@@ -363,8 +363,8 @@ CKD_API ckd_status ckd_id_new(ckd_id *out, ckd_error *err);
 /*
  * Begins a save: makes the intent durable and opens this rank's chunk file. Any number of saves may be in progress in a
  * store; commits are serialised. Errors: EXISTS (the run has this step), CORRUPT or UNSUPPORTED (an unreadable
- * manifest, named in err->file, has this run and step; a branch is possible), NOT_FOUND (the parent), BUSY (the run is
- * being renamed, which is completed when all loads have ended), INVALID, READ_ONLY, NOSPACE, IO, NOMEM.
+ * manifest, named in err->file, has this run and step; a branch is possible), NOT_FOUND (the parent), BUSY (the run
+ * was renamed, and a load keeps its old manifest of this step), INVALID, READ_ONLY, NOSPACE, IO, NOMEM.
  */
 CKD_API ckd_status ckd_save_begin(ckd_save **out, ckd_store *store, const ckd_save_options *options,
                                   ckd_error *err);

@@ -304,9 +304,9 @@ typedef struct ckd_rename_options {
  * The old name is then free: a save under it begins a run.
  *
  * Durable on CKD_OK. Waits up to the store's lock timeout until no load or save is in progress. If interrupted, it is
- * completed by the next writer that opens the store while no load or save is in progress. Until then each checkpoint is
- * listed once, under either name, and nothing can be saved or copied to the old name. *checkpoints (may be NULL): how
- * many were renamed. options may be NULL.
+ * completed by the next writer that opens the store, saves or copies while no load or save is in progress. Until then
+ * each checkpoint is listed once, under either name. *checkpoints (may be NULL): how many were renamed. options may be
+ * NULL.
  *
  * Errors: NOT_FOUND (no such run), EXISTS (a run, policy or parity setting has the new name), INVALID (a name), BUSY (a
  * save, a compaction or another rename uses a run of these names, another load or save is in progress, or another

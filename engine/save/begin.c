@@ -173,7 +173,6 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
         uint32_t generation;
         status = manifests_new_generation(&generation, store, save->target.run, save->target.step, err);
         status = status == CKD_E_EXISTS ? explain_manifest(save, err) : status;
-        THEN(status, settings_check_not_renamed(store, save->target.run, err));
     }
     THEN(status, store_lock_reader(&save->output.reader_lock, store, err));
     if (status == CKD_OK && !save->target.compare) {
@@ -199,8 +198,23 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     return status;
 }
 
+/*
+ * A save may be the only writer for weeks, so it tries to complete a rename that was interrupted. It does not wait for
+ * those who read: a state under a name that will change is better than none.
+ */
+static void complete_renames(const ckd_save *save) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    const ckd_save_options *o = &save->options;
+    if (o->run && store_complete_renames(save->store) &&
+        settings_check_not_renamed(save->store, o->run, &why) == CKD_E_BUSY) {
+        store_message(save->store, "%.400s; step %llu is saved to run '%s' meanwhile", why.message,
+                      (unsigned long long)o->step, o->run);
+    }
+}
+
 static ckd_status begin(ckd_save *save, ckd_error *err) {
     ckd_status status = choose_ids(save, err);
+    complete_renames(save);
     THEN(status, enter_store(save, err));
     THEN(status, prepare_coding(save, err));
     if (status == CKD_OK && !save->target.compare) {

@@ -223,31 +223,37 @@ static ckd_status check_run_is_new(ckd_session *s, const session_slot *slot, ckd
 
 /*
  * Finds the present name of the checkpoint that was restored: its run may have been renamed. Leaves `run` empty if it
- * was deleted, or if nothing was restored: then the names are those of the session's options, and no id is known.
+ * was deleted. Fails if it has the name that was not found: then something else is missing.
  */
-static void find_origin(char run[CKD_RUN_MAX + 1], const ckd_session *s) {
-    const launch_record *restored = &s->saver.launch;
+static ckd_status find_origin(char run[CKD_RUN_MAX + 1], const ckd_session *s, ckd_error *err) {
     ckd_checkpoint found;
-    if (restored->own && store_find_id(&found, s->saver.store, &restored->last, NULL) == CKD_OK) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    ckd_status status = store_find_id(&found, s->saver.store, &s->saver.launch.last, &why);
+    if (status == CKD_OK && strcmp(found.run, s->resumed_run) == 0) {
+        return CKD_E_NOT_FOUND; /* *err says what */
+    }
+    if (status == CKD_OK) {
         snprintf(run, CKD_RUN_MAX + 1, "%s", found.run);
     }
+    return err_except(err, status, CKD_E_NOT_FOUND, &why);
 }
 
 /*
- * Corrects the name of the checkpoint that the save continues. The save continues none if that is gone, or if its
- * present name was tried already (`tried`). Ranks must name the same one, so rank 0 looks for all.
+ * Corrects the name of the checkpoint that the save continues. If that is gone, the save continues none. Ranks must
+ * name the same one, so rank 0 looks for all. *why: that of the save's failure; this call's, if it fails.
  */
-static ckd_status correct_origin(ckd_session *s, bool tried, ckd_error *why) {
+static ckd_status correct_origin(ckd_session *s, ckd_error *why) {
     char run[CKD_RUN_MAX + 1] = "";
     ckd_error lost = {.offset = CKD_NO_OFFSET};
     ckd_store *reporter = s->save.rank == 0 ? s->saver.store : NULL;
-    if (reporter && !tried) {
-        find_origin(run, s);
+    ckd_error first = *why;
+    ckd_status status = reporter ? find_origin(run, s, why) : CKD_OK;
+    if (s->saver.ranks) {
+        status = ranks_agree(s->saver.ranks, status, why, run, sizeof(run), &lost);
+        *why = status == CKD_OK ? *why : lost;
     }
-    ckd_status status =
-        s->saver.ranks ? ranks_agree(s->saver.ranks, CKD_OK, NULL, run, sizeof(run), &lost) : CKD_OK;
     if (status != CKD_OK) {
-        return err_from(why, status, &lost);
+        return status;
     }
     run[CKD_RUN_MAX] = '\0';
     unsigned long long from = s->save.resumed_from_step, step = s->save.step;
@@ -255,7 +261,7 @@ static ckd_status correct_origin(ckd_session *s, bool tried, ckd_error *why) {
         store_message(reporter, "%s@%llu is now called %s@%llu; the save of step %llu continues it",
                       s->resumed_run, from, run, from, step);
     } else if (reporter) {
-        store_message(reporter, "%.400s; step %llu is saved without it", why->message, step);
+        store_message(reporter, "%.400s; step %llu is saved without it", first.message, step);
     }
     if (run[0]) {
         memcpy(s->parent_run, run, sizeof(run));
@@ -278,11 +284,13 @@ static ckd_status try_begin(ckd_save **out, ckd_session *s, ckd_error *err) {
 static ckd_status begin_save(ckd_save **out, ckd_session *s, ckd_error *err) {
     ckd_error why = {.offset = CKD_NO_OFFSET};
     ckd_status status = try_begin(out, s, &why);
-    bool tried = false;
-    while (status == CKD_E_NOT_FOUND && (s->save.parent_run || s->save.resumed_from_run)) {
-        status = correct_origin(s, tried, &why);
-        THEN(status, try_begin(out, s, &why));
-        tried = true;
+    /* names that the session's options gave stay as they are */
+    while (status == CKD_E_NOT_FOUND && s->saver.launch.own && s->save.resumed_from_run) {
+        status = correct_origin(s, &why);
+        if (status != CKD_OK) {
+            break;
+        }
+        status = try_begin(out, s, &why);
     }
     return err_from(err, status, &why);
 }

@@ -320,6 +320,11 @@ static inline bool same_checkpoint_name(const manifest_name *a, const manifest_n
 /* ---- recovery.c ---- */
 /* Removes what dead writers left. Under the publish lock. */
 ckd_status store_recover(ckd_store *store, ckd_error *err);
+/*
+ * Recovers the store if a rename was interrupted. Takes the publish lock if there is one. Whether one may be left:
+ * somebody reads, or something is damaged.
+ */
+bool store_complete_renames(ckd_store *store);
 
 /* ---- queries.c ---- */
 /* Like ckd_store_find; the error says what the store has instead. Takes the mutex. */

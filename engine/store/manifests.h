@@ -205,8 +205,8 @@ const stored_setting *settings_parity(const setting_list *n, const char *run);
 /* The record of another run that is being renamed from or to this name. `own`: a record that does not count, or NULL. */
 const stored_setting *settings_rename(const setting_list *n, const char *run, const stored_setting *own);
 /*
- * Fails with BUSY if the run is being renamed. A checkpoint that is saved under the old name would be renamed with the
- * others. Under the publish lock. Errors: BUSY, IO, NOMEM.
+ * Fails with BUSY if a rename from or to this name is not completed. A checkpoint that gets the old name meanwhile is
+ * renamed with the others, and one that gets the new name may be in their way. Errors: BUSY, IO, NOMEM.
  */
 ckd_status settings_check_not_renamed(const ckd_store *store, const char *run, ckd_error *err);
 ckd_status settings_refuse_renamed(const stored_setting *record, ckd_error *err);

@@ -299,3 +299,22 @@ ckd_status store_recover(ckd_store *store, ckd_error *err) {
     status = visit_intents(store, err);
     return status == CKD_OK ? store->hooks->recover(store, err) : status;
 }
+
+static bool has_renames(const ckd_store *store) {
+    setting_list all = {0};
+    bool any = settings_read_kind(&all, store, METADATA_RENAME, NULL) == CKD_OK && all.count > 0;
+    settings_free(&all);
+    return any;
+}
+
+bool store_complete_renames(ckd_store *store) {
+    file_lock *lock;
+    if (!has_renames(store)) {
+        return false;
+    }
+    if (store_lock_publish(&lock, store, NULL) == CKD_OK) {
+        (void)store_recover(store, NULL);
+        lock_release(lock);
+    }
+    return has_renames(store);
+}

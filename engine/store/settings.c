@@ -237,10 +237,8 @@ ckd_status settings_refuse_renamed(const stored_setting *record, ckd_error *err)
 ckd_status settings_check_not_renamed(const ckd_store *store, const char *run, ckd_error *err) {
     setting_list all = {0};
     ckd_status status = settings_read_kind(&all, store, METADATA_RENAME, err);
-    const stored_setting *record = status == CKD_OK ? settings_find(&all, METADATA_RENAME, run) : NULL;
-    if (record && record->status == CKD_OK) {
-        status = settings_refuse_renamed(record, err);
-    }
+    const stored_setting *record = status == CKD_OK ? settings_rename(&all, run, NULL) : NULL;
+    status = record ? settings_refuse_renamed(record, err) : status;
     settings_free(&all);
     return status;
 }

@@ -163,7 +163,7 @@ ckd_status strays_add_manifests(bytes *named, bytes *checkpoints, bool *complete
     for (int i = 0; i < TRIES && !settled && status == CKD_OK; i++) {
         manifest_list list = {0};
         status = manifests_read_all(&list, store, err);
-        settled = status == CKD_OK;
+        settled = status == CKD_OK && i > 0; /* the first one may miss all of them */
         for (size_t k = 0; k < list.count && status == CKD_OK; k++) {
             if (!manifests_contain(&before, &list.items[k])) {
                 settled = false;

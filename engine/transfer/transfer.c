@@ -562,6 +562,9 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     if (status != CKD_OK) {
         return status;
     }
+    if (to && !o.dry_run) { /* not later: the copy reads the destination, too */
+        (void)store_complete_renames(to);
+    }
     transfer t = {.to = to,
                   .from = from,
                   .options = &o,

@@ -527,43 +527,83 @@ static void test_a_rename_is_completed_when_nobody_reads(void **state) {
     check_same_as_rebuilt(*state);
 }
 
-/* Checkpoints that got the old name meanwhile would be renamed with the others. */
-static void test_nothing_gets_the_old_name_before_a_rename_is_completed(void **state) {
+static char messages[2048];
+
+static void keep_message(void *unused, const char *message) {
+    size_t used = strlen(messages);
+    (void)unused;
+    snprintf(messages + used, sizeof(messages) - used, "%s\n", message);
+}
+
+static void check_copies_refused(ckd_store *store, ckd_store *source) {
     ckd_error err = {0};
+    ckd_copy_options as_b = CKD_COPY_OPTIONS_INIT;
+    as_b.as_run = "b";
+    assert_int_equal(ckd_copy(NULL, store, source, NULL, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
+    assert_int_equal(ckd_copy(NULL, store, source, &as_b, &err), CKD_E_BUSY);
+    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
+}
+
+/*
+ * A state is saved under the old name, and renamed with the others. Copies and other renames can be repeated, so they are
+ * refused. A handle that has long been open completes the rename with its next save.
+ */
+static void test_a_save_before_a_rename_is_completed(void **state) {
+    ckd_error err = {0};
+    ckd_store *store, *source;
     interruption dies = AT_A_MANIFEST;
-    scene later = scene_of(STEPS);
+    scene late = scene_of(STEPS), later = scene_of(STEPS + 1), of_c = scene_of(0);
     char *elsewhere = tempdir_create();
-    scene_make(elsewhere, STEPS + 1, 1);
+    scene_make(elsewhere, STEPS + 2, 1);
     scene_make(*state, 0, STEPS);
-    ckd_store *store = open_store(*state, CKD_OPEN_WRITE);
-    scene of_c = scene_of(0);
+    store = open_store(*state, CKD_OPEN_WRITE);
     of_c.run = "c";
     must(scene_save(NULL, store, &of_c, &err), &err);
     ckd_store_close(store);
     assert_false(rename_until(*state, &dies));
-    ckd_store *other = open_store(*state, CKD_OPEN_READ), *source = open_store(elsewhere, CKD_OPEN_READ);
+    ckd_store *other = open_store(*state, CKD_OPEN_READ);
+    source = open_store(elsewhere, CKD_OPEN_READ);
     ckd_load *load = begin_load(other, "b", CKD_LATEST);
-    store = open_impatient(*state);
-    char *before = tree_describe(store_path_of(*state, "data/m"));
-    assert_int_equal(scene_save(NULL, store, &later, &err), CKD_E_BUSY);
-    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
-    assert_int_equal(ckd_copy(NULL, store, source, NULL, &err), CKD_E_BUSY);
-    assert_non_null(strstr(err.message, "is being renamed to 'b'"));
+    ckd_store_options o = CKD_STORE_OPTIONS_INIT;
+    o.lock_timeout_ms = 100;
+    o.on_message = keep_message;
+    messages[0] = '\0';
+    must(ckd_store_open(&store, store_path_of(*state, ""), CKD_OPEN_WRITE, &o, &err), &err);
+    check_copies_refused(store, source);
     expect(store, "b", "d", CKD_E_BUSY, "is being renamed to 'b'");
     expect(store, "c", SCENE_RUN, CKD_E_BUSY, "is being renamed to 'b'");
-    char *after = tree_describe(store_path_of(*state, "data/m"));
-    assert_string_equal(before, after);
-    free(before);
-    free(after);
+    assert_string_equal(messages, "");
+    must(scene_save(NULL, store, &late, &err), &err);
+    assert_non_null(strstr(messages, "step 3 is saved to run '" SCENE_RUN "' meanwhile"));
     ckd_load_end(load);
     ckd_store_close(other);
-    ckd_store_close(store);
-    store = open_store(*state, CKD_OPEN_WRITE);
     must(scene_save(NULL, store, &later, &err), &err);
+    assert_int_equal(files_like(*state, "data/n", "rename."), 0);
     must(ckd_copy(NULL, store, source, NULL, &err), &err);
     ckd_store_close(source);
-    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, "b"), STEPS + 1);
+    ckd_id id = id_of(store, "b", STEPS);
+    check_values(store, &id, STEPS);
     assert_int_equal(listed(store, SCENE_RUN), 2);
+    ckd_store_close(store);
+    store_check_clean(*state);
+    tempdir_remove(elsewhere);
+}
+
+/* A copy may be the only writer for as long. */
+static void test_a_copy_completes_a_rename(void **state) {
+    ckd_error err = {0};
+    interruption dies = AT_A_MANIFEST;
+    char *elsewhere = tempdir_create();
+    scene_make(elsewhere, STEPS, 1);
+    scene_make(*state, 0, STEPS);
+    ckd_store *store = open_store(*state, CKD_OPEN_WRITE), *source = open_store(elsewhere, CKD_OPEN_READ);
+    assert_false(rename_until(*state, &dies));
+    must(ckd_copy(NULL, store, source, NULL, &err), &err);
+    assert_int_equal(listed(store, "b"), STEPS);
+    assert_int_equal(listed(store, SCENE_RUN), 1);
+    ckd_store_close(source);
     ckd_store_close(store);
     store_check_clean(*state);
     tempdir_remove(elsewhere);
@@ -773,7 +813,8 @@ int main(void) {
         tempdir_test(test_deletion_before_a_rename_is_completed),
         tempdir_test(test_nothing_is_renamed_while_somebody_reads),
         tempdir_test(test_a_rename_is_completed_when_nobody_reads),
-        tempdir_test(test_nothing_gets_the_old_name_before_a_rename_is_completed),
+        tempdir_test(test_a_save_before_a_rename_is_completed),
+        tempdir_test(test_a_copy_completes_a_rename),
         tempdir_test(test_policies_between_two_names),
         tempdir_test(test_a_policy_changed_between_two_names),
         tempdir_test(test_a_rename_repeated_while_somebody_reads),

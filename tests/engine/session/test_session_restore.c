@@ -305,6 +305,22 @@ static void test_the_origin_is_gone(void **state) {
     }
 }
 
+/* A parent that the options name is not given up: the name may be mistyped. */
+static void test_a_parent_of_the_options_must_exist(void **state) {
+    ckd_error err = {0};
+    ckd_session_options o = session_options();
+    ckd_save_options save = *o.save;
+    save.parent_run = "nobody";
+    o.save = &save;
+    trainer *t = trainer_new(ROWS);
+    ckd_session *s = session_of(*state, &o, t);
+    assert_int_equal(iterate_and_wait(s, t, 1, &err), CKD_E_NOT_FOUND);
+    assert_non_null(strstr(err.message, "nobody"));
+    (void)ckd_session_close(s, NULL);
+    trainer_free(t);
+    assert_int_equal(count_of(*state, TRAINER_RUN), 0);
+}
+
 /* The forward pass draws random numbers. Registered bytes are still those of the step. */
 static void test_bytes_are_copied_at_once(void **state) {
     const char *dir = *state;
@@ -381,6 +397,7 @@ int main(void) {
         tempdir_test(test_children_have_no_snapshot),
         tempdir_test(test_a_name_is_registered_once),
         tempdir_test(test_the_origin_is_gone),
+        tempdir_test(test_a_parent_of_the_options_must_exist),
         tempdir_test(test_bytes_are_copied_at_once),
         tempdir_test(test_continuing_from_the_newest),
         tempdir_test(test_mismatches_change_nothing),
