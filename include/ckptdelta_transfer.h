@@ -81,13 +81,12 @@ typedef struct ckd_copy_result {
  *
  * A checkpoint in the trash of `to` that ckd_store_undelete refuses is left out in the same way.
  *
- * Errors: INVALID (both are the same store; a duplicate id; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS
- * (the destination has another checkpoint at that run and step, or has this one elsewhere and as_run is set, or has the
- * tag on another one: then nothing was copied, unless that came meanwhile; or, if *out is set, one stays in the trash of
- * `to`), CORRUPT and
- * UNSUPPORTED (damage in `from`, or in `to` that `from` cannot replace; err->file names it; *out is set), STATE (a
- * checkpoint there was deleted meanwhile), BUSY (another copy between the two is in progress, or a run is being renamed
- * in `to`), READ_ONLY, NOSPACE, IO, NOMEM, CANCELLED.
+ * Errors: INVALID (both are the same store; a duplicate id; as_run), NOT_FOUND (a checkpoint of `from`), EXISTS (the
+ * destination has another checkpoint at that run and step, or has this one elsewhere and as_run is set, or has the tag
+ * on another one: then nothing was copied, unless that came meanwhile; or, if *out is set, one stays in the trash of
+ * `to`), CORRUPT and UNSUPPORTED (damage in `from`, or in `to` that `from` cannot replace; err->file names it; *out is
+ * set), STATE (a checkpoint there was deleted meanwhile), BUSY (another copy between the two is in progress, or a run is
+ * being renamed in `to`), READ_ONLY, NOSPACE, IO, NOMEM, CANCELLED.
  */
 CKD_API ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from,
                             const ckd_copy_options *options, ckd_error *err);
