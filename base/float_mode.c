@@ -1,3 +1,7 @@
+/*
+ * Reads and sets the floating-point control register, in one version per processor. Standard C cannot set how denormals
+ * are treated.
+ */
 #include "base/float_mode.h"
 
 /* Real functions, not inline: the compiler moves no computation across a call with unknown side effects. */

@@ -1,3 +1,7 @@
+/*
+ * Local sockets by system calls. The kernel says which user and process is at the other end, and only processes of the
+ * same user are accepted.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,3 +1,7 @@
+/*
+ * Shared memory from memfd_create. Tries the kernel's pool of huge pages first where that is wanted, then joins
+ * ordinary pages into huge ones.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

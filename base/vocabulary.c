@@ -1,3 +1,7 @@
+/*
+ * Checks of callers' arguments. struct_copy accepts structs of another version's size, so programs need not be compiled
+ * again.
+ */
 #include "base/vocabulary.h"
 
 #include <string.h>

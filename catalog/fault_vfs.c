@@ -1,3 +1,7 @@
+/*
+ * The shim's methods. Each asks the fault hook, calls the default VFS, and stores its errno. Deleting also checks the
+ * name, because a hostile journal may name any file.
+ */
 #include "catalog/fault_vfs.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* Opens the BLAS that CKD_BLAS names, and calls its sgemm while it uses one thread. */
 #include "kernels/blas.h"
 
 #include <dlfcn.h>

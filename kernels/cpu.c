@@ -1,3 +1,7 @@
+/*
+ * Chooses the table of the widest instructions that this processor has, or the one that CKD_CPU in the environment
+ * names.
+ */
 #include "kernels/cpu.h"
 
 #include <stdlib.h>

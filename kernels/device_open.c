@@ -1,3 +1,4 @@
+/* Opens the device backend with dlopen when a device is first used, so the library itself does not link with CUDA. */
 #include "kernels/device_open.h"
 
 #include <dlfcn.h>

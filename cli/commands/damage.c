@@ -1,3 +1,7 @@
+/*
+ * Reports damage for verify, scrub, repair and parity, as text and as JSON. Also finds each damaged run's newest intact
+ * checkpoint, the one to load instead.
+ */
 #include "cli/commands/damage.h"
 
 #include <inttypes.h>

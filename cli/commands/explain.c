@@ -1,3 +1,4 @@
+/* Prints the plan of a load, as text or JSON, and loads nothing. Compares the bytes read with the bytes needed. */
 #include "cli/commands/explain.h"
 
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * Parses the options of a lossy save, puts its inputs into the order that pairs of moments need, and prints the errors
+ * and the size that were achieved.
+ */
 #include "cli/commands/fidelity.h"
 
 #include <inttypes.h>

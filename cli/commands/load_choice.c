@@ -1,3 +1,7 @@
+/*
+ * Chooses the tensors and regions that `load` writes. With a layout these are one rank's tensors, otherwise the
+ * checkpoint's own.
+ */
 #include "cli/commands/load_choice.h"
 
 #include <fnmatch.h>

@@ -1,3 +1,7 @@
+/*
+ * Compares the names of a save's tensors with the previous checkpoint's, after the commit. The result is only a note:
+ * the save stands.
+ */
 #include "cli/commands/missing.h"
 
 #include <stdlib.h>

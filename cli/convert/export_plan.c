@@ -1,3 +1,7 @@
+/*
+ * Plans an export: which tensors and blobs go into which file of the folder, and under which names. Also recognises
+ * files of an earlier export, which a new one may replace.
+ */
 #include "cli/convert/convert.h"
 
 #include <inttypes.h>

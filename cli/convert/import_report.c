@@ -1,3 +1,7 @@
+/*
+ * Prints the plan of an import, which import_plan.c makes: where each tensor comes from, and which rules or metadata
+ * had no effect.
+ */
 #include "cli/convert/convert.h"
 
 #include <inttypes.h>

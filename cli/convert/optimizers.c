@@ -1,3 +1,7 @@
+/*
+ * Optimizers on the command line: parses --adamw, --adam and --sgd, attaches them to tensors, and sorts moments before
+ * the weights that they predict.
+ */
 #include "cli/convert/convert.h"
 
 #include <fnmatch.h>

@@ -1,3 +1,7 @@
+/*
+ * Publishes an output folder by one rename, as cli/files/output_file.c does for files. An existing folder is replaced
+ * only if its files are of a kind that the caller may replace.
+ */
 #include "cli/convert/convert.h"
 
 #include <dirent.h>

@@ -1,3 +1,7 @@
+/*
+ * Builds one rank's tensors from a checkpoint. A rank's tensor may consist of parts of several tensors, so it is loaded
+ * section by section, and each section is placed.
+ */
 #include "cli/convert/rank_content.h"
 
 #include <inttypes.h>

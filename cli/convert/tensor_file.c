@@ -1,3 +1,7 @@
+/*
+ * Writes a safetensors file from a checkpoint, slice by slice, in two buffers: one is written while the other is
+ * filled. Small tensors are loaded together, so that all threads have work.
+ */
 #include "cli/convert/convert.h"
 
 #include <stdlib.h>

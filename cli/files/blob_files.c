@@ -1,3 +1,4 @@
+/* Files that become blobs of a checkpoint, and blobs that become files (--blob NAME=FILE). */
 #include "cli/files/files.h"
 
 #include <errno.h>

@@ -1,3 +1,7 @@
+/*
+ * Casts floats from one dtype to another, and averages them. Values are rounded once: a cast by way of f32 could round
+ * twice.
+ */
 #include "cli/files/files.h"
 
 #include <math.h>

@@ -1,3 +1,7 @@
+/*
+ * Combines the input files of a save into one list of tensors. Masters come first, because a weight that is a rounded
+ * master is stored as a reference to it.
+ */
 #include "cli/files/files.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * Output files that appear complete or not at all. A set of files gets its final names only when all of them are
+ * durable. temporary.c makes the temporary names.
+ */
 #include "cli/files/files.h"
 
 #include <errno.h>

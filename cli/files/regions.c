@@ -1,3 +1,7 @@
+/*
+ * Parses --shard, --dim and --region, and finds the part of each tensor that they select. Also cuts a box into slices,
+ * so that a load needs little memory.
+ */
 #include "cli/files/files.h"
 
 #include <inttypes.h>

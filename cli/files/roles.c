@@ -1,3 +1,7 @@
+/*
+ * Finds tensors' roles: by --role, else by the library from all names together. If optimizer state is named by
+ * parameter numbers, metadata of the file gives the names.
+ */
 #include "cli/files/files.h"
 
 #include <fnmatch.h>

@@ -1,3 +1,7 @@
+/*
+ * Reads safetensors files. The header is hostile input, so everything in it is checked against the size of the file
+ * before any value is read.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * Makes the headers of safetensors files, and converts their metadata to and from text. tensor_file.c in cli/convert
+ * writes the values.
+ */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

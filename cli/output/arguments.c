@@ -1,3 +1,4 @@
+/* Finds unknown options before argp does, so that the message can suggest the option that was meant. */
 #include "cli/output/output.h"
 
 #include <stdbool.h>

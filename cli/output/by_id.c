@@ -1,3 +1,4 @@
+/* Finds checkpoints of a list by id. A hash table serves long lists, in which every checkpoint names its parent. */
 #include "cli/output/output.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * The JSON fields of a checkpoint as a table. json_out.c makes a tree from it, and json_list.c prints it directly, so
+ * both have the same fields.
+ */
 #include "cli/output/checkpoint_fields.h"
 
 #include <math.h>

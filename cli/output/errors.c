@@ -1,3 +1,7 @@
+/*
+ * Errors and notes of the command: prints them as text or JSON, and chooses the exit status. Nothing else prints
+ * errors, so --json holds for messages of argp, too.
+ */
 #include "cli/output/output.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* The frame of an HTML page: its style, and escaped text. The style is in the page, as a page uses no other file. */
 #include "cli/output/output.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * Draws curves as SVG inside a page. Labels are HTML outside the drawing, because the drawing stretches with the page
+ * and text must not.
+ */
 #include "cli/output/output.h"
 
 #include <math.h>

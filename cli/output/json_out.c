@@ -1,3 +1,4 @@
+/* Makes and prints JSON trees. json_list.c prints long lists of checkpoints without a tree. */
 #include "cli/output/output.h"
 
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * The largest errors of lossy checkpoints, for `list --json`. Apart from json_out.c, because it reads the tensors of
+ * each checkpoint from the store.
+ */
 #include "cli/output/output.h"
 
 #include <math.h>

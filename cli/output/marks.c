@@ -1,3 +1,4 @@
+/* Pins and tags as the commands show them: in cells of a table, in lines of text, and as JSON. */
 #include "cli/output/output.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * Options that several commands share, and their parsers. Also opens the store, and finds the checkpoint that the
+ * arguments name.
+ */
 #include "cli/output/output.h"
 
 #include <errno.h>

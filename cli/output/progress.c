@@ -1,3 +1,7 @@
+/*
+ * The progress line, and signals. They are together because a long operation reports progress often, and learns from
+ * the reply that a signal has asked it to stop.
+ */
 #include "cli/output/output.h"
 
 #include <signal.h>

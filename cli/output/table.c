@@ -1,3 +1,7 @@
+/*
+ * Tables as aligned text or as HTML. All cells are kept until the table is printed, because each column is as wide as
+ * its widest cell.
+ */
 #include "cli/output/output.h"
 
 #include <inttypes.h>

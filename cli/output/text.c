@@ -1,3 +1,7 @@
+/*
+ * Numbers, sizes and times for people, and names made safe to print. Names come from files, and must not control the
+ * terminal.
+ */
 #include "cli/output/output.h"
 
 #include <math.h>

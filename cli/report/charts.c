@@ -1,3 +1,7 @@
+/*
+ * Draws the charts of a report's page from report_data, with cli/output/html_chart.c. A chart has a few hundred points
+ * at most, so pages of long runs stay small.
+ */
 #include "cli/report/charts.h"
 
 #include <inttypes.h>

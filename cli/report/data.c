@@ -1,3 +1,7 @@
+/*
+ * Computes the figures that a report adds to the library's sums: growth, projections, periods, costs. The printers
+ * (text.c, json.c, csv.c, html.c) only format them.
+ */
 #include "cli/report/report.h"
 
 #include <math.h>

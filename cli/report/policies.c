@@ -1,3 +1,4 @@
+/* The --keep options that make up a retention policy, and a policy in words. */
 #include "cli/report/report.h"
 
 #include <inttypes.h>

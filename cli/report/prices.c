@@ -1,3 +1,7 @@
+/*
+ * Reads the user's storage prices, and turns bytes into money. A misspelt field is an error, as it would mean a price
+ * of nothing.
+ */
 #include "cli/report/prices.h"
 
 #include <errno.h>

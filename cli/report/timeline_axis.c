@@ -1,3 +1,7 @@
+/*
+ * Maps times to places on the picture of saves, and draws the axis. Long pauses between saves are cut out, so that
+ * saves stay wide enough to see.
+ */
 #include "cli/report/timeline_axis.h"
 
 #include <inttypes.h>

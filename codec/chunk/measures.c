@@ -1,3 +1,7 @@
+/*
+ * The measures record of a chunk file: error figures of each shard, in few bytes. They only inform, so no value depends
+ * on them. codec/FORMAT.md, "Measures".
+ */
 #include "codec/chunk/chunk.h"
 
 #include <float.h>

@@ -1,3 +1,7 @@
+/*
+ * Reed-Solomon coding for parity of chunk files and of agents' memory. Plain XOR needs no library; other rows use
+ * ISA-L.
+ */
 #include "codec/common/common.h"
 
 #include <dlfcn.h>

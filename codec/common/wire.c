@@ -1,3 +1,7 @@
+/*
+ * Writes and reads the field types that all formats share. Every parser uses these functions, so each check is in one
+ * place.
+ */
 #include "codec/common/common.h"
 
 void wire_put_varint(bytes *to, uint64_t v) {

@@ -1,3 +1,6 @@
+/*
+ * Packs and unpacks whole zstd frames. Contexts are swapped atomically, without a lock that a fork could leave locked.
+ */
 #include "codec/common/common.h"
 
 #include <stdatomic.h>

@@ -1,3 +1,7 @@
+/*
+ * Dense symbol streams for devices: plans one from a device's counts, and takes its tables apart so that a device can
+ * write or read the payload.
+ */
 #include "codec/entropy/entropy.h"
 
 #include <string.h>

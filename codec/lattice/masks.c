@@ -1,3 +1,7 @@
+/*
+ * Packs a block's mostly zero integers as masks, and unpacks them. It is apart from lattice.c because its loops are
+ * written for several instruction sets.
+ */
 #include "codec/lattice/masks.h"
 
 #include <string.h>

@@ -1,3 +1,7 @@
+/*
+ * Encodes and decodes group records: the optimizer, and the coefficients from which steps are predicted.
+ * codec/FORMAT.md, "Optimizer steps".
+ */
 #include "codec/metadata/metadata.h"
 
 #include <string.h>

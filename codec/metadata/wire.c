@@ -1,3 +1,7 @@
+/*
+ * The envelope and the fields that all metadata files share. A reader keeps its first failure, so parsers take all
+ * fields and check once, at metadata_close.
+ */
 #include "codec/metadata/metadata.h"
 
 #include <stdlib.h>

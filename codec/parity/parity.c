@@ -1,3 +1,7 @@
+/*
+ * Describes, lays out and reads parity files. The description of the group is at the front and again at the back, so
+ * damage to one copy loses nothing.
+ */
 #include "codec/parity/parity.h"
 
 #include <stdlib.h>

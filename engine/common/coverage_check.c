@@ -1,3 +1,7 @@
+/*
+ * Checks that regions tile a tensor, by sums of random weights. It needs neither sorting nor memory, but only says
+ * whether they do; ranks/plan_defect.c says where they do not.
+ */
 #include "engine/common/common.h"
 
 #include "base/bytes.h"

@@ -1,3 +1,7 @@
+/*
+ * Limits the rate of background work, and reports its progress. Waits are cut into naps, so a cancellation takes effect
+ * soon.
+ */
 #include "engine/common/common.h"
 
 #include "base/file.h"

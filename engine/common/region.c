@@ -1,3 +1,4 @@
+/* Arithmetic on regions and spans: compares them, intersects them, and copies the elements that they share. */
 #include "engine/common/common.h"
 
 #include <string.h>

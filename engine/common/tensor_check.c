@@ -1,3 +1,7 @@
+/*
+ * Copies and checks the tensors and optimizers that callers describe. Saves, sessions and plans share it, so all refuse
+ * the same arguments.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,3 +1,7 @@
+/*
+ * Compacts a run after a policy has deleted checkpoints, if too much of its files is dead. It runs at the end of a
+ * save, so its work is bounded, and it waits for no lock.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -1,3 +1,7 @@
+/*
+ * Keeps the decoded side records of lossy matrices, which many blocks share. One worker decodes a record; the others
+ * wait for it.
+ */
 #include "engine/decode/internal.h"
 
 #include <string.h>

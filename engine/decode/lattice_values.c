@@ -1,3 +1,7 @@
+/*
+ * Turns the arrays of a lossy block into values. Encoders call it, too: a save must know exactly what its blocks will
+ * decode to. values_lattice.c reads the arrays.
+ */
 #include "engine/decode/internal.h"
 
 #include <string.h>

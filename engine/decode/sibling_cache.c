@@ -1,3 +1,7 @@
+/*
+ * Keeps the moments that a load decodes while it rebuilds weights from optimizer steps, until they are requested.
+ * Without it, their chains would be decoded twice.
+ */
 #include "engine/decode/internal.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * The store of values that a load uses more than once: a hash table with a budget, use counts, and eviction of the
+ * least recently used.
+ */
 #include "engine/decode/values_store.h"
 
 #include <stdlib.h>

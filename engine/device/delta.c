@@ -1,3 +1,7 @@
+/*
+ * Makes the deltas of exact blocks on a device, in batches, and counts their symbols. The host plans the streams, and
+ * stream.c writes them.
+ */
 #include "engine/device/device.h"
 
 #include <stdlib.h>

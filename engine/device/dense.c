@@ -1,3 +1,7 @@
+/*
+ * A batch of dense symbol streams that a device writes or reads. All tables travel in one copy, and one launch codes
+ * all streams.
+ */
 #include "engine/device/internal.h"
 
 #define PLACES 256u /* alignment of arrays */

@@ -1,3 +1,7 @@
+/*
+ * Leases of queues, and the bytes that pass between host and device: reads, writes, hashes. A released lease stays with
+ * the store, so the next caller finds its queue and memory ready.
+ */
 #include "engine/device/internal.h"
 
 #include <stdlib.h>

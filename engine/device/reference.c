@@ -1,3 +1,7 @@
+/*
+ * References: the last save's values, kept on the device for the next save. They share one limit per store. If the
+ * device is short of memory, the limit becomes lower.
+ */
 #include "engine/device/internal.h"
 
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * Decodes a span of a tensor in device memory, in batches of chains. Values are made in their final place if they lie
+ * together there, else in scratch memory, and then scattered.
+ */
 #include "engine/device/internal.h"
 
 #include <stdlib.h>

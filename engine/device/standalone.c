@@ -1,3 +1,7 @@
+/*
+ * Codes exact blocks on their own on a device, as delta.c codes differences: makes integers, splits them by levels of
+ * rows and columns, and counts their symbols.
+ */
 #include "engine/device/device.h"
 
 #include <stdlib.h>

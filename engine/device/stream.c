@@ -1,3 +1,7 @@
+/*
+ * The batch of symbol streams that delta.c and standalone.c share: its memory on the device, the counts, the plans, and
+ * the payloads.
+ */
 #include "engine/device/internal.h"
 
 #include <stdlib.h>

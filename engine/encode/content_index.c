@@ -1,3 +1,7 @@
+/*
+ * A hash table of the blocks that this save has written, by content. A part of the content hash is the place in the
+ * table.
+ */
 #include "engine/encode/content_index.h"
 
 #include <stdlib.h>

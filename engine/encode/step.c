@@ -1,3 +1,7 @@
+/*
+ * Keeps moments during a save until their weights come, and finds what predicts each tensor. Moments beyond the memory
+ * limit go to a scratch file.
+ */
 #include "engine/encode/step.h"
 
 #include <math.h>

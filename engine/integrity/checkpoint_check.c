@@ -1,3 +1,7 @@
+/*
+ * Checks that a load of a checkpoint would find all its records, without reading payloads. A checkpoint that is deleted
+ * meanwhile is not damage.
+ */
 #include "engine/integrity/checkpoint_check.h"
 
 #include "engine/store/store.h"

@@ -1,3 +1,7 @@
+/*
+ * Reads the parity groups of a store, removes groups, and takes the parity lock. A group goes file by file, so a mark
+ * shows that its removal has begun.
+ */
 #include "engine/integrity/internal.h"
 
 #include <stdio.h>

@@ -1,3 +1,7 @@
+/*
+ * A lossy tile on a device: its memory there, and the device's versions of passes and residuals. The host plans as for
+ * any tile, from the sums that come back.
+ */
 #include "engine/lossy/internal.h"
 
 #include <float.h>

@@ -1,3 +1,4 @@
+/* Eigenvectors of the small matrices that low_rank.c makes. They are computed here, so the library needs no LAPACK. */
 #include "engine/lossy/eigen.h"
 
 #include <math.h>

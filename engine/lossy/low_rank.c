@@ -1,3 +1,7 @@
+/*
+ * Finds the low-rank factors of a matrix: the directions, how many of them pay, and their integers. low_rank_products.c
+ * multiplies on the host, low_rank_device.c on a device.
+ */
 #include "engine/lossy/low_rank.h"
 
 #include <math.h>

@@ -1,3 +1,7 @@
+/*
+ * Products for the search for factors, on all threads. Each part sums in a fixed order, so the bytes of a save do not
+ * depend on the number of threads.
+ */
 #include "engine/lossy/low_rank_products.h"
 
 #include <string.h>

@@ -1,3 +1,7 @@
+/*
+ * Bounds the update m / (sqrt(v) + eps) of decoded moments. A v that is rounded down would make a huge update, so its
+ * integer is raised; an m is shrunk. Also samples how the direction of updates changes.
+ */
 #include "engine/lossy/internal.h"
 
 #include <float.h>

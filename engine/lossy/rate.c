@@ -1,3 +1,7 @@
+/*
+ * Histograms of residuals, and the thresholds that are best for one. Each threshold depends on how often levels occur,
+ * which depends on the thresholds.
+ */
 #include "engine/lossy/rate.h"
 
 #include <math.h>

@@ -1,3 +1,7 @@
+/*
+ * Estimates the range and the steps of a tile on slices of its rows, which saves passes over the tile. The sums of all
+ * elements show later whether the range holds; if not, it is found on all of them.
+ */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,7 @@
+/*
+ * Sums over the rows and columns of a tile, in parallel panels. Panels and the order of sums depend on the tile's shape
+ * only, so that any number of threads gives the same bytes.
+ */
 #include "engine/lossy/internal.h"
 
 #include <math.h>

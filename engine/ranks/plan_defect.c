@@ -1,3 +1,7 @@
+/*
+ * Finds where the regions of a save do not tile a tensor, for the error message. It is slower than
+ * common/coverage_check.c, and runs only if that has failed.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* qsort_r */
 #endif

@@ -1,3 +1,7 @@
+/*
+ * Makes the plan of a save from the descriptions of all ranks: groups equal regions, checks that they tile each tensor,
+ * and has plan_assign.c choose a writer for each.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* qsort_r */
 #endif

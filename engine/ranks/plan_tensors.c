@@ -1,3 +1,7 @@
+/*
+ * Reads the descriptions of all ranks, and refuses ranks that disagree on a tensor. Names and regions are not copied,
+ * because thousands of ranks may describe the same tensors.
+ */
 #include "engine/ranks/plan_tensors.h"
 
 #include <stdio.h>

@@ -1,3 +1,7 @@
+/*
+ * Finds blocks in device memory that need not be copied to the host: their hashes, computed there, are those of blocks
+ * that are stored already.
+ */
 #include "engine/save/device.h"
 
 #include <stdlib.h>

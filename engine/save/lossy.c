@@ -1,3 +1,7 @@
+/*
+ * Takes a lossy tensor through a save tile by tile: loads a tile, plans it, and pushes its blocks into the pipeline.
+ * Two tiles may be in progress, so that one is planned while the other is coded.
+ */
 #include "engine/save/internal.h"
 #include "engine/save/lossy.h"
 

@@ -1,3 +1,7 @@
+/*
+ * Hands the memory of a save to the next one, in sessions. The store holds one workspace; a save that finds it taken
+ * makes its own.
+ */
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -1,3 +1,7 @@
+/*
+ * Computes from samples how much each tensor has changed, and compares this with the other tensors and with its own
+ * past. alarms.c reports what is unusual.
+ */
 #include "engine/session/changes.h"
 
 #include <math.h>

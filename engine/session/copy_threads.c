@@ -1,3 +1,7 @@
+/*
+ * Threads that copy snapshots beside the trainer. They are held while the trainer needs the processors, unless a fence
+ * waits for the copy.
+ */
 #include "engine/session/copy_threads.h"
 
 #include <stdlib.h>

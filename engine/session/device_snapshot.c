@@ -1,3 +1,7 @@
+/*
+ * Copies the trainer's data to device memory or pinned host memory, in the order of its streams. Sources share launches
+ * where they can, because a trainer that queues too many commands has to wait.
+ */
 #include "engine/session/device_snapshot.h"
 
 #include <stdlib.h>

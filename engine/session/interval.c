@@ -1,3 +1,7 @@
+/*
+ * Decides when the next save is due: by steps, by time, or by what recent saves have cost training. It reads no clock,
+ * as trainer.c measures.
+ */
 #include "engine/session/interval.h"
 
 #include <math.h>

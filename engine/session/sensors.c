@@ -1,3 +1,7 @@
+/*
+ * Judges whether a figure is unlike those before it, by rules for sizes, times, changes and metrics. alarms.c decides
+ * what follows.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,3 +1,7 @@
+/*
+ * Copies the trainer's data in host memory, cut into slices that any thread may take. So a fence can help with the copy
+ * that it waits for.
+ */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

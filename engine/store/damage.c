@@ -1,3 +1,7 @@
+/*
+ * The list of damage that a verification collects, and the checkpoints that depend on each damaged place. Also moves
+ * unusable files to data/q.
+ */
 #include "engine/store/damage.h"
 
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * The store's deletion mark (manifests.h), which shows whether a catalog is older than some deletion. deletion.c in
+ * engine/retain makes the deletions.
+ */
 #include "engine/store/manifests.h"
 #include "engine/store/view.h"
 

@@ -1,3 +1,7 @@
+/*
+ * Checks every stored byte of a chunk file, and names the checkpoints that damage harms. verify, scrub and repair share
+ * it. It decodes no values: integrity/verify_values.c does.
+ */
 #include "engine/store/damage.h"
 
 #include <stdio.h>

@@ -1,3 +1,7 @@
+/*
+ * Makes and parses the names of files in a store. A name must parse exactly, so that code that cleans up leaves other
+ * files alone.
+ */
 #include "engine/store/paths.h"
 
 #include <inttypes.h>

@@ -1,3 +1,7 @@
+/*
+ * Reads and changes settings: pins, tags, policies, parity settings, renames. An unreadable one may be a pin, so
+ * nothing is deleted while there is one.
+ */
 #include "engine/store/manifests.h"
 
 #include <stdio.h>

@@ -1,3 +1,7 @@
+/*
+ * Views: checkpoints opened for reading, what their records build on, and copying of records. Loads, saves,
+ * verification and compaction all read checkpoints through these.
+ */
 #ifndef ENGINE_STORE_VIEW_H
 #define ENGINE_STORE_VIEW_H
 

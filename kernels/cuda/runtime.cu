@@ -1,3 +1,7 @@
+/*
+ * All calls of the CUDA runtime and of cuBLAS. The library shares the process with a trainer, so no call changes the
+ * thread's device, leaves an error behind, or disturbs a captured graph.
+ */
 #include "kernels/cuda/runtime.h"
 
 #include <cublas_v2.h>
