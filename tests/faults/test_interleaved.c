@@ -399,7 +399,7 @@ static int clean_up(void **state) {
 static void test_a_repair(const char *file, const command *second) {
     char name[sizeof(damaged) + 32];
     command repair = {"repair of damage", repairs, 0};
-    unsigned long stride = test_stride(211, 37, 1);
+    unsigned long stride = test_stride(211, 71, 1);
     snprintf(damaged, sizeof(damaged), "data/c/%s", file);
     snprintf(name, sizeof(name), "damage, meanwhile %s", second->name);
     for (unsigned long at = test_first(name, stride); play(&repair, second, at); at += stride) {
@@ -432,7 +432,7 @@ typedef struct pair {
 
 static void test_pair(void **state) {
     const pair *p = *state;
-    unsigned long stride = test_stride(101, 23, 1), at = test_first(p->name, stride);
+    unsigned long stride = test_stride(101, 47, 1), at = test_first(p->name, stride);
     while (play(p->first, p->second, at)) {
         at += stride;
     }
