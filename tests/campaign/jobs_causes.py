@@ -30,7 +30,7 @@ def kill_and_look(job, victims, expected):
     if not hit or is_done(a):
         job.figures["too_late"] = job.figures.get("too_late", 0) + 1
         return
-    noticed = expected == job.trainer.killed_rank and job.said("has died or left before it reported the outcome")
+    noticed = expected == job.trainer.killed_rank and job.said("has died or left before it")
     check((a["exit"], a["signal"]) in (expected, job.trainer.noticed_rank if noticed else None), f"attempt {number} ended with exit {a['exit']}, signal {a['signal']}, not {expected}")
 
 
