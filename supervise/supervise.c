@@ -323,6 +323,20 @@ static nodes find_nodes(supervisor *s) {
     return n;
 }
 
+/* A run without a checkpoint may be a new one; or somebody has deleted its checkpoints, or renamed it. */
+static void say_start(const supervisor *s, const attempt *a) {
+    if (a->from[0]) {
+        supervise_say(&s->options, "attempt %" PRIu64 " starts from %s", a->number, a->from);
+    } else if (a->reached == SUPERVISE_NO_STEP) {
+        supervise_say(&s->options, "attempt %" PRIu64 " starts without a checkpoint", a->number);
+    } else {
+        supervise_say(&s->options,
+                      "attempt %" PRIu64 " starts without a checkpoint: training had reached step %" PRIu64
+                      ", but the store has none of run '%s'",
+                      a->number, a->reached, s->options.run);
+    }
+}
+
 static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     process p;
     progress steps;
@@ -338,8 +352,7 @@ static ckd_status run_command(supervisor *s, attempt *a, ckd_error *err) {
     status = journal_start(&s->journal, a, s->options.command, err);
     THEN(status, process_go(&p, err));
     if (status == CKD_OK) {
-        supervise_say(&s->options, "attempt %" PRIu64 " starts %s%s", a->number,
-                      a->from[0] ? "from " : "without a checkpoint", a->from);
+        say_start(s, a);
         process_end end = attend(s, &p, a, &steps);
         a->end = end.end;
         a->code = end.code;

@@ -38,7 +38,7 @@ def test_a_finished_job_that_is_started_again_saves_nothing(store):
     assert store.find(run="gpt").step == 27
 
 
-@pytest.mark.parametrize("run, elsewhere, warns", [("gpt", False, False), ("gpt~2", False, False), ("gtp", False, True), ("gtp", True, False)])
+@pytest.mark.parametrize("run, elsewhere, warns", [("gpt", False, False), ("gpt~2", False, False), ("gtp", False, True), ("gtp", True, False), ("gpt", True, True)])
 def test_a_run_that_ckptdelta_run_does_not_watch(store, monkeypatch, caplog, tmp_path, run, elsewhere, warns):
     monkeypatch.setenv("CKPTDELTA_STORE", str(tmp_path / "other" if elsewhere else store.path))
     monkeypatch.setenv("CKPTDELTA_RUN", "gpt")

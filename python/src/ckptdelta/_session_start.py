@@ -35,7 +35,11 @@ def _is_supervised(store: Store) -> bool:
 def _warn_of_other_run(store: Store, run: str) -> None:
     """Saves to another run are no progress for `ckptdelta run`. Branches of its run (RUN~2) are."""
     watched = os.environ.get("CKPTDELTA_RUN", "")
-    if _is_supervised(store) and run.split("~")[0] != watched.split("~")[0]:
+    same = run.split("~")[0] == watched.split("~")[0]
+    if same and not _is_supervised(store):
+        logger.warning("this session saves to the store %s, but `ckptdelta run` was started for the run %s in %s: it neither counts these "
+                       "saves as progress nor restarts from them", store.path, watched, os.environ.get("CKPTDELTA_STORE") or "no store")
+    elif not same and _is_supervised(store):
         logger.warning("this session saves to the run %s, but `ckptdelta run` was started for the run %s: it neither counts these saves as "
                        "progress nor restarts from them", run, watched)
 

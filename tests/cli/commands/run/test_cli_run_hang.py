@@ -313,3 +313,16 @@ def test_steps_made_after_the_keeper_was_killed_count(job):  # noqa: F811
     job.finish(process)
     made = int.from_bytes((job.folder / "count").read_bytes()[:8], "little")
     assert made - 1 <= job.attempts()[0]["last_trained"] <= made
+
+
+def test_a_run_that_was_renamed_meanwhile(job):  # noqa: F811
+    """It begins again from nothing, which the supervisor says."""
+    out, err = job.run(*trainer(job, """
+        if attempt == 1:
+            train(2)
+            subprocess.run([command, "rename", store, run, "old"], check=True)
+            steps(Slot(), 5)
+            sys.exit(1)
+    """))
+    assert "ckptdelta: attempt 1 starts without a checkpoint\n" in err
+    assert "ckptdelta: attempt 2 starts without a checkpoint: training had reached step 7, but the store has none of run 'gpt'\n" in err
