@@ -152,6 +152,20 @@ static ckd_status explain_manifest(const ckd_save *save, ckd_error *err) {
     return err_in_file(err, status, path_manifest(save->store->path, t->run, t->step, generation).text);
 }
 
+/*
+ * A save may be the only writer for weeks, so it tries to complete a rename that was interrupted. It does not wait for
+ * those who read: a state under a name that will change is better than none.
+ */
+static void complete_renames(const ckd_save *save) {
+    ckd_error why = {.offset = CKD_NO_OFFSET};
+    const ckd_save_options *o = &save->options;
+    if (o->run && store_complete_renames(save->store) &&
+        settings_check_not_renamed(save->store, o->run, &why) == CKD_E_BUSY) {
+        store_message(save->store, "%.400s; step %llu is saved to run '%s' meanwhile", why.message,
+                      (unsigned long long)o->step, o->run);
+    }
+}
+
 /* Everything that must not change between the decision and the intent happens under the publish lock. */
 static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     ckd_store *store = save->store;
@@ -160,6 +174,7 @@ static ckd_status enter_store(ckd_save *save, ckd_error *err) {
     if (status != CKD_OK) {
         return status;
     }
+    complete_renames(save);
     pthread_mutex_lock(&store->mutex);
     status = store_refresh_catalog_locked(store, err);
     THEN(status, save_resolve_target(&save->target, store, &save->options, err));
@@ -198,23 +213,8 @@ static ckd_status create_chunk_file(ckd_save *save, ckd_error *err) {
     return status;
 }
 
-/*
- * A save may be the only writer for weeks, so it tries to complete a rename that was interrupted. It does not wait for
- * those who read: a state under a name that will change is better than none.
- */
-static void complete_renames(const ckd_save *save) {
-    ckd_error why = {.offset = CKD_NO_OFFSET};
-    const ckd_save_options *o = &save->options;
-    if (o->run && store_complete_renames(save->store) &&
-        settings_check_not_renamed(save->store, o->run, &why) == CKD_E_BUSY) {
-        store_message(save->store, "%.400s; step %llu is saved to run '%s' meanwhile", why.message,
-                      (unsigned long long)o->step, o->run);
-    }
-}
-
 static ckd_status begin(ckd_save *save, ckd_error *err) {
     ckd_status status = choose_ids(save, err);
-    complete_renames(save);
     THEN(status, enter_store(save, err));
     THEN(status, prepare_coding(save, err));
     if (status == CKD_OK && !save->target.compare) {

@@ -321,8 +321,8 @@ static inline bool same_checkpoint_name(const manifest_name *a, const manifest_n
 /* Removes what dead writers left. Under the publish lock. */
 ckd_status store_recover(ckd_store *store, ckd_error *err);
 /*
- * Recovers the store if a rename was interrupted. Takes the publish lock if there is one. Whether one may be left:
- * somebody reads, or something is damaged.
+ * Recovers the store if a rename was interrupted. Returns whether one may be left, because somebody reads or something
+ * is damaged. Under the publish lock, where the listing of a store in a bucket costs no request.
  */
 bool store_complete_renames(ckd_store *store);
 

@@ -308,13 +308,9 @@ static bool has_renames(const ckd_store *store) {
 }
 
 bool store_complete_renames(ckd_store *store) {
-    file_lock *lock;
     if (!has_renames(store)) {
         return false;
     }
-    if (store_lock_publish(&lock, store, NULL) == CKD_OK) {
-        (void)store_recover(store, NULL);
-        lock_release(lock);
-    }
+    (void)store_recover(store, NULL);
     return has_renames(store);
 }

@@ -550,6 +550,15 @@ static ckd_status check(const ckd_store *to, const ckd_store *from, const ckd_co
     return o->dry_run ? CKD_OK : store_check_writable(to, err);
 }
 
+/* Before the copy: while it reads the destination, no rename can be completed there. */
+static void complete_renames(ckd_store *to) {
+    file_lock *lock;
+    if (store_lock_publish(&lock, to, NULL) == CKD_OK) {
+        (void)store_complete_renames(to);
+        lock_release(lock);
+    }
+}
+
 ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const ckd_copy_options *options,
                     ckd_error *err) {
     ckd_copy_options o = CKD_COPY_OPTIONS_INIT;
@@ -562,8 +571,8 @@ ckd_status ckd_copy(ckd_copy_result **out, ckd_store *to, ckd_store *from, const
     if (status != CKD_OK) {
         return status;
     }
-    if (to && !o.dry_run) { /* not later: the copy reads the destination, too */
-        (void)store_complete_renames(to);
+    if (to && !o.dry_run) {
+        complete_renames(to);
     }
     transfer t = {.to = to,
                   .from = from,
