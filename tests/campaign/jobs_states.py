@@ -108,9 +108,10 @@ def damaged_newest(job):
         kill(supervisor.pid, signal.SIGSTOP)
         ref = saved(job, bad)[0]
         files = files_of(job, ref)
+        how = damage(job, job.draw.choice(files)) if files else None
         if files:
-            job.figures.setdefault("damage", []).append(damage(job, job.draw.choice(files)))
-        spoiled = bool(files) and not loads(job, ref)
+            job.figures.setdefault("damage", []).append(how)
+        spoiled = how in ("cut", "remove") or (how == "flip" and not loads(job, ref))
         if spoiled:
             bad.append(ref)
         kill(supervisor.pid, signal.SIGCONT)
